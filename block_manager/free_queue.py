@@ -1,0 +1,60 @@
+"""Free blocks of one pool in least-recently-freed order, every operation O(1) (R137)."""
+
+from collections.abc import Iterator
+
+
+class FreeQueue:
+    """Doubly linked queue over block ids 0..num_blocks-1; allocation takes the head, frees append to the tail.
+
+    Owns the order only; whether a block may be free is the pool's business.
+    """
+
+    def __init__(self, num_blocks: int, first: int = 0) -> None:
+        """Blocks first..num_blocks-1 are free, ascending."""
+        self._end = num_blocks
+        self._next = [*list(range(1, num_blocks + 1)), first]
+        self._prev = [-1, *range(num_blocks)]
+        self._prev[first] = self._end
+        self._next[self._end] = first
+        self._prev[self._end] = num_blocks - 1
+        self._free = [False] * first + [True] * (num_blocks - first)
+        self._len = num_blocks - first
+        if not self._len:
+            self._next[self._end] = self._prev[self._end] = self._end
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, block: int) -> bool:
+        return self._free[block]
+
+    def __iter__(self) -> Iterator[int]:
+        block = self._next[self._end]
+        while block != self._end:
+            yield block
+            block = self._next[block]
+
+    def pop(self) -> int:
+        """Takes the head. IndexError when empty."""
+        block = self._next[self._end]
+        if block == self._end:
+            raise IndexError("no free block")
+        self.remove(block)
+        return block
+
+    def remove(self, block: int) -> None:
+        """Takes a block out of the middle (a prefix hit on a free block)."""
+        assert self._free[block], f"block {block} is not free"
+        before, after = self._prev[block], self._next[block]
+        self._next[before], self._prev[after] = after, before
+        self._free[block] = False
+        self._len -= 1
+
+    def append(self, block: int) -> None:
+        """Frees a block: it will be the last to be taken."""
+        assert not self._free[block], f"block {block} is free already"
+        last = self._prev[self._end]
+        self._next[last], self._prev[block] = block, last
+        self._next[block], self._prev[self._end] = self._end, block
+        self._free[block] = True
+        self._len += 1

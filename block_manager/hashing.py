@@ -1,0 +1,39 @@
+"""Hashes of full blocks, chained so that equal hashes mean equal prefixes from position 0 (R107, R138).
+
+SHA-256 rather than Python's hash(): a tenant must not be able to construct a collision (operations.md 5.5).
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class HashChain:
+    """The block hashes of one sequence, grown as its tokens grow.
+
+    `salt` (tenant, adapter) goes into the first block and through the chain into all others.
+    """
+
+    __slots__ = ("_block_size", "_hashes", "_parent")
+
+    def __init__(self, block_size: int, salt: str = "") -> None:
+        self._block_size = block_size
+        self._parent = hashlib.sha256(b"quire block\0" + salt.encode()).digest()
+        self._hashes: list[bytes] = []
+
+    def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
+        """Hashes of the first `num_blocks` blocks; all of them must be full in `token_ids`. The list is the chain's own."""
+        have = len(self._hashes)
+        if num_blocks > have:
+            self._grow(token_ids[have * self._block_size : num_blocks * self._block_size])
+        return self._hashes
+
+    def _grow(self, token_ids: Sequence[int]) -> None:
+        data = memoryview(np.asarray(token_ids, dtype="<i4").tobytes())
+        stride = 4 * self._block_size
+        for start in range(0, len(data), stride):
+            digest = hashlib.sha256(self._parent)
+            digest.update(data[start : start + stride])
+            self._parent = digest.digest()
+            self._hashes.append(self._parent)

@@ -1,0 +1,41 @@
+"""Recomputes the ledger's invariants from scratch (design.md 5, R200).
+
+In tests after every operation on small pools; in production by sampling, where a violation is reported, never fatal.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+
+
+def check(ledger: Ledger) -> list[str]:
+    """Violations as sentences; empty when all is well."""
+    return [
+        *_check_pool("device", ledger.gpu, ledger.tables.values()),
+        *_check_pool("host", ledger.cpu, ledger.host_tables.values()),
+    ]
+
+
+def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> list[str]:
+    held = Counter(block for table in tables for block in set(table))
+    free = list(pool.free_queue)
+    found = []
+    if len(free) + len(held) != pool.num_usable:
+        found.append(f"{device}: {len(free)} free + {len(held)} referenced != {pool.num_usable} blocks")
+    if len(set(free)) != len(free) or len(free) != pool.num_free:
+        found.append(
+            f"{device}: the free queue holds {len(free)} entries, {len(set(free))} distinct, says {pool.num_free}"
+        )
+    found += [f"{device}: free block {b} is in a table" for b in free if b in held]
+    found += [
+        f"{device}: block {b} has {count} references, {held[b]} tables hold it"
+        for b, count in enumerate(pool.refs)
+        if count != held[b]
+    ]
+    found += [f"{device}: reserved block {b} was handed out" for b in range(pool.num_reserved) if b in held]
+    cached = sum(pool.hash_of[b] is not None for b in free)
+    if cached != pool.counts().cached:
+        found.append(f"{device}: {cached} free blocks hold a prefix, {pool.counts().cached} are counted")
+    return found

@@ -1,0 +1,42 @@
+"""The one account of all blocks: a device pool, a host pool, and the block table of every live sequence (R2, R101)."""
+
+from dataclasses import dataclass
+
+from block_manager.pool import BlockPool, PoolCounts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """What `quire blocks` shows: counts per device and the reference count of each block in use, by name ("g3", "c0")."""
+
+    block_size: int
+    gpu: PoolCounts
+    cpu: PoolCounts
+    refs: dict[str, int]
+
+
+class Ledger:
+    """Owner of the pools and tables. Cache rules are its only writers; tables hold device block ids in logical order."""
+
+    def __init__(self, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, num_reserved: int = 0) -> None:
+        self.block_size = block_size
+        self.gpu = BlockPool(num_gpu_blocks, num_reserved=num_reserved)
+        self.cpu = BlockPool(num_cpu_blocks)
+        self.tables: dict[str, list[int]] = {}
+        self.host_tables: dict[str, list[int]] = {}
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens take (R15)."""
+        return -(-num_tokens // self.block_size)
+
+    def named_tables(self) -> dict[str, list[str]]:
+        """All tables with block names: "g3" device block 3, "c0" host block 0."""
+        named = {name: [f"g{b}" for b in blocks] for name, blocks in self.tables.items()}
+        named.update({name: [f"c{b}" for b in blocks] for name, blocks in self.host_tables.items()})
+        return named
+
+    def report(self) -> PoolReport:
+        """Counts and references now."""
+        refs = {f"g{b}": n for b, n in enumerate(self.gpu.refs) if n}
+        refs.update({f"c{b}": n for b, n in enumerate(self.cpu.refs) if n})
+        return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs)

@@ -1,0 +1,240 @@
+from protos.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetModelBundleRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class GetModelBundleResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class FrontendMessage(_message.Message):
+    __slots__ = ("hello", "submits", "stops", "cancels", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMITS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: FrontendHello
+    submits: _containers.RepeatedCompositeFieldContainer[Submit]
+    stops: _containers.RepeatedCompositeFieldContainer[Stopped]
+    cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stopped, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class FrontendHello(_message.Message):
+    __slots__ = ("identity", "frontend_id")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.PeerIdentity
+    frontend_id: str
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., frontend_id: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("handle", "request_id", "tenant", "token_ids", "sampling", "stop", "num_choices", "remaining_ns", "priority", "trace", "committed", "frontend_state", "resumable", "resubmitted", "arrival_age_ns", "cache_salt", "no_cache_reuse")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_NS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_STATE_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    NO_CACHE_REUSE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    tenant: str
+    token_ids: bytes
+    sampling: _common_pb2.ResolvedSampling
+    stop: _common_pb2.StopRules
+    num_choices: int
+    remaining_ns: int
+    priority: int
+    trace: _common_pb2.TraceContext
+    committed: _containers.RepeatedCompositeFieldContainer[CommittedTokens]
+    frontend_state: bytes
+    resumable: bool
+    resubmitted: bool
+    arrival_age_ns: int
+    cache_salt: str
+    no_cache_reuse: bool
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopRules, _Mapping]] = ..., num_choices: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., priority: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[CommittedTokens, _Mapping]]] = ..., frontend_state: _Optional[bytes] = ..., resumable: bool = ..., resubmitted: bool = ..., arrival_age_ns: _Optional[int] = ..., cache_salt: _Optional[str] = ..., no_cache_reuse: bool = ...) -> None: ...
+
+class CommittedTokens(_message.Message):
+    __slots__ = ("choice", "token_ids")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    token_ids: bytes
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class Stopped(_message.Message):
+    __slots__ = ("handle", "choice", "token_offset")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    choice: int
+    token_offset: int
+    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., token_offset: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("handle", "request_id", "tenant")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    tenant: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class EngineMessage(_message.Message):
+    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    tokens: TokenColumns
+    finished: _containers.RepeatedCompositeFieldContainer[Finished]
+    failed: _containers.RepeatedCompositeFieldContainer[Failed]
+    started: _containers.RepeatedCompositeFieldContainer[Started]
+    state: ServiceState
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("identity", "limits", "held", "state", "admin_address")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.PeerIdentity
+    limits: _common_pb2.ModelLimits
+    held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
+    state: ServiceState
+    admin_address: str
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., admin_address: _Optional[str] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("handle", "request_id", "token_offsets", "frontend_state")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_STATE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    token_offsets: bytes
+    frontend_state: bytes
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ...) -> None: ...
+
+class ServiceState(_message.Message):
+    __slots__ = ("serving", "reason", "limits")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    serving: bool
+    reason: str
+    limits: _common_pb2.ModelLimits
+    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
+
+class TokenColumns(_message.Message):
+    __slots__ = ("handles", "choices", "token_offsets", "counts", "token_ids", "logprobs")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    choices: bytes
+    token_offsets: bytes
+    counts: bytes
+    token_ids: bytes
+    logprobs: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., choices: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("handle", "cached_prompt_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    cached_prompt_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("handle", "choice", "reason", "stop_token_id", "num_output_tokens", "last", "account")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    choice: int
+    reason: _common_pb2.FinishReason
+    stop_token_id: int
+    num_output_tokens: int
+    last: bool
+    account: RequestAccount
+    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., last: bool = ..., account: _Optional[_Union[RequestAccount, _Mapping]] = ...) -> None: ...
+
+class RequestAccount(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "queue_ns", "prefill_ns", "decode_ns", "preempted_ns", "num_preemptions", "num_migrations", "worker_id")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    preempted_ns: int
+    num_preemptions: int
+    num_migrations: int
+    worker_id: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_migrations: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("handle", "error", "account")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    error: _common_pb2.ErrorStatus
+    account: RequestAccount
+    def __init__(self, handle: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ..., account: _Optional[_Union[RequestAccount, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,154 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WatchSchedulerRequest(_message.Message):
+    __slots__ = ("since_step", "follow", "tables")
+    SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    since_step: int
+    follow: bool
+    tables: bool
+    def __init__(self, since_step: _Optional[int] = ..., follow: bool = ..., tables: bool = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    lane: int
+    policy: str
+    scheduled: _containers.RepeatedCompositeFieldContainer[ScheduledGroup]
+    swap_in: _containers.RepeatedCompositeFieldContainer[BlockPair]
+    swap_out: _containers.RepeatedCompositeFieldContainer[BlockPair]
+    copy: _containers.RepeatedCompositeFieldContainer[BlockPair]
+    preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
+    queues: Queues
+    free: FreeBlocks
+    sampled: _containers.RepeatedCompositeFieldContainer[SampledTokens]
+    computed_tokens: int
+    tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
+    error: str
+    duration_ns: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+
+class ScheduledGroup(_message.Message):
+    __slots__ = ("id", "seqs", "tokens", "computed_before", "prefill")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SEQS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    seqs: _containers.RepeatedScalarFieldContainer[str]
+    tokens: int
+    computed_before: int
+    prefill: bool
+    def __init__(self, id: _Optional[str] = ..., seqs: _Optional[_Iterable[str]] = ..., tokens: _Optional[int] = ..., computed_before: _Optional[int] = ..., prefill: bool = ...) -> None: ...
+
+class BlockPair(_message.Message):
+    __slots__ = ("src", "dst")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    src: int
+    dst: int
+    def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ...) -> None: ...
+
+class Preempted(_message.Message):
+    __slots__ = ("id", "mode")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    mode: str
+    def __init__(self, id: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class Queues(_message.Message):
+    __slots__ = ("waiting", "running", "swapped")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    running: int
+    swapped: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., swapped: _Optional[int] = ...) -> None: ...
+
+class FreeBlocks(_message.Message):
+    __slots__ = ("gpu", "cpu")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    gpu: int
+    cpu: int
+    def __init__(self, gpu: _Optional[int] = ..., cpu: _Optional[int] = ...) -> None: ...
+
+class SampledTokens(_message.Message):
+    __slots__ = ("sequence", "tokens")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BlockTable(_message.Message):
+    __slots__ = ("sequence", "blocks")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    sequence: str
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequence: _Optional[str] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetBlocksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetBlocksResponse(_message.Message):
+    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step")
+    class RefsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    REFS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    gpu: BlockPool
+    cpu: BlockPool
+    tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
+    refs: _containers.ScalarMap[str, int]
+    step: int
+    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class BlockPool(_message.Message):
+    __slots__ = ("total", "free", "cached")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,290 @@
+from protos.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_STARTED: _ClassVar[WorkerState]
+    WORKER_STATE_LOADING: _ClassVar[WorkerState]
+    WORKER_STATE_LOADED: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_FAILED: _ClassVar[WorkerState]
+
+class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_FLAG_UNSPECIFIED: _ClassVar[RowFlag]
+    ROW_FLAG_NOT_FINITE: _ClassVar[RowFlag]
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_STARTED: WorkerState
+WORKER_STATE_LOADING: WorkerState
+WORKER_STATE_LOADED: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_FAILED: WorkerState
+ROW_FLAG_UNSPECIFIED: RowFlag
+ROW_FLAG_NOT_FINITE: RowFlag
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("identity", "state", "limits", "device", "backend", "epoch")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.PeerIdentity
+    state: WorkerState
+    limits: _common_pb2.ModelLimits
+    device: str
+    backend: str
+    epoch: int
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class LoadModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadModelResponse(_message.Message):
+    __slots__ = ("stage", "fraction", "loaded")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    fraction: float
+    loaded: _common_pb2.ModelLimits
+    def __init__(self, stage: _Optional[str] = ..., fraction: _Optional[float] = ..., loaded: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
+
+class ProfileCacheRequest(_message.Message):
+    __slots__ = ("max_num_batched_tokens", "max_num_seqs")
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    def __init__(self, max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
+
+class ProfileCacheResponse(_message.Message):
+    __slots__ = ("num_gpu_blocks", "num_cpu_blocks", "block_size", "block_bytes", "total_bytes", "utilization", "weight_bytes", "peak_activation_bytes", "swap_space_bytes", "readable")
+    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READABLE_FIELD_NUMBER: _ClassVar[int]
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+    block_bytes: int
+    total_bytes: int
+    utilization: float
+    weight_bytes: int
+    peak_activation_bytes: int
+    swap_space_bytes: int
+    readable: str
+    def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., utilization: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., peak_activation_bytes: _Optional[int] = ..., swap_space_bytes: _Optional[int] = ..., readable: _Optional[str] = ...) -> None: ...
+
+class AllocateCacheRequest(_message.Message):
+    __slots__ = ("num_gpu_blocks", "num_cpu_blocks")
+    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
+
+class AllocateCacheResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelBundleRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class GetModelBundleResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class ModelBundle(_message.Message):
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "generation_config_json", "limits")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: _containers.ScalarMap[str, str]
+    generation_config_json: str
+    limits: _common_pb2.ModelLimits
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., generation_config_json: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
+
+class RunHello(_message.Message):
+    __slots__ = ("identity", "epoch", "worker_boot_id", "last_step_id", "force")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.PeerIdentity
+    epoch: int
+    worker_boot_id: str
+    last_step_id: int
+    force: bool
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., worker_boot_id: _Optional[str] = ..., last_step_id: _Optional[int] = ..., force: bool = ...) -> None: ...
+
+class RunWelcome(_message.Message):
+    __slots__ = ("identity", "epoch", "resumed", "model_digest")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.PeerIdentity
+    epoch: int
+    resumed: bool
+    model_digest: str
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., resumed: bool = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class SchedulerOutputs(_message.Message):
+    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TO_SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TO_COPY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_STEP_FIELD_NUMBER: _ClassVar[int]
+    hello: RunHello
+    step_id: int
+    epoch: int
+    num_decode_steps: int
+    trace: _common_pb2.TraceContext
+    added: AddedRows
+    changed: ChangedRows
+    removed_rows: bytes
+    blocks_to_swap_out: bytes
+    blocks_to_swap_in: bytes
+    blocks_to_copy: bytes
+    scheduler_step: int
+    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ...) -> None: ...
+
+class AddedRows(_message.Message):
+    __slots__ = ("rows", "incarnations", "num_known_tokens", "token_ids", "num_prompt_tokens", "num_computed_tokens", "num_tokens", "num_blocks", "block_ids", "temperatures", "top_ps", "top_ks", "seeds", "sequence_indexes", "logprobs", "names", "traces")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
+    TOP_PS_FIELD_NUMBER: _ClassVar[int]
+    TOP_KS_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    incarnations: bytes
+    num_known_tokens: bytes
+    token_ids: bytes
+    num_prompt_tokens: bytes
+    num_computed_tokens: bytes
+    num_tokens: bytes
+    num_blocks: bytes
+    block_ids: bytes
+    temperatures: bytes
+    top_ps: bytes
+    top_ks: bytes
+    seeds: bytes
+    sequence_indexes: bytes
+    logprobs: bytes
+    names: _containers.RepeatedScalarFieldContainer[str]
+    traces: _containers.RepeatedCompositeFieldContainer[_common_pb2.TraceContext]
+    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_known_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., sequence_indexes: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
+
+class ChangedRows(_message.Message):
+    __slots__ = ("rows", "incarnations", "num_tokens", "num_new_blocks", "new_block_ids")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    incarnations: bytes
+    num_tokens: bytes
+    num_new_blocks: bytes
+    new_block_ids: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_new_blocks: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ...) -> None: ...
+
+class WorkerOutputs(_message.Message):
+    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "error")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    welcome: RunWelcome
+    step_id: int
+    epoch: int
+    rows: bytes
+    incarnations: bytes
+    num_tokens: bytes
+    token_ids: bytes
+    logprobs: bytes
+    flags: bytes
+    num_computed_tokens: int
+    timings: StepTimings
+    error: _common_pb2.ErrorStatus
+    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+
+class StepTimings(_message.Message):
+    __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns")
+    QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    queued_ns: int
+    cache_ns: int
+    prepare_ns: int
+    model_ns: int
+    sample_ns: int
+    def __init__(self, queued_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...

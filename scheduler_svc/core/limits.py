@@ -1,0 +1,41 @@
+"""Numbers that a scheduler is built with: what the worker has, and what the operator allows."""
+
+from dataclasses import dataclass
+
+from svc_common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """Limits of one core, under the names that vLLM's users know.
+
+    `num_gpu_blocks` counts the null block where the cache rules reserve one. `max_num_batched_tokens`: token budget of a step.
+    `long_prefill_token_threshold`: most prompt tokens of one request in a step, 0 = no such limit.
+    """
+
+    block_size: int
+    num_gpu_blocks: int
+    max_model_len: int
+    num_cpu_blocks: int = 0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", reason="BAD_LIMIT")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token per step (R48)",
+                reason="BAD_LIMIT",
+            )
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_model_len "
+                f"({self.max_model_len}) without chunked prefill: the longest prompt would never fit a step (R48)",
+                reason="BAD_LIMIT",
+            )

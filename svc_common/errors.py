@@ -1,0 +1,178 @@
+"""The error tree of all services: whose fault, which status, which details.
+
+    QuireError
+    ├── the caller's
+    │   ├── InvalidArgument        INVALID_ARGUMENT   400   a field is wrong (with field violations)
+    │   ├── OutOfRange             OUT_OF_RANGE       400   longer than the model or the cache can take (R23)
+    │   ├── NotFound               NOT_FOUND          404   no such model, request, block
+    │   ├── Unauthenticated        UNAUTHENTICATED    401
+    │   ├── PermissionDenied       PERMISSION_DENIED  403
+    │   ├── AlreadyExists          ALREADY_EXISTS     409
+    │   └── Cancelled              CANCELLED          499   the caller ended it
+    ├── the moment's
+    │   ├── ResourceExhausted      RESOURCE_EXHAUSTED 429   queue full, quota (with a retry time)
+    │   ├── Unavailable            UNAVAILABLE        503   no worker, draining (with a retry time)
+    │   ├── DeadlineExceeded       DEADLINE_EXCEEDED  504
+    │   ├── FailedPrecondition     FAILED_PRECONDITION 409  not in this state: peers of other revisions, model not loaded
+    │   └── Aborted                ABORTED            409   an older epoch
+    └── ours
+        ├── Unimplemented          UNIMPLEMENTED      501
+        └── Internal               INTERNAL           500   a bug; an id, no traceback
+
+Errors carry a status name and plain details. Only `svc_common.rpc` maps them to gRPC, only the gateway's HTTP door to HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field that is wrong: its path (`sampling.top_p`) and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class QuireError(Exception):
+    """Base of all errors that may leave a service.
+
+    `message` is a sentence for people that says what to do; `reason` a stable SCREAMING_SNAKE_CASE word for programs;
+    `metadata` the names and numbers behind it; `retry_after_s` when to try again (None = not said).
+    """
+
+    status = "INTERNAL"
+    http_status = 500
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+        violations: Sequence[FieldViolation] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.status
+        self.metadata: dict[str, str] = dict(metadata or {})
+        self.violations = tuple(violations)
+        self.retry_after_s = retry_after_s
+
+
+class InvalidArgument(QuireError):
+    """A field of the caller's message is wrong."""
+
+    status = "INVALID_ARGUMENT"
+    http_status = 400
+
+    @classmethod
+    def field(cls, field: str, description: str) -> "InvalidArgument":
+        """The usual case: one field at fault."""
+        return cls(f"{field}: {description}", reason="INVALID_FIELD", violations=[FieldViolation(field, description)])
+
+
+class OutOfRange(QuireError):
+    """Longer than the model or the cache can take; the limit is in `metadata`."""
+
+    status = "OUT_OF_RANGE"
+    http_status = 400
+
+
+class NotFound(QuireError):
+    """No such model, request or digest."""
+
+    status = "NOT_FOUND"
+    http_status = 404
+
+
+class AlreadyExists(QuireError):
+    """The id is in use for something else."""
+
+    status = "ALREADY_EXISTS"
+    http_status = 409
+
+
+class Unauthenticated(QuireError):
+    """No or wrong credentials."""
+
+    status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDenied(QuireError):
+    """Known, but not allowed."""
+
+    status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class Cancelled(QuireError):
+    """The caller, or another on its behalf, ended the request."""
+
+    status = "CANCELLED"
+    http_status = 499
+
+
+class ResourceExhausted(QuireError):
+    """Too much at the moment; `retry_after_s` says when to try again."""
+
+    status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+
+
+class Unavailable(QuireError):
+    """Nobody can serve at the moment; `retry_after_s` says when to try again."""
+
+    status = "UNAVAILABLE"
+    http_status = 503
+
+
+class DeadlineExceeded(QuireError):
+    """The deadline passed; `reason` says where: EXPIRED_IN_QUEUE, INFEASIBLE or DURING_DECODE."""
+
+    status = "DEADLINE_EXCEEDED"
+    http_status = 504
+
+
+class FailedPrecondition(QuireError):
+    """Not possible in this state: a peer of another revision, a model that is not loaded."""
+
+    status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class Aborted(QuireError):
+    """Overtaken: an epoch older than the one in force."""
+
+    status = "ABORTED"
+    http_status = 409
+
+
+class Unimplemented(QuireError):
+    """The method exists, this service does not offer it."""
+
+    status = "UNIMPLEMENTED"
+    http_status = 501
+
+
+class Internal(QuireError):
+    """A bug of ours; details stay in the log under `metadata["error_id"]`."""
+
+
+class ConfigError(QuireError):
+    """A setting of the operator is wrong; the message says which and what to do. Ends a command with status 2."""
+
+    status = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+def _concrete(cls: type[QuireError]) -> list[type[QuireError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _concrete(sub))]
+
+
+def from_status_name(status: str) -> type[QuireError]:
+    """The class for a gRPC status name; `Internal` for names that no class has."""
+    classes = {cls.status: cls for cls in reversed(_concrete(QuireError)) if cls not in {QuireError, ConfigError}}
+    return classes.get(status, Internal)

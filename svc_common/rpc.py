@@ -1,0 +1,217 @@
+"""gRPC as all services use it: channel and server options, error mapping, identity.
+
+The one place that knows gRPC status codes: `abort` sends a `QuireError` as google.rpc.Status with details, `from_rpc_error` reads
+one back. Option values and why: operations.md 1.3 (keepalive finds a dead peer in seconds, not minutes).
+"""
+
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from protos.common.v1 import common_pb2
+from svc_common import errors
+from svc_common.version import PROTOCOL_REVISION, VERSION
+
+log = logging.getLogger(__name__)
+
+ERROR_DOMAIN = "quire"
+PUBLIC_MESSAGE_BYTES = 4 * 2**20
+INTERNAL_MESSAGE_BYTES = 64 * 2**20
+
+_CLIENT_KEEPALIVE_MS = 2_000
+
+_CLIENT_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", _CLIENT_KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_receive_message_length", INTERNAL_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
+]
+
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
+]
+
+_PUBLIC_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", PUBLIC_MESSAGE_BYTES),
+    # Without these a client that does not read makes the server buffer megabytes (operations.md 1.2).
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 65_536),
+    ("grpc.http2.write_buffer_size", 65_536),
+]
+
+_INTERNAL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", INTERNAL_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
+]
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel between our own services, plain text; loopback or a private network only."""
+    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+
+
+def server(*, public: bool = False) -> grpc.aio.Server:
+    """A server: `public` for the users' door (small messages, bounded buffers), else between our services."""
+    return grpc.aio.server(options=_SERVER_OPTIONS + (_PUBLIC_OPTIONS if public else _INTERNAL_OPTIONS))
+
+
+def bind(srv: grpc.aio.Server, host: str, port: int, *, option: str) -> int:
+    """Binds and returns the port (port 0 = any free one). ConfigError naming `option` when it is taken."""
+    try:
+        bound = srv.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise errors.ConfigError(
+            f"port {port} on {host} is in use or not allowed; choose another with {option} (0 = any free port)",
+            reason="PORT_IN_USE",
+            metadata={"port": str(port)},
+        )
+    return bound
+
+
+class Identity:
+    """This process towards its peers: one per process, made in the composition root."""
+
+    def __init__(self) -> None:
+        self.boot_id = uuid.uuid4().hex
+
+    def message(self) -> common_pb2.PeerIdentity:
+        """Its wire form."""
+        return common_pb2.PeerIdentity(protocol_revision=PROTOCOL_REVISION, build=VERSION, boot_id=self.boot_id)
+
+
+def check_peer(peer: common_pb2.PeerIdentity, who: str) -> None:
+    """FailedPrecondition, naming both values, when the peer speaks another revision."""
+    if peer.protocol_revision != PROTOCOL_REVISION:
+        raise errors.FailedPrecondition(
+            f"{who} speaks protocol revision {peer.protocol_revision} (build {peer.build or 'unknown'}), this process "
+            f"{PROTOCOL_REVISION} (build {VERSION}); run the same release of all services",
+            reason="PROTOCOL_REVISION",
+            metadata={"theirs": str(peer.protocol_revision), "ours": str(PROTOCOL_REVISION)},
+        )
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def to_error_status(error: errors.QuireError) -> common_pb2.ErrorStatus:
+    """An error as a field of an internal message."""
+    return common_pb2.ErrorStatus(
+        status=error.status,
+        reason=error.reason,
+        message=error.message,
+        metadata=error.metadata,
+        field_violations=[
+            common_pb2.FieldViolation(field=v.field, description=v.description) for v in error.violations
+        ],
+        retry_after_ns=int((error.retry_after_s or 0) * 1e9),
+    )
+
+
+def from_error_status(message: common_pb2.ErrorStatus) -> errors.QuireError:
+    """The error that `to_error_status` put in."""
+    return errors.from_status_name(message.status)(
+        message.message,
+        reason=message.reason,
+        metadata=dict(message.metadata),
+        violations=[errors.FieldViolation(v.field, v.description) for v in message.field_violations],
+        retry_after_s=message.retry_after_ns / 1e9 if message.retry_after_ns else None,
+    )
+
+
+def _detail(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def to_rich_status(error: errors.QuireError) -> status_pb2.Status:
+    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or ResourceInfo where they apply (api.md)."""
+    details = [_detail(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata))]
+    if error.violations:
+        bad = error_details_pb2.BadRequest()
+        for v in error.violations:
+            bad.field_violations.add(field=v.field, description=v.description)
+        details.append(_detail(bad))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(_detail(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = code_pb2.Code.Value(error.status)
+    return status_pb2.Status(code=code, message=error.message, details=details)
+
+
+def hide(error: BaseException) -> errors.Internal:
+    """What the caller of a bug sees: an id; the log has the rest."""
+    error_id = uuid.uuid4().hex[:12]
+    log.error("internal error %s", error_id, exc_info=error)
+    return errors.Internal(f"internal error {error_id}", reason="INTERNAL", metadata={"error_id": error_id})
+
+
+async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
+    """Ends the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
+    known = error if isinstance(error, errors.QuireError) else hide(error)
+    await context.abort_with_status(rpc_status.to_status(to_rich_status(known)))  # type: ignore[attr-defined]
+
+
+@contextlib.asynccontextmanager
+async def errors_to_status(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Wraps a handler's body: what it raises ends the call as `abort` does. Cancellation passes through."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        await abort(context, error)
+
+
+def from_rpc_error(error: grpc.RpcError) -> errors.QuireError:
+    """The error that `abort` sent, or the transport's own status as the class of that name."""
+    status = _status_of(error)
+    code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    cls = errors.from_status_name(code.name)
+    details = (error.details() if hasattr(error, "details") else "") or str(code.name)
+    if status is None:
+        return cls(details)
+    return _with_details(cls, status)
+
+
+def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    pairs: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else ()
+    raw = {key: value for key, value in pairs or ()}.get("grpc-status-details-bin")
+    return status_pb2.Status.FromString(raw) if raw else None
+
+
+def _with_details(cls: type[errors.QuireError], status: status_pb2.Status) -> errors.QuireError:
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for message in (info, bad, retry):
+            if detail.Is(message.DESCRIPTOR):
+                detail.Unpack(message)
+    return cls(
+        status.message,
+        reason=info.reason,
+        metadata=dict(info.metadata),
+        violations=[errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
+        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+    )

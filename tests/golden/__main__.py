@@ -1,0 +1,88 @@
+"""`python -m tests.golden DIR... [--emit OUT]`: scenario files against the core that serves.
+
+One line per failure (file, step, field, expected, got) and per kind of skip; last line `N passed, M failed, K skipped`; exit
+status 1 if any failed. `--emit OUT` writes for each scenario a file of the same name, `{"name": ..., "trace": [...]}`.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.golden import family_v1
+from tests.golden.compare import first_difference
+from tests.golden.scenario import Scenario, ScenarioError, find, read
+
+_FAMILIES = {"v1": family_v1}
+_LATER = {"v0", "v0bm1", "chitu", "evictor", "table", "cached_alloc"}
+
+
+def reason_to_skip(scenario: Scenario) -> str | None:
+    """Why a scenario is not run; ScenarioError for a family that nobody knows."""
+    if any(tag.startswith("quirk_") for tag in scenario.tags) or "_unsorted_" in scenario.path.name:
+        return "shows a quirk of the reference"
+    if scenario.family in _LATER:
+        return f"family {scenario.family} is not built yet"
+    if scenario.family not in _FAMILIES:
+        known = ", ".join(sorted(_LATER | _FAMILIES.keys()))
+        raise ScenarioError(f"field 'family': unknown family {scenario.family!r}; there are: {known}")
+    return _FAMILIES[scenario.family].reason_to_skip(scenario)
+
+
+def emit_paths(paths: list[Path], out: Path) -> dict[Path, Path]:
+    """Where each scenario's trace goes: a file of the same name; under its folder's name too where names clash."""
+    times = Counter(path.name for path in paths)
+    return {path: out / (path.name if times[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in paths}
+
+
+def examine(path: Path, emit: Path | None) -> tuple[str, str]:
+    """("passed" | "failed" | "skipped", line or reason); `emit`: where the core's trace is to be written."""
+    try:
+        scenario = read(path)
+        if reason := reason_to_skip(scenario):
+            return "skipped", reason
+        trace = _FAMILIES[scenario.family].run(scenario)
+    except ScenarioError as error:
+        return "failed", f"{path}: {error}"
+    except Exception as error:
+        return "failed", f"{path}: {type(error).__name__}: {error}"
+    if emit is not None:
+        emit.parent.mkdir(parents=True, exist_ok=True)
+        emit.write_text(json.dumps({"name": scenario.name, "trace": trace}), encoding="utf-8")
+    if scenario.trace is None:
+        return "skipped", "has no trace to compare with"
+    found = first_difference(scenario.trace, trace)
+    if found is None:
+        return "passed", ""
+    return "failed", f"{path}: step {found.step}, {found.field}: expected {found.expected}, got {found.got}"
+
+
+def main(argv: list[str]) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__.splitlines()[0])
+    parser.add_argument("places", nargs="+", metavar="DIR", help="folders (searched recursively) or single files")
+    parser.add_argument("--emit", type=Path, metavar="OUT", help="write the core's own traces into this folder")
+    args = parser.parse_args(argv)
+    try:
+        paths = find(args.places)
+    except ScenarioError as error:
+        parser.error(str(error))
+    targets = emit_paths(paths, args.emit) if args.emit else {}
+    verdicts: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for path in paths:
+        verdict, line = examine(path, targets.get(path))
+        verdicts[verdict] += 1
+        if verdict == "failed":
+            print(line)
+        elif verdict == "skipped":
+            skipped[line] += 1
+    for reason, count in sorted(skipped.items()):
+        print(f"skipped {count}: {reason}")
+    print(f"{verdicts['passed']} passed, {verdicts['failed']} failed, {verdicts['skipped']} skipped")
+    return 1 if verdicts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

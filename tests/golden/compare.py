@@ -1,0 +1,36 @@
+"""Compares a trace with a recording, field by field, and says where they part first."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_NOT_COMPARED = {"raw", "info"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two traces differ."""
+
+    step: int
+    field: str
+    expected: Any
+    got: Any
+
+
+def first_difference(expected: list[dict[str, Any]], got: list[dict[str, Any]]) -> Difference | None:
+    """None where all compared fields of all steps are equal."""
+    for want, have in zip(expected, got, strict=False):
+        for field in sorted((want.keys() | have.keys()) - _NOT_COMPARED):
+            if found := _differ(field, want.get(field), have.get(field)):
+                return Difference(want.get("step", -1), *found)
+    if len(expected) != len(got):
+        return Difference(min(len(expected), len(got)), "number of steps", len(expected), len(got))
+    return None
+
+
+def _differ(path: str, want: Any, have: Any) -> tuple[str, Any, Any] | None:
+    if isinstance(want, dict) and isinstance(have, dict):
+        for key in sorted(want.keys() | have.keys(), key=str):
+            if found := _differ(f"{path}.{key}", want.get(key), have.get(key)):
+                return found
+        return None
+    return None if want == have else (path, want, have)
