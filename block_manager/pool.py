@@ -87,6 +87,11 @@ class BlockPool:
         blocks = self._by_hash.get(block_hash)
         return next(iter(blocks)) if blocks else None
 
+    def unregister(self, block: int) -> None:
+        """What a referenced block was registered for never came to be in it."""
+        if self.hash_of[block] is not None:
+            self._forget(block)
+
     def reset_prefixes(self) -> None:
         """Forgets every prefix: the memory behind the blocks is gone."""
         self._by_hash.clear()

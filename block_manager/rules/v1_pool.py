@@ -101,6 +101,12 @@ class V1PoolRules:
         """Room for `num_new_tokens` more; the blocks that were added."""
         return self._grow(sequence, sequence.num_computed_tokens + num_new_tokens)
 
+    def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
+        """The step that was to compute its tokens from that offset on never did: nobody may find them. No table: no-op."""
+        first = num_computed_tokens // self.ledger.block_size
+        for block in self.ledger.tables.get(sequence.name, [])[first:]:
+            self._pool.unregister(block)
+
     def release(self, sequence: CachedSequence) -> None:
         """Frees its blocks, last first, so that the front of a prefix is evicted last (R137). No table: no-op (R97)."""
         self._pool.release(reversed(self.ledger.tables.pop(sequence.name, [])))

@@ -122,6 +122,9 @@ class CacheRules(Protocol):
     def extend(self, sequence: Sequence, num_new_tokens: int) -> list[int]:
         """Takes them; the blocks that were added."""
 
+    def retract(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Its tokens from that offset on were promised by a step and never computed: nobody may reuse them."""
+
     def release(self, sequence: Sequence) -> None:
         """Gives its blocks back; no blocks: no-op (R97)."""
 

@@ -47,7 +47,7 @@ class MixedRunning:
     ) -> bool:
         while not state.cache.can_extend(sequence, num_tokens):
             victim = self._preemption.victim(state.running)
-            budget.give_back(draft.withdraw(victim))
+            budget.give_back(draft.withdraw(victim, state))
             preempt(victim, self._preemption.mode, state, draft)
             if victim is sequence:
                 return False

@@ -31,7 +31,7 @@ class Scheduler:
         self._phases = phases
         self._placement = placement
         self._progress = progress
-        self._in_flight: dict[int, list[Sequence]] = {}
+        self._in_flight: dict[int, list[tuple[Sequence, int]]] = {}
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -85,10 +85,11 @@ class Scheduler:
     def update(self, result: StepResult) -> StepOutcome:
         """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139)."""
         outcome = StepOutcome()
-        for sequence in self._land(result.step):
+        for sequence, computed_before in self._land(result.step):
             if sequence.status.is_finished:
                 continue
             if sequence.name in result.failed:
+                self.state.cache.retract(sequence, computed_before)
                 ended = self.state.retire(sequence, SequenceStatus.FINISHED_ABORTED, result.failed[sequence.name])
                 outcome.ended.append(ended)
             elif tokens := result.tokens.get(sequence.name):
@@ -97,8 +98,10 @@ class Scheduler:
 
     def fail_step(self, step: int, why: str) -> StepOutcome:
         """The worker could not run that plan: its sequences end with `why`, nobody else."""
-        alive = [s for s in self._land(step) if not s.status.is_finished]
-        return StepOutcome(ended=[self.state.retire(s, SequenceStatus.FINISHED_ABORTED, why) for s in alive])
+        alive = [(s, before) for s, before in self._land(step) if not s.status.is_finished]
+        for sequence, computed_before in alive:
+            self.state.cache.retract(sequence, computed_before)
+        return StepOutcome(ended=[self.state.retire(s, SequenceStatus.FINISHED_ABORTED, why) for s, _ in alive])
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
@@ -154,10 +157,11 @@ class Scheduler:
             self._progress.on_scheduled(entry.sequence, entry.num_tokens)
         if not plan.is_empty:
             self._placement.on_planned(lane, self.step)
-            self._in_flight[self.step] = [e.sequence for e in draft.entries.values()]
+            self._in_flight[self.step] = [(e.sequence, e.computed_before) for e in draft.entries.values()]
         return plan
 
-    def _land(self, step: int) -> list[Sequence]:
+    def _land(self, step: int) -> list[tuple[Sequence, int]]:
+        """The sequences of a plan that is back, each with its computed tokens before it."""
         self._placement.on_result(step)
         return self._in_flight.pop(step, [])
 

@@ -54,10 +54,13 @@ class StepDraft:
             sequence, num_tokens, sequence.num_computed_tokens, blocks, fresh, resumed
         )
 
-    def withdraw(self, sequence: Sequence) -> int:
-        """Takes a sequence out again; the tokens it had, 0 when it was not in."""
+    def withdraw(self, sequence: Sequence, state: CoreState) -> int:
+        """Takes a sequence out again, what it was to compute is no prefix of anybody; the tokens it had, 0 when not in."""
         entry = self.entries.pop(sequence.name, None)
-        return entry.num_tokens if entry else 0
+        if entry is None:
+            return 0
+        state.cache.retract(sequence, entry.computed_before)
+        return entry.num_tokens
 
     def seal(self, step: int, lane: int, state: CoreState) -> StepPlan:
         """The plan, with the queues as they stand now."""

@@ -309,3 +309,33 @@ def test_contradicting_limits_are_refused(limits, words: str) -> None:
     """R48: clear errors when the core is built."""
     with pytest.raises(ConfigError, match=words):
         make_core(**limits)
+
+
+@pytest.mark.parametrize("fate", ["step fails", "row fails"])
+def test_what_a_failed_step_did_not_compute_is_no_hit(fate: str) -> None:
+    """R136 registers blocks when they are scheduled; if the step fails nobody may find them, what was there before stays."""
+    core = make_core(max_num_batched_tokens=8)
+    prompt = list(range(1, 17))
+    core.add(make_request("a", prompt))
+    one_step(core)
+    [plan] = core.schedule(0)
+    if fate == "step fails":
+        core.fail_step(plan.step, "broken")
+    else:
+        core.update(StepResult(plan.step, {}, failed={"a/0": "not finite"}))
+    core.add(make_request("b", prompt))
+    assert one_step(core)[0].lookups == [("b", 8)]
+    assert core.check_integrity() == []
+
+
+def test_what_a_withdrawn_sequence_did_not_compute_is_no_hit() -> None:
+    """R130: a victim that was in the step already leaves no block behind that claims to hold what was never computed."""
+    core = make_core("priority", num_gpu_blocks=8, max_model_len=32, long_prefill_token_threshold=8)
+    core.add(make_request("low", 24, priority=5))
+    one_step(core)
+    core.add(make_request("high", 4, priority=1, arrival=1))
+    one_step(core)
+    low = core.request("low").sequences[0]
+    [plan] = core.schedule(0)
+    assert (plan.preempted, shares(plan)) == ([("low", "recompute")], {"high": 1})
+    assert core.state.cache.lookup(low).num_tokens == 16
