@@ -1,0 +1,78 @@
+"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: paged_attention.cpp."""
+
+import ctypes
+
+import torch
+
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+
+_POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
+_WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class CompiledCpuBackend:
+    """Threads: as many as torch computes with when called."""
+
+    name = "cpu"
+    invariant = True
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._attention = _functions(library, "quire_paged_attention", _ATTENTION_TYPES)
+        self._write = _functions(library, "quire_write_kv", _WRITE_TYPES)
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
+    ) -> None:
+        """See KernelBackend."""
+        key, value = key.contiguous(), value.contiguous()
+        self._write[key.dtype](
+            key.data_ptr(),
+            value.data_ptr(),
+            cache[0].data_ptr(),
+            cache[1].data_ptr(),
+            slots.data_ptr(),
+            len(slots),
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            torch.get_num_threads(),
+        )
+
+    def paged_attention(
+        self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
+    ) -> torch.Tensor:
+        """See KernelBackend."""
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        self._attention[query.dtype](
+            query.data_ptr(),
+            out.data_ptr(),
+            cache[0].data_ptr(),
+            cache[1].data_ptr(),
+            batch.block_tables.data_ptr(),
+            batch.block_tables.stride(0),
+            batch.sequences.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            len(query),
+            query.shape[1],
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            rule.scale,
+            rule.sliding_window or 0,
+            rule.softcap or 0.0,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def _functions(library: ctypes.CDLL, name: str, types: list[type]) -> dict[torch.dtype, ctypes._CFuncPtr]:
+    functions = {}
+    for dtype, suffix in _NAMES.items():
+        function = library[f"{name}_{suffix}"]
+        function.argtypes, function.restype = types, None
+        functions[dtype] = function
+    return functions

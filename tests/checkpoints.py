@@ -1,0 +1,120 @@
+"""Tiny random checkpoints as folders, for tests: safetensors weights, config, byte-level tokenizer. Nothing is downloaded.
+
+A wide init range (0.3): models with the default one repeat one or two tokens and hardly look at their context, so they would
+not notice a wrong cache.
+"""
+
+import json
+from pathlib import Path
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "opt")
+VOCAB_SIZE = 512
+EOS_TOKEN_ID = 511
+BOS_TOKEN_ID = 510
+MAX_POSITIONS = 2048
+INIT_RANGE = 0.3
+HIDDEN = 64
+LAYERS = 2
+HEADS = 4
+
+
+def _gated(model_type: str, **extra: object) -> dict[str, object]:
+    return {
+        "model_type": model_type,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": INIT_RANGE,
+        "tie_word_embeddings": False,
+        **extra,
+    }
+
+
+def config_of(family: str) -> dict[str, object]:
+    """`config.json` of a family, without what all share."""
+    return {
+        "llama": _gated("llama"),
+        "qwen2": _gated("qwen2"),
+        "qwen3": _gated("qwen3", head_dim=32),
+        "gpt2": {
+            "model_type": "gpt2",
+            "n_embd": HIDDEN,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "n_positions": MAX_POSITIONS,
+            "initializer_range": INIT_RANGE,
+        },
+        "opt": {
+            "model_type": "opt",
+            "hidden_size": HIDDEN,
+            "ffn_dim": 2 * HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "max_position_embeddings": MAX_POSITIONS,
+            "word_embed_proj_dim": HIDDEN,
+            "init_std": INIT_RANGE,
+        },
+    }[family]
+
+
+def byte_tokenizer() -> object:
+    """A `tokenizers.Tokenizer`: one token per byte (ids 0..255), filler words, `<s>` and `</s>` at the end."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    filler = [f"<unused{i}>" for i in range(BOS_TOKEN_ID - len(alphabet))]
+    vocab = {piece: i for i, piece in enumerate([*alphabet, *filler, "<s>", "</s>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+def _write_tokenizer(path: Path) -> None:
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": template,
+        "model_max_length": MAX_POSITIONS,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:
+    """Writes a random checkpoint of `family` ("llama", "qwen2", "qwen3", "gpt2", "opt") into folder `path`; returns `path`.
+
+    Vocabulary 512 (bytes are ids 0..255), 2,048 positions, end of sequence 511 (unlikely). `config` overrides fields of its
+    config.json. Equal arguments give equal weights.
+    """
+    return make_model(config_of(family) | config, path, seed=seed, dtype=dtype)
+
+
+def make_model(config: dict[str, object], path: Path, seed: int = 0, dtype: str = "float32") -> Path:
+    """As `make_checkpoint`, for any architecture, from the fields of its config.json."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shared = {
+        "vocab_size": VOCAB_SIZE,
+        "bos_token_id": BOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": None,
+    }
+    merged = shared | config
+    loaded = AutoConfig.for_model(merged.pop("model_type"), **merged)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(loaded).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # zero by default, which would hide a lost bias
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)
+    _write_tokenizer(path)
+    return path

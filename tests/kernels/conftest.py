@@ -1,0 +1,1 @@
+import worker_svc.openmp  # noqa: F401  (before torch)

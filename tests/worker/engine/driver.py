@@ -1,0 +1,227 @@
+"""Drives a ModelEngine as a scheduler would, with hand-made steps: rows, blocks and chunks are what a test says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protos.worker.v1 import worker_pb2
+from svc_common import columns
+from worker_svc.model_engine import ModelEngine
+from worker_svc.settings import WorkerSettings
+
+BLOCK_SIZE = 16
+
+
+def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
+    """A loaded, profiled and allocated engine."""
+    engine = ModelEngine(
+        WorkerSettings.of(
+            model=path, block_size=BLOCK_SIZE, num_gpu_blocks_override=num_blocks, swap_space_gib=0.05, **settings
+        )
+    )
+    engine.load(lambda _stage, _fraction: None)
+    engine.profile(64, 8)
+    engine.allocate(num_blocks, num_cpu_blocks)
+    return engine
+
+
+@dataclass
+class Row:
+    """What the driver knows of a row."""
+
+    index: int
+    incarnation: int
+    token_ids: list[int]
+    num_prompt: int
+    blocks: list[int]
+    computed: int
+    options: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """One step in the making."""
+
+    added: list[tuple[Row, int]] = field(default_factory=list)
+    changed: list[tuple[Row, int, list[int]]] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Driver:
+    """Keeps rows like a scheduler; `logits[name][position]` holds every row's sampled logits, bit for bit."""
+
+    def __init__(self, engine: ModelEngine, take_block: Callable[[], int] | None = None) -> None:
+        self.engine = engine
+        self.rows: dict[str, Row] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[float]] = {}
+        self.flags: dict[str, int] = {}
+        self.logits: dict[str, dict[int, torch.Tensor]] = {}
+        self.num_computed = 0
+        self._next_block = 0
+        self._take = take_block or self._count
+        self._lives: dict[int, int] = {}
+        self._step_id = 0
+        self.step = Step()
+        engine.reset()
+
+    def _count(self) -> int:
+        self._next_block += 1
+        return self._next_block
+
+    # --- building a step ---------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        num_tokens: int | None = None,
+        *,
+        num_prompt: int | None = None,
+        blocks: Sequence[int] = (),
+        computed: int = 0,
+        **options: Any,
+    ) -> Row:
+        """A row joins: `computed` tokens of it lie in `blocks`; `num_tokens` (None = all that are left) are computed now."""
+        index = next(i for i in range(1000) if i not in {row.index for row in self.rows.values()})
+        life = self._lives.get(index, -1) + 1
+        self._lives[index] = life
+        row = Row(index, life, list(token_ids), num_prompt or len(token_ids), list(blocks), computed, options)
+        self.rows[name] = row
+        self._grow(row, len(token_ids))
+        self.step.added.append((row, len(token_ids) - computed if num_tokens is None else num_tokens))
+        self.tokens.setdefault(name, [])
+        self.logprobs.setdefault(name, [])
+        return row
+
+    def compute(self, name: str, num_tokens: int | None = None) -> None:
+        """A row's share of this step: the next `num_tokens` (None = all known ones)."""
+        row = self.rows[name]
+        new = self._grow(row, len(row.token_ids))
+        self.step.changed.append((row, len(row.token_ids) - row.computed if num_tokens is None else num_tokens, new))
+
+    def pause(self, name: str) -> None:
+        """The row computes nothing in this step."""
+        self.step.changed.append((self.rows[name], 0, []))
+
+    def remove(self, name: str) -> Row:
+        """The row leaves before the step runs."""
+        row = self.rows.pop(name)
+        self.step.removed.append(row.index)
+        return row
+
+    def _grow(self, row: Row, num_tokens: int) -> list[int]:
+        new = [self._take() for _ in range(-(-num_tokens // BLOCK_SIZE) - len(row.blocks))]
+        row.blocks += new
+        return new
+
+    # --- running it --------------------------------------------------------------------------------------------------
+
+    def run(self, num_decode_steps: int = 1) -> worker_pb2.WorkerOutputs:
+        """Runs the step; the rows' counts follow by the rule of worker.proto."""
+        self._step_id += 1
+        share = {row.index: n for row, n in self.step.added} | {row.index: n for row, n, _ in self.step.changed}
+        message = self._message(num_decode_steps)
+        seen: list[torch.Tensor] = []
+        model = self.engine._loaded.model
+        inner = type(model).logits.__get__(model)
+        model.logits = lambda inputs: seen.append(inner(inputs)) or seen[-1]
+        try:
+            outputs = self.engine.execute(message)
+        finally:
+            del model.logits
+        self.num_computed += outputs.num_computed_tokens
+        self._take_in(outputs, share, torch.cat(seen) if num_decode_steps == 1 else None)
+        self.step = Step()
+        return outputs
+
+    def _message(self, num_decode_steps: int) -> worker_pb2.SchedulerOutputs:
+        pack, step = columns.pack, self.step
+        message = worker_pb2.SchedulerOutputs(
+            step_id=self._step_id,
+            num_decode_steps=num_decode_steps,
+            removed_rows=pack(step.removed),
+            blocks_to_swap_in=columns.pack_pairs(step.swap_in),
+            blocks_to_swap_out=columns.pack_pairs(step.swap_out),
+            blocks_to_copy=columns.pack_pairs(step.copies),
+        )
+        if step.added:
+            message.added.CopyFrom(added_rows(step.added))
+        if step.changed:
+            message.changed.CopyFrom(
+                worker_pb2.ChangedRows(
+                    rows=pack([row.index for row, _, _ in step.changed]),
+                    incarnations=pack([row.incarnation for row, _, _ in step.changed]),
+                    num_tokens=pack([n for _, n, _ in step.changed]),
+                    num_new_blocks=pack([len(new) for _, _, new in step.changed]),
+                    new_block_ids=pack([block for _, _, new in step.changed for block in new]),
+                )
+            )
+        return message
+
+    def _take_in(self, outputs: worker_pb2.WorkerOutputs, share: dict[int, int], logits: torch.Tensor | None) -> None:
+        names = {row.index: name for name, row in self.rows.items()}
+        for index, name in names.items():
+            row = self.rows[name]
+            repeats = row.computed == len(row.token_ids) - 1 and row.computed > 0
+            row.computed += share.get(index, 1 if repeats else 0)
+        rows = columns.unpack(outputs.rows, "rows").tolist()
+        counts = columns.unpack(outputs.num_tokens, "num_tokens").tolist()
+        flags = columns.unpack(outputs.flags, "flags", columns.U8).tolist()
+        tokens = iter(columns.unpack(outputs.token_ids, "token_ids").tolist())
+        logprobs = iter(columns.unpack(outputs.logprobs, "logprobs", columns.F32).tolist())
+        for place, (index, count, flag) in enumerate(zip(rows, counts, flags, strict=True)):
+            name = names[index]
+            row = self.rows[name]
+            self.flags[name] = flag
+            if logits is not None:
+                self.logits.setdefault(name, {})[len(row.token_ids)] = logits[place].clone()
+            new = [next(tokens) for _ in range(count)]
+            row.computed += max(0, count - 1)
+            row.token_ids += new
+            self.tokens[name] += new
+            self.logprobs[name] += [next(logprobs, 0.0) for _ in range(count)]
+
+
+def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
+    """The wire form of rows that join."""
+    pack, rows = columns.pack, [row for row, _ in entries]
+
+    def option(name: str, default: float, dtype: Any = columns.I32) -> bytes:
+        return pack([row.options.get(name, default) for row in rows], dtype)
+
+    return worker_pb2.AddedRows(
+        rows=pack([row.index for row in rows]),
+        incarnations=pack([row.incarnation for row in rows]),
+        num_known_tokens=pack([len(row.token_ids) for row in rows]),
+        token_ids=pack([token for row in rows for token in row.token_ids]),
+        num_prompt_tokens=pack([row.num_prompt for row in rows]),
+        num_computed_tokens=pack([row.computed for row in rows]),
+        num_tokens=pack([n for _, n in entries]),
+        num_blocks=pack([len(row.blocks) for row in rows]),
+        block_ids=pack([block for row in rows for block in row.blocks]),
+        temperatures=option("temperature", 0.0, columns.F32),
+        top_ps=option("top_p", 1.0, columns.F32),
+        top_ks=option("top_k", 0),
+        seeds=option("seed", 0, columns.U64),
+        sequence_indexes=option("sequence_index", 0),
+        logprobs=option("logprobs", 1, columns.U8),
+        names=[f"r{row.index}/0" for row in rows],
+    )
+
+
+def generate(driver: Driver, name: str, prompt: Sequence[int], num_tokens: int, **options: Any) -> list[int]:
+    """Prefill at once, then decode alone."""
+    driver.add(name, prompt, **options)
+    driver.run()
+    for _ in range(num_tokens - 1):
+        driver.compute(name)
+        driver.run()
+    driver.remove(name)
+    return driver.tokens[name]

@@ -1,0 +1,190 @@
+"""Composition root of a worker: builds every part, listens, and stops in order. Nothing is built elsewhere.
+
+Order of stopping (operations.md 1.3): health NOT_SERVING, no new steps, the steps in hand are finished and sent, then the server
+and the engine thread end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from svc_common import rpc, telemetry
+from worker_svc.engine import Engine
+from worker_svc.engine_thread import EngineThread
+from worker_svc.leases import Ownership
+from worker_svc.lifecycle import READY, Lifecycle
+from worker_svc.pipeline import Pipeline
+from worker_svc.service import WorkerService
+from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
+from worker_svc.simulated import SimulatedEngine
+from worker_svc.step_spans import StepSpans
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+PIPELINE_DEPTH = 4
+"""Steps in hand at most, and results held for a scheduler that comes back."""
+_STREAM_GRACE_S = 1.0
+_STEP_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """Who is told what: the memory budget as a table once it is known, and the progress of loading (stage, 0..1)."""
+
+    on_budget: Callable[[str], None] = lambda readable: print(readable, file=sys.stderr, flush=True)  # noqa: T201
+    on_progress: Callable[[str, float], None] = lambda stage, fraction: log.debug("%s %.0f %%", stage, 100 * fraction)
+
+
+async def serve(
+    settings: WorkerSettings,
+    *,
+    on_ready: Callable[[str], None],
+    watchers: Watchers | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Runs a worker with a model until SIGTERM, SIGINT or `stop`.
+
+    `on_ready` gets HOST:PORT as soon as it listens; the model loads in the background. ConfigError when the port is taken or the
+    model cannot be loaded (callers of LoadModel get the reason too).
+    """
+    await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
+
+
+async def serve_simulated(
+    settings: SimulatedWorkerSettings,
+    *,
+    on_ready: Callable[[str], None],
+    watchers: Watchers | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """The same with the simulated engine; no torch."""
+    await serve_engine(settings, lambda: SimulatedEngine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
+
+
+def _model_engine(settings: WorkerSettings) -> Engine:
+    # Optional backend: importing it takes seconds and needs torch; called on the engine thread.
+    from worker_svc.model_engine import ModelEngine  # noqa: PLC0415
+
+    return ModelEngine(settings)
+
+
+async def serve_engine(
+    settings: ShellSettings,
+    make_engine: Callable[[], Engine],
+    *,
+    on_ready: Callable[[str], None],
+    watchers: Watchers | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """The same with any engine; `make_engine` is called on the engine thread."""
+    stop = stop or asyncio.Event()
+    worker = _Worker(settings, make_engine, watchers or Watchers())
+    try:
+        address = await worker.start(settings)
+        with _stop_on_signals(stop):
+            loading = worker.lifecycle.load()
+            on_ready(address)
+            await _until(stop, loading)
+    finally:
+        await worker.stop()
+
+
+class _Worker:
+    """All parts of one worker process."""
+
+    def __init__(self, settings: ShellSettings, make_engine: Callable[[], Engine], watchers: Watchers) -> None:
+        self.tracing = telemetry.setup("worker")
+        self.identity = rpc.Identity()
+        self.health = health_aio.HealthServicer()
+        self.thread = EngineThread(asyncio.get_running_loop())
+        self._announced: set[asyncio.Task[None]] = set()
+        self.lifecycle = Lifecycle(
+            make_engine,
+            self.thread,
+            on_state=self._on_state,
+            on_budget=watchers.on_budget,
+            on_progress=watchers.on_progress,
+        )
+        self.pipeline = Pipeline(
+            self.lifecycle,
+            self.thread,
+            Ownership(self.identity.boot_id, lease_s=settings.owner_lease_s, ring_depth=PIPELINE_DEPTH),
+            self.identity,
+            StepSpans(self.tracing, interval=settings.step_span_interval),
+            max_open=PIPELINE_DEPTH,
+        )
+        self.server = rpc.server()
+        self._add_services()
+
+    def _add_services(self) -> None:
+        service = WorkerService(self.lifecycle, self.pipeline, self.identity)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+
+    def _on_state(self, state: worker_pb2.WorkerState) -> None:
+        log.info("worker is %s", worker_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower())
+        task = asyncio.ensure_future(self._set_health(serving=state == READY))
+        self._announced.add(task)
+        task.add_done_callback(self._announced.discard)
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self.health.set(name, status)
+
+    async def start(self, settings: ShellSettings) -> str:
+        await self._set_health(serving=False)
+        await self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        port = rpc.bind(self.server, settings.host, settings.port, option="--port")
+        await self.server.start()
+        return f"{settings.host}:{port}"
+
+    async def stop(self) -> None:
+        await self.health.enter_graceful_shutdown()
+        if not self.lifecycle.stop_loading():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.pipeline.drain(), _STEP_GRACE_S)
+        await self.server.stop(_STREAM_GRACE_S)
+        if not await self.thread.stop(_STREAM_GRACE_S):
+            log.warning("the engine is still busy; leaving it behind")
+        self.tracing.shutdown()
+
+
+async def _until(stop: asyncio.Event, loading: asyncio.Task[None]) -> None:
+    """Waits for `stop`; raises at once why the model cannot be loaded."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopped, loading], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+        await stopped
+    finally:
+        stopped.cancel()
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    # Only the main thread can be interrupted; elsewhere (in a program of the caller's) `stop` ends it.
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,137 @@
+"""The bridge from transformers to our kernels: one attention function for all models, found through AttentionInterface.
+
+A model's attention modules carry a reference to an `Attention` object (`attach`), which says what a call means: a probe records
+it, the paged one writes keys and values into blocks and attends over them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "quire_paged"
+_SLOT = "quire_attention"
+# What a call may carry without changing what attention computes, or is honoured.
+_KNOWN = {
+    "scaling", "dropout", "position_ids", "sliding_window", "softcap", "is_causal", "cache_position", "use_cache",
+    "output_attentions", "head_mask", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "seq_idx", "num_items_in_batch", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
+}  # fmt: skip
+
+
+class Attention(Protocol):
+    """What happens at an attention call."""
+
+    def call(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """`query` [1, heads, T, d], `key` and `value` [1, kv_heads, T, d]; returns [1, T, heads, d]."""
+        ...
+
+
+def _forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    return getattr(module, _SLOT).call(module, query, key, value, options), None
+
+
+def _no_mask(*_args: Any, **_options: Any) -> None:
+    """Block tables and positions say what a token sees; a dense mask would cost T squared."""
+
+
+def register() -> str:
+    """Makes the function known to transformers; returns the name to load models with. Repeating it does no harm."""
+    AttentionInterface.register(NAME, _forward)
+    AttentionMaskInterface.register(NAME, _no_mask)
+    return NAME
+
+
+def attach(model: nn.Module, attention: Attention) -> None:
+    """From now on `attention` answers all calls of `model`."""
+    for module in model.modules():
+        setattr(module, _SLOT, attention)
+
+
+def _rule(options: dict[str, Any], head_dim: int) -> AttentionRule:
+    scale = options.get("scaling")
+    return AttentionRule(
+        head_dim**-0.5 if scale is None else scale, options.get("sliding_window"), options.get("softcap")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One attention call as a probe saw it. `problem`: why it cannot be served; empty = it can."""
+
+    layer: int
+    module: str
+    num_kv_heads: int
+    head_dim: int
+    problem: str
+
+
+class ProbeAttention:
+    """Records calls; the result is of the right shape and means nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[LayerCall] = []
+
+    def call(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """See Attention."""
+        problem = _problem(module, query, key, value, options)
+        layer = int(getattr(module, "layer_idx", -1))
+        self.calls.append(LayerCall(layer, type(module).__name__, key.shape[1], key.shape[3], problem))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _problem(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+) -> str:
+    unknown = sorted(name for name, given in options.items() if name not in _KNOWN and isinstance(given, torch.Tensor))
+    if unknown:
+        return f"passes {', '.join(unknown)} to attention, which is not supported"
+    if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
+        return "is not causal"
+    if key.shape != value.shape:
+        return f"has keys {tuple(key.shape)} and values {tuple(value.shape)} of different shapes"
+    if query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3] or query.shape[2] != key.shape[2]:
+        return f"has queries {tuple(query.shape)} that do not fit its keys {tuple(key.shape)}"
+    return ""
+
+
+class PagedAttention:
+    """Attention over the paged cache. `begin` before each forward pass says where its tokens live."""
+
+    def __init__(self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor) -> None:
+        self._backend, self._shape = backend, shape
+        self._layers = list(pool)
+        self._batch: AttentionBatch | None = None
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """The tokens of the next forward pass."""
+        self._batch = batch
+
+    def call(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """See Attention; writes keys and values first."""
+        assert self._batch is not None, "begin() comes before the forward pass"
+        cache = self._layers[module.layer_idx]
+        self._backend.write_kv(_rows(key), _rows(value), cache, self._batch.slots, self._shape)
+        rule = _rule(options, self._shape.head_dim)
+        return self._backend.paged_attention(_rows(query), cache, self._batch, self._shape, rule)[None]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[1, heads, T, d] to [T, heads, d], contiguous as the projections made it."""
+    return x[0].transpose(0, 1).contiguous()

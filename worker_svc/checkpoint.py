@@ -1,0 +1,228 @@
+"""A checkpoint folder on disk: what it holds, whether we may read it, and its weights in the model's own class.
+
+Only safetensors are read and no code of the checkpoint is run. What the model computes with is checked in `architecture.py`.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from svc_common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[float], None]
+
+_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CONVERT = (
+    "Only safetensors are read, because a pickled file can run any code when it is opened. Convert it once, in an isolated "
+    "environment: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER, safe_serialization=True), and copy "
+    "tokenizer.json beside the result."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder that may be loaded. `config` is the whole configuration, `text_config` the part of the decoder."""
+
+    path: Path
+    config: PreTrainedConfig
+    weight_files: tuple[Path, ...]
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        """Configuration of the text decoder; for most models all of it."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weight files."""
+        return sum(file.stat().st_size for file in self.weight_files)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over config.json and the weight files' names and sizes."""
+        total = hashlib.sha256((self.path / "config.json").read_bytes())
+        for file in self.weight_files:
+            total.update(f"\0{file.name}\0{file.stat().st_size}".encode())
+        return total.hexdigest()
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Looks at a folder. ConfigError saying what is missing, or how to convert pickled weights."""
+    if not path.is_dir():
+        raise _error("MODEL_NOT_FOUND", path, "is no folder; give the folder of a checkpoint (nothing is downloaded)")
+    if not (path / "config.json").is_file():
+        raise _error("MODEL_INCOMPLETE", path, "has no config.json; give the folder that holds it")
+    weights = _weight_files(path)
+    if not (path / "tokenizer.json").is_file():
+        raise _error(
+            "MODEL_INCOMPLETE",
+            path,
+            "has no tokenizer.json; make it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        )
+    return Checkpoint(path, _read_config(path), weights)
+
+
+def _error(reason: str, path: Path, what: str) -> ConfigError:
+    return ConfigError(f"--model {path} {what}", reason=reason, metadata={"model": str(path)})
+
+
+def _read_config(path: Path) -> PreTrainedConfig:
+    raw = read_json(path / "config.json")
+    if "auto_map" in raw and "model_type" not in raw:
+        raise _error(
+            "MODEL_UNSUPPORTED", path, "needs code of its own, which is never run; use a model that transformers has"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        kind = raw.get("model_type", "none")
+        raise _error(
+            "MODEL_UNSUPPORTED",
+            path,
+            f"has model type {kind!r}, which this transformers cannot read: {_first_line(error)}",
+        ) from error
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({path / Path(name).name for name in read_json(index).get("weight_map", {}).values()})
+    else:
+        files = [path / "model.safetensors"]
+    missing = [file.name for file in files if not file.is_file()]
+    if not missing:
+        return tuple(files)
+    pickled = sorted(file.name for pattern in _PICKLED for file in path.glob(pattern))
+    if pickled:
+        raise _error("PICKLED_WEIGHTS", path, f"has only pickled weights ({pickled[0]}). {_CONVERT}")
+    raise _error("MODEL_INCOMPLETE", path, f"lacks {', '.join(missing)}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ConfigError naming the file when it holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", reason="MODEL_INCOMPLETE") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object", reason="MODEL_INCOMPLETE")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def choose_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
+    """`wanted`: "auto" = as stored, else a name of vLLM's --dtype."""
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    stored = checkpoint.config.dtype or checkpoint.text_config.dtype
+    return stored if stored in _DTYPES.values() else torch.float32
+
+
+def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
+    """`wanted`, else what the configuration says. ConfigError when the model cannot take as much."""
+    config = checkpoint.text_config
+    own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if wanted is None and own is None:
+        raise ConfigError("the checkpoint names no longest length; set --max-model-len", reason="MAX_MODEL_LEN")
+    if wanted is not None and own is not None and wanted > own:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {own} positions that {checkpoint.path.name} was made for",
+            reason="MAX_MODEL_LEN",
+            metadata={"limit": str(own)},
+        )
+    return wanted or int(own or 0)
+
+
+def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
+    """transformers' causal language model for this configuration. ConfigError naming the architecture when there is none."""
+    try:
+        return AutoModelForCausalLM._model_mapping[type(checkpoint.config)]
+    except KeyError:
+        names = ", ".join(checkpoint.config.architectures or [checkpoint.config.model_type])
+        raise _error("MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is no causal language model") from None
+
+
+def load_model(
+    checkpoint: Checkpoint, cls: type[PreTrainedModel], dtype: torch.dtype, attention: str, progress: Progress
+) -> PreTrainedModel:
+    """The model with its weights, for inference. `attention`: name registered with transformers' AttentionInterface."""
+    with _reported(progress):
+        try:
+            model, notes = cls.from_pretrained(
+                checkpoint.path,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
+    missing = sorted(notes["missing_keys"])
+    if missing:
+        raise _error("MODEL_INCOMPLETE", checkpoint.path, f"lacks {len(missing)} weights, {missing[0]} first")
+    return model.eval().requires_grad_(False)
+
+
+class _Bar:
+    """Stands in for transformers' progress bar and passes its fraction on."""
+
+    def __init__(self, progress: Progress, items: Any = None, total: int | None = None) -> None:
+        self._progress, self._items = progress, items
+        self._total = total or (len(items) if hasattr(items, "__len__") else 0)
+        self._done = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            yield item
+            self.update(1)
+
+    def update(self, count: int = 1) -> None:
+        self._done += count
+        if self._total:
+            self._progress(min(1.0, self._done / self._total))
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_args, **_kwargs: None
+
+
+@contextlib.contextmanager
+def _reported(progress: Progress) -> Iterator[None]:
+    """Progress bars of transformers go to `progress` instead of the terminal, where this release lets us."""
+    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
+    if set_hook is None:
+        shown = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        restore = transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar
+    else:
+        previous = set_hook(
+            lambda _factory, args, kwargs: _Bar(
+                progress, args[0] if args else kwargs.get("iterable"), kwargs.get("total")
+            )
+        )
+        restore = lambda: set_hook(previous)  # noqa: E731
+    try:
+        yield
+    finally:
+        restore()

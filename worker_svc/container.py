@@ -1,0 +1,76 @@
+"""What this container may use: processors and memory, by cgroup limits where there are some."""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_V1_MEMORY = _CGROUP / "memory"
+
+
+def num_processors() -> int:
+    """Processors that this process may keep busy: affinity, less where a cgroup quota says so; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    words = _text(_CGROUP / "cpu.max").split()
+    if len(words) == 2 and words[0].isdigit():
+        allowed = min(allowed, math.ceil(int(words[0]) / int(words[1])))
+    return max(1, allowed)
+
+
+def free_memory_bytes() -> int:
+    """Bytes that can still be allocated here: what the machine has available and what the cgroup leaves."""
+    free = [_meminfo("MemAvailable")]
+    for limit, used, stat in (
+        (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat"),
+        (
+            _CGROUP_V1_MEMORY / "memory.limit_in_bytes",
+            _CGROUP_V1_MEMORY / "memory.usage_in_bytes",
+            _CGROUP_V1_MEMORY / "memory.stat",
+        ),
+    ):
+        most, now = _text(limit).strip(), _text(used).strip()
+        if most.isdigit() and now.isdigit():
+            # Pages of files count as used but are given up when memory is short.
+            free.append(int(most) - int(now) + _stat(stat, "inactive_file"))
+    return max(0, min(free))
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Runs `work`; by how much the process's resident memory was higher during it than before, at its highest."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = _status("VmRSS")
+    work()
+    return max(0, _status("VmHWM") - before)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _kib(text: str, name: str) -> int:
+    for line in text.splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _meminfo(name: str) -> int:
+    return _kib(_text(Path("/proc/meminfo")), name)
+
+
+def _status(name: str) -> int:
+    return _kib(_text(Path("/proc/self/status")), name)
+
+
+def _stat(path: Path, name: str) -> int:
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name:
+            return int(words[1])
+    return 0

@@ -1,0 +1,161 @@
+"""How many cache blocks fit (R8, R9), and the account of it for people. Arithmetic only; measuring is done by callers."""
+
+from dataclasses import dataclass
+
+from protos.worker.v1 import worker_pb2
+from svc_common.errors import ConfigError
+
+MIB = 2**20
+GIB = 2**30
+DEFAULT_CPU_CACHE_BYTES = 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What was measured and asked for; bytes.
+
+    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); on CPU `cache_bytes` stands for it. `peak_bytes` counts
+    weights and the highest use of the profile step.
+    """
+
+    block_size: int
+    block_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    swap_bytes: int
+    total_bytes: int = 0
+    utilization: float = 1.0
+    cache_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """R9's peak."""
+        return self.weight_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks of each kind."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+
+
+def block_bytes(*, dtype_bytes: int, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes of one block over all layers, keys and values (R9)."""
+    return dtype_bytes * num_layers * 2 * block_size * num_kv_heads * head_dim
+
+
+def count_blocks(budget: MemoryBudget) -> BlockCounts:
+    """R9, exactly: floors, clamped at 0; 0 and 0 for blocks of no bytes; the override replaces the device count."""
+    if budget.block_bytes == 0:
+        return BlockCounts(0, 0)
+    available = budget.cache_bytes
+    if available is None:
+        available = int(budget.total_bytes * budget.utilization - budget.peak_bytes)
+    gpu = max(0, available // budget.block_bytes)
+    if budget.num_gpu_blocks_override is not None:
+        gpu = budget.num_gpu_blocks_override
+    return BlockCounts(gpu, max(0, budget.swap_bytes // budget.block_bytes))
+
+
+def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) -> None:
+    """ConfigError when there is no block, or one request of `max_model_len` cannot fit (R9): says the longest that does."""
+    longest = counts.num_gpu_blocks * budget.block_size
+    if longest >= max_model_len and counts.num_gpu_blocks > 0:
+        return
+    more = (
+        "raise --num-gpu-blocks-override"
+        if budget.num_gpu_blocks_override is not None
+        else "raise --kv-cache-memory"
+        if budget.cache_bytes is not None
+        else "raise --gpu-memory-utilization"
+    )
+    needed = -(-max_model_len // budget.block_size) * budget.block_bytes
+    if counts.num_gpu_blocks <= 0:
+        what = "the memory for the KV cache holds not a single block"
+        advice = more
+    else:
+        what = f"the KV cache holds {longest} tokens, fewer than the {max_model_len} that one request may have"
+        advice = f"set --max-model-len {longest} (the longest that fits) or less, or {more}"
+    raise ConfigError(
+        f"{what}: {advice}; {max_model_len} tokens need {size_text(needed)}",
+        reason="CACHE_TOO_SMALL",
+        metadata={"longest": str(longest), "max_model_len": str(max_model_len), "needed_bytes": str(needed)},
+    )
+
+
+def check_weights(weight_bytes: int, free_bytes: int) -> None:
+    """ConfigError when weights of that size cannot be loaded here."""
+    if weight_bytes > free_bytes:
+        raise ConfigError(
+            f"the weights take {size_text(weight_bytes)}, but only {size_text(free_bytes)} of memory are free; use a smaller "
+            "model or a machine with more memory",
+            reason="MEMORY_TOO_SMALL",
+            metadata={"free_bytes": str(free_bytes), "weight_bytes": str(weight_bytes)},
+        )
+
+
+def cpu_cache_bytes(wanted: int | None, free_bytes: int, swap_bytes: int) -> int:
+    """Bytes for device blocks on CPU: `wanted`, else 512 MiB unless less is free beside the swap space. ConfigError when
+    `wanted` is more than is free."""
+    room = max(0, free_bytes - swap_bytes)
+    if wanted is None:
+        return min(DEFAULT_CPU_CACHE_BYTES, room)
+    if wanted > room:
+        raise ConfigError(
+            f"--kv-cache-memory asks for {size_text(wanted)}, but {size_text(free_bytes)} are free and --swap-space takes "
+            f"{size_text(swap_bytes)} of them; at most {size_text(room)} would do",
+            reason="MEMORY_TOO_SMALL",
+            metadata={"free_bytes": str(free_bytes), "wanted_bytes": str(wanted)},
+        )
+    return wanted
+
+
+def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> worker_pb2.ProfileCacheResponse:
+    """The counts with the account behind them."""
+    return worker_pb2.ProfileCacheResponse(
+        num_gpu_blocks=counts.num_gpu_blocks,
+        num_cpu_blocks=counts.num_cpu_blocks,
+        block_size=budget.block_size,
+        block_bytes=budget.block_bytes,
+        total_bytes=budget.cache_bytes if budget.cache_bytes is not None else budget.total_bytes,
+        utilization=1.0 if budget.cache_bytes is not None else budget.utilization,
+        weight_bytes=budget.weight_bytes,
+        peak_activation_bytes=budget.activation_bytes,
+        swap_space_bytes=budget.swap_bytes,
+        readable=_table(budget, counts, max_model_len),
+    )
+
+
+def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str:
+    tokens = counts.num_gpu_blocks * budget.block_size
+    cache = counts.num_gpu_blocks * budget.block_bytes
+    rows = [
+        ("weights", size_text(budget.weight_bytes), ""),
+        ("profile step, highest", size_text(budget.activation_bytes), ""),
+        (
+            "KV cache on the device",
+            size_text(cache),
+            f"{counts.num_gpu_blocks} blocks of {budget.block_size} tokens, {size_text(budget.block_bytes)} each",
+        ),
+        ("", "", f"{tokens} tokens, {tokens / max_model_len:.1f} requests of {max_model_len}"),
+        (
+            "swap space on the host",
+            size_text(counts.num_cpu_blocks * budget.block_bytes),
+            f"{counts.num_cpu_blocks} blocks",
+        ),
+    ]
+    if budget.cache_bytes is None:
+        share = f"{budget.utilization:.0%} of it may be used"
+        rows.insert(0, ("device memory", size_text(budget.total_bytes), share))
+    return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in rows)
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes for people: "512.0 MiB"."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"

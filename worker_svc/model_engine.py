@@ -1,0 +1,129 @@
+"""The engine that computes with a real model: start-up and steps composed behind `engine.Engine`.
+
+Blocking; called from one thread. Importing this module imports torch and transformers, which takes seconds.
+"""
+
+import logging
+
+import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from svc_common.errors import ConfigError, FailedPrecondition
+from worker_svc import container, memory, model_loading, profile
+from worker_svc.cache_engine import CacheEngine
+from worker_svc.engine import Progress
+from worker_svc.invariance import FREE, RowRule
+from worker_svc.model_loading import LoadedModel
+from worker_svc.rows import Limits, RowTable
+from worker_svc.settings import WorkerSettings
+from worker_svc.step_runner import StepRunner
+
+log = logging.getLogger(__name__)
+
+
+class ModelEngine:
+    """`engine.Engine` on a transformers checkpoint. Owns the model, the cache and the persistent batch.
+
+    `invariant`: the invariance contract holds; `row_rule`: row counts the model is run with. Both are known after `profile`.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """ConfigError for devices and backends that this release does not have."""
+        self.device, self.backend = model_loading.choose_device(settings), model_loading.choose_backend(settings)
+        if settings.invariant and self.backend == "reference":
+            raise ConfigError("the reference backend is not invariant: use --backend cpu", reason="NOT_INVARIANT")
+        self.invariant = False
+        self.row_rule: RowRule = FREE
+        self._settings = settings
+        self._loaded: LoadedModel | None = None
+        self._cache: CacheEngine | None = None
+        self._rows: RowTable | None = None
+        self._runner: StepRunner | None = None
+
+    # --- start-up (R8) -----------------------------------------------------------------------------------------------
+
+    def load(self, progress: Progress) -> common_pb2.ModelLimits:
+        """See Engine."""
+        self._loaded = model_loading.load(self._settings, self.device, self.backend, progress)
+        return self._loaded.limits
+
+    def bundle(self) -> bytes:
+        """See Engine."""
+        return self._need_loaded().bundle
+
+    def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
+        """See Engine. Settles the row rule too, since it depends on the largest step."""
+        loaded = self._need_loaded()
+        if self._settings.invariant is not False:
+            self._settle_row_rule(loaded, max_num_batched_tokens)
+        activation_bytes = container.peak_bytes(
+            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs)
+        )
+        budget = self._budget(loaded, activation_bytes)
+        counts = memory.count_blocks(budget)
+        memory.check_blocks(counts, budget, loaded.limits.max_model_len)
+        return memory.profile_response(budget, counts, loaded.limits.max_model_len)
+
+    def _settle_row_rule(self, loaded: LoadedModel, max_num_batched_tokens: int) -> None:
+        rule = profile.settle_row_rule(loaded, max_num_batched_tokens)
+        if rule is None and self._settings.invariant:
+            raise ConfigError(
+                "on this processor this model's results depend on the batch, however it is padded: do without --invariant, "
+                "or try another --dtype",
+                reason="NOT_INVARIANT",
+            )
+        if rule is None:
+            log.warning("the invariance contract is off: a request's tokens may depend on the batch it runs in")
+        self.invariant, self.row_rule = rule is not None, rule or FREE
+
+    def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:
+        settings = self._settings
+        swap_bytes = int(settings.swap_space_gib * memory.GIB)
+        free_bytes = container.free_memory_bytes()
+        return memory.MemoryBudget(
+            block_size=loaded.shape.block_size,
+            block_bytes=loaded.block_bytes,
+            weight_bytes=loaded.model.weight_bytes,
+            activation_bytes=activation_bytes,
+            swap_bytes=swap_bytes,
+            cache_bytes=memory.cpu_cache_bytes(settings.kv_cache_memory_bytes, free_bytes, swap_bytes),
+            num_gpu_blocks_override=settings.num_gpu_blocks_override,
+        )
+
+    def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """See Engine."""
+        loaded = self._need_loaded()
+        limits = loaded.limits
+        self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        self._rows = RowTable(
+            Limits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
+        )
+        loaded.model.bind(loaded.shape, self._cache.device_pool)
+        self._runner = StepRunner(loaded.model, self._cache, self._rows, self.row_rule)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+        """See Engine."""
+        if self._runner is None:
+            raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
+        return self._runner.run(outputs)
+
+    def reset(self) -> None:
+        """See Engine."""
+        if self._rows is not None:
+            self._rows.reset()
+
+    # --- for tests and tools, to be read -----------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> CacheEngine:
+        """Both pools. FailedPrecondition before `allocate`."""
+        if self._cache is None:
+            raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
+        return self._cache
+
+    def _need_loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            raise FailedPrecondition("the model is not loaded; call LoadModel first", reason="WORKER_STATE")
+        return self._loaded

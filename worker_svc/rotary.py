@@ -1,0 +1,39 @@
+"""Rotary scaling that depends on the longest sequence of a packed row (`longrope`), fixed once at load.
+
+transformers chooses between the short and the long frequencies by the largest position it sees, which in a packed row may be a
+neighbour's. Here the choice is made for good by the longest sequence that will be served, as the scaling's authors made it per
+sequence.
+"""
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_KIND = "longrope"
+_FIXED = "longrope (fixed)"
+
+
+def fix_longrope(model: nn.Module, config: PreTrainedConfig, max_model_len: int) -> int:
+    """Fixes every rotary module that scales by length; returns how many."""
+    found = 0
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if kind == _KIND:
+            _fix(module, config, max_model_len, None)
+            module.rope_type = _FIXED
+            found += 1
+        elif isinstance(kind, dict) and _KIND in kind.values():
+            layer_types = [layer_type for layer_type, of_layer in kind.items() if of_layer == _KIND]
+            for layer_type in layer_types:
+                _fix(module, config, max_model_len, layer_type)
+            module.rope_type = kind | dict.fromkeys(layer_types, _FIXED)
+            found += 1
+    return found
+
+
+def _fix(module: nn.Module, config: PreTrainedConfig, max_model_len: int, layer_type: str | None) -> None:
+    name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+    buffer = getattr(module, name)
+    extra = {} if layer_type is None else {"layer_type": layer_type}
+    frequencies, _ = ROPE_INIT_FUNCTIONS[_KIND](config, buffer.device, seq_len=max_model_len, **extra)
+    buffer.copy_(frequencies)

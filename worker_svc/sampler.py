@@ -1,0 +1,124 @@
+"""Tokens from logits: a pure function of (seed, sequence index, position, logits) for each row, vectorised over rows.
+
+The generator is counter-based: a 64-bit integer hash of seed, sequence and position gives the one uniform number that a token
+needs, so a row's token does not depend on its neighbours, on earlier draws or on who draws it. Integer arithmetic wraps, as the
+hash wants.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+# Below this a temperature means greedy (vLLM's value): dividing by less only overflows.
+GREEDY_BELOW = 1e-5
+_MASK_64 = 2**64 - 1
+
+
+def _signed(value: int) -> int:
+    return (value & _MASK_64) - 2**64 if value & 2**63 else value & _MASK_64
+
+
+# Constants of SplitMix64 (Steele, Lea, Flood 2014).
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Parameters of n rows; tensors [n] on the logits' device.
+
+    `temperatures` float32, 0 = greedy; `top_ks` int64, 0 = all; `top_ps` float32 in (0, 1]; `seeds` int64 (the bits of a uint64);
+    `sequence_indexes` int64; `positions` int64: place of the token to draw in its sequence; `logprobs` bool.
+    """
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    seeds: torch.Tensor
+    sequence_indexes: torch.Tensor
+    positions: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`token_ids` int64 [n]; `finite` bool [n]: False = the row's logits were not, its token means nothing; `logprobs` float32 [n]
+    of the chosen token under the unmodified distribution, natural logarithm, 0 where not asked."""
+
+    token_ids: torch.Tensor
+    finite: torch.Tensor
+    logprobs: torch.Tensor
+
+
+NOTHING = Sampled(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool), torch.empty(0))
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
+    """Draws one token per row from float32 `logits` [n, vocab]."""
+    # Minimum and maximum carry NaN and infinities of a row without a mask of its size.
+    lowest, highest = torch.aminmax(logits, dim=-1)
+    finite = torch.isfinite(lowest) & torch.isfinite(highest)
+    tokens = logits.argmax(-1)
+    drawn = (rows.temperatures >= GREEDY_BELOW) & finite
+    filtered = drawn & ((rows.top_ks > 0) | (rows.top_ps < 1))
+    for chosen, draw in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
+        at = chosen.nonzero().squeeze(1)
+        if len(at):
+            tokens[at] = draw(logits[at] / rows.temperatures[at, None], rows, at)
+    return Sampled(tokens, finite, _chosen_logprobs(logits, tokens, rows.logprobs & finite))
+
+
+def uniform(seeds: torch.Tensor, sequence_indexes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float64 in [0, 1), 52 random bits each (so that a share of a total stays below it); int64 arguments of one shape."""
+    state = _mix(seeds + _GOLDEN)
+    state = _mix(state ^ _mix(sequence_indexes + _MIX_1))
+    state = _mix(state + (positions + 1) * _GOLDEN)
+    return _shift(state, 12).to(torch.float64) * 2.0**-52
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right; torch's keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _uniform_of(rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    return uniform(rows.seeds[at], rows.sequence_indexes[at], rows.positions[at])
+
+
+def _draw(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    return _invert(torch.softmax(scaled, -1), _uniform_of(rows, at))
+
+
+def _draw_filtered(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    """top-k, then top-p of what is left: the smallest set of likeliest tokens with that mass; ties by lower id."""
+    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    top_ks = rows.top_ks[at, None]
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
+    ordered = ordered.masked_fill((rank >= top_ks) & (top_ks > 0), float("-inf"))
+    weights = torch.softmax(ordered, -1)
+    before = weights.to(torch.float64).cumsum(-1) - weights
+    weights = weights.masked_fill((before >= rows.top_ps[at, None]) & (rank > 0), 0.0)
+    return ids.gather(-1, _invert(weights, _uniform_of(rows, at))[:, None]).squeeze(1)
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The index whose share of the running total `uniforms` falls into; never one of weight 0."""
+    total = weights.to(torch.float64).cumsum(-1)
+    target = uniforms[:, None] * total[:, -1:]
+    # `target` is below the full total, so the first running total above it belongs to a weight above 0.
+    return torch.searchsorted(total, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
+
+
+def _chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    result = torch.zeros(len(tokens), dtype=torch.float32, device=logits.device)
+    at = wanted.nonzero().squeeze(1)
+    if len(at):
+        result[at] = torch.log_softmax(logits[at], -1).gather(-1, tokens[at, None]).squeeze(1)
+    return result

@@ -1,0 +1,121 @@
+"""What an operator can set on a worker, validated, with errors that say what to do. No defaults live anywhere else."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from svc_common.errors import ConfigError, FieldViolation
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def option_of(field: str) -> str:
+    """The command-line option that sets `field`."""
+    return "--" + field.replace("_", "-")
+
+
+class ShellSettings(BaseModel):
+    """What every worker has, real or simulated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
+    owner_lease_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long an owner whose stream is gone keeps the worker."""
+    step_span_interval: Annotated[int, Field(ge=1)] = 100
+    """One `worker.step` span per so many steps, where traces are on; failed steps always."""
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The settings, or ConfigError naming each option that is wrong."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise _config_error(error) from None
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    violations = [
+        FieldViolation(".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, "))
+        for item in error.errors()
+    ]
+    lines = [f"{option_of(v.field)}: {v.description}" for v in violations]
+    return ConfigError("; ".join(lines), reason="INVALID_SETTING", violations=violations)
+
+
+class WorkerSettings(ShellSettings):
+    """A worker with a model."""
+
+    model: Path
+    """Folder of a checkpoint: config.json, tokenizer.json, *.safetensors."""
+    served_model_name: str = ""
+    """Name that requests use; empty = the folder's name (see `name`)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    """Longest prompt plus output; None = what the checkpoint says."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    swap_space_gib: Annotated[float, Field(ge=0)] = 0.25
+    """Host memory for swapped blocks."""
+    num_gpu_blocks_override: Annotated[int, Field(ge=1)] | None = None
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Memory of the cache on CPU; None = 512 MiB unless less is free."""
+    backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:N"; "auto" = CUDA where there is one."""
+    invariant: bool | None = None
+    """The invariance contract (design.md 6); None = on CPU yes, on CUDA no."""
+    num_threads: Annotated[int, Field(ge=1)] | None = None
+    """Compute threads on CPU; None = what the container has."""
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_a_folder(cls, value: Path) -> Path:
+        if not value.is_dir():
+            kind = "is a file" if value.exists() else "does not exist"
+            raise ValueError(
+                f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors); "
+                "nothing is downloaded"
+            )
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError(f"{value!r} is no device; use auto, cpu, cuda or cuda:N")
+        return value
+
+    @property
+    def name(self) -> str:
+        """Name the model is served under."""
+        return self.served_model_name or self.model.resolve().name
+
+
+class SimulatedWorkerSettings(ShellSettings):
+    """A worker with a cost model instead of a model; all durations are multiplied by `time_scale`."""
+
+    served_model_name: str = "simulated"
+    vocab_size: Annotated[int, Field(ge=260)] = 320
+    """256 bytes, then the special tokens, then filler."""
+    max_model_len: Annotated[int, Field(ge=2)] = 4_096
+    num_gpu_blocks: Annotated[int, Field(ge=1)] = 4_096
+    num_cpu_blocks: Annotated[int, Field(ge=0)] = 1_024
+    time_scale: Annotated[float, Field(ge=0)] = 1.0
+    """0 = as fast as possible."""
+    step_base_s: Annotated[float, Field(ge=0)] = 4e-3
+    prefill_token_s: Annotated[float, Field(ge=0)] = 20e-6
+    decode_row_s: Annotated[float, Field(ge=0)] = 20e-6
+    context_token_s: Annotated[float, Field(ge=0)] = 10e-9
+    """Per token of KV that attention reads."""
+    load_s: Annotated[float, Field(ge=0)] = 0.0
+    eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance that a sampled token ends its sequence."""
+
+    @property
+    def name(self) -> str:
+        """Name the model is served under."""
+        return self.served_model_name

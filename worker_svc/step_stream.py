@@ -1,0 +1,84 @@
+"""One Run call's outgoing side: what is still to be sent, how much may still come in, and how it ends."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from protos.worker.v1 import worker_pb2
+
+
+class StepStream:
+    """Owner of one stream's unsent messages. `number` is the ownership's name for it; `max_open` bounds the steps in hand."""
+
+    def __init__(self, number: int, *, max_open: int) -> None:
+        self.number = number
+        self._max_open = max_open
+        self._unsent: deque[worker_pb2.WorkerOutputs] = deque()
+        self._num_open = 0
+        self._ended = False
+        self._error: Exception | None = None
+        self._to_send = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._update()
+
+    def _update(self) -> None:
+        over = self._ended and (self._error is not None or not self._num_open)
+        _set(self._to_send, when=bool(self._unsent) or over)
+        _set(self._has_room, when=len(self._unsent) + self._num_open < self._max_open or self._ended)
+
+    def expect(self, num_steps: int = 1) -> None:
+        """Results that will come by `answer`."""
+        self._num_open += num_steps
+        self._update()
+
+    def answer(self, result: worker_pb2.WorkerOutputs) -> None:
+        """An expected result."""
+        self._num_open -= 1
+        self.send(result)
+
+    def send(self, message: worker_pb2.WorkerOutputs) -> None:
+        """A message beside the expected ones: the welcome, a result sent again."""
+        if self._error is None:
+            self._unsent.append(message)
+        self._update()
+
+    def finish(self) -> None:
+        """The peer sends no more: end when every expected result is sent."""
+        self._ended = True
+        self._update()
+
+    def fail(self, error: Exception, *, drop_unsent: bool = False) -> None:
+        """Ends with an error after what is unsent; the first error stands."""
+        self._ended = True
+        self._error = self._error or error
+        if drop_unsent:
+            self._unsent.clear()
+        self._update()
+
+    @property
+    def is_ended(self) -> bool:
+        """Nothing more is read from the peer."""
+        return self._ended
+
+    async def room(self) -> None:
+        """Waits until another step may be read."""
+        await self._has_room.wait()
+
+    async def messages(self) -> AsyncIterator[worker_pb2.WorkerOutputs]:
+        """Everything sent, in order, until the end; raises the error it was ended with."""
+        while True:
+            await self._to_send.wait()
+            if not self._unsent:
+                break
+            message = self._unsent.popleft()
+            self._update()
+            yield message
+        if self._error is not None:
+            raise self._error
+
+
+def _set(event: asyncio.Event, *, when: bool) -> None:
+    if when:
+        event.set()
+    else:
+        event.clear()
