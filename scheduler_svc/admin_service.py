@@ -1,0 +1,61 @@
+"""AdminService of the scheduler: its steps and its blocks, on a listener of their own. Reads only."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+
+from block_manager.pool import PoolCounts
+from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.step_log import StepLog, StepReader
+from svc_common import rpc
+from svc_common.errors import Unavailable
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """`core()` is the scheduler core in force, None before a worker has said how many blocks it has."""
+
+    def __init__(self, log: StepLog, core: Callable[[], Scheduler | None]) -> None:
+        self._log = log
+        self._core = core
+
+    async def WatchScheduler(
+        self, request: admin_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[admin_pb2.StepReport]:
+        """Held steps, oldest first; with `follow` new ones as they complete."""
+        async with rpc.errors_to_status(context):
+            reader = StepReader(self._log, request.since_step, tables=request.tables)
+            while True:
+                for report in reader.new():
+                    yield report
+                if not request.follow:
+                    return
+                await reader.wait()
+
+    async def GetBlocks(
+        self, request: admin_pb2.GetBlocksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.GetBlocksResponse:
+        """The ledger at this instant."""
+        async with rpc.errors_to_status(context):
+            core = self._core()
+            if core is None:
+                raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
+            return _blocks(core)
+        raise AssertionError("errors_to_status ends the call")
+
+
+def _blocks(core: Scheduler) -> admin_pb2.GetBlocksResponse:
+    pools = core.pool_report()
+    return admin_pb2.GetBlocksResponse(
+        block_size=pools.block_size,
+        gpu=_pool(pools.gpu),
+        cpu=_pool(pools.cpu),
+        tables=[admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in core.block_tables().items()],
+        refs=pools.refs,
+        step=core.step,
+    )
+
+
+def _pool(counts: PoolCounts) -> admin_pb2.BlockPool:
+    return admin_pb2.BlockPool(total=counts.total, free=counts.free, cached=counts.cached)

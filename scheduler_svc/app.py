@@ -1,0 +1,163 @@
+"""Composition root of the scheduler service: builds every part, listens, and stops in order. Nothing is built elsewhere.
+
+No torch, no transformers: it listens within a second and queues requests while workers warm up.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Iterator
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection
+
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from scheduler_svc.admin_service import AdminServicer
+from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.engine_service import EngineServicer
+from scheduler_svc.frontend_table import FrontendTable
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.request_book import RequestBook
+from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.step_log import StepLog
+from scheduler_svc.step_loop import StepLoop
+from scheduler_svc.worker_link import WorkerLink
+from svc_common import rpc, telemetry
+from svc_common.clock import monotonic_ns
+
+log = logging.getLogger(__name__)
+
+ENGINE_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
+ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def serve(
+    settings: SchedulerSettings,
+    *,
+    on_ready: Callable[[str, str], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Runs the scheduler until SIGTERM, SIGINT or `stop`.
+
+    `on_ready(address, admin_address)`, both HOST:PORT, as soon as it listens; workers may come later. ConfigError for settings
+    that cannot work and for ports that are taken.
+    """
+    check(settings)
+    stop = stop or asyncio.Event()
+    service = _SchedulerService(settings)
+    try:
+        await service.start()
+        with _stop_on_signals(stop):
+            on_ready(service.address, service.admin_address)
+            await service.run(stop)
+    finally:
+        await service.stop()
+
+
+def check(settings: SchedulerSettings) -> None:
+    """ConfigError for what can be known to be wrong before any worker has answered."""
+    settings.worker_address()
+    limits = CoreLimits(
+        block_size=1,
+        num_gpu_blocks=2,
+        max_model_len=1,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefix_caching=settings.enable_prefix_caching,
+    )
+    presets.build(settings.policy, limits)
+
+
+class _SchedulerService:
+    """All parts of one scheduler process. Must be made inside the event loop."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.address = self.admin_address = ""
+        self._settings = settings
+        self._identity = rpc.Identity()
+        self._telemetry = telemetry.setup("scheduler")
+        self._readiness = Readiness()
+        self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
+        self._log = StepLog(settings.max_logged_steps)
+        self._link = WorkerLink(settings.worker_address(), self._identity, settings, self._readiness)
+        self._loop = StepLoop(settings, self._link, self._book, self._log, self._readiness)
+        call_later = asyncio.get_running_loop().call_later
+        self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
+        self._health = health_aio.HealthServicer()
+        self._health_task: asyncio.Task[None] | None = None
+        self._server, self._admin_server = rpc.server(), rpc.server()
+
+    async def start(self) -> None:
+        """Listens. The admin door first: gateways are told its address."""
+        settings = self._settings
+        admin_port = rpc.bind(self._admin_server, settings.host, settings.admin_port, option="--admin-port")
+        self.admin_address = f"{settings.host}:{admin_port}"
+        port = rpc.bind(self._server, settings.host, settings.port, option="--port")
+        self.address = f"{settings.host}:{port}"
+        self._add_services()
+        await self._health.set("liveness", _SERVING)
+        await self._set_health()
+        self._readiness.listen(self._on_readiness)
+        await self._admin_server.start()
+        await self._server.start()
+
+    def _add_services(self) -> None:
+        engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
+        admin = AdminServicer(self._log, lambda: self._loop.core)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._admin_server)  # type: ignore[no-untyped-call]
+        for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            reflection.enable_server_reflection((service, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+
+    def _on_readiness(self) -> None:
+        self._health_task = asyncio.ensure_future(self._set_health())
+
+    async def _set_health(self) -> None:
+        for name in ("", ENGINE_SERVICE):
+            await self._health.set(name, _SERVING if self._readiness.serving else _NOT_SERVING)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Steps until `stop`; raises should the loop ever end by itself."""
+        loop = asyncio.create_task(self._loop.run(), name="step-loop")
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if loop.done():
+                loop.result()
+            await self._health.enter_graceful_shutdown()
+        finally:
+            for task in (stopped, loop):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def stop(self) -> None:
+        """Streams end, the worker is given back, spans go out."""
+        self._frontends.close_all()
+        await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
+        await self._link.close()
+        if self._health_task is not None:
+            await self._health_task
+        self._telemetry.shutdown()
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,305 @@
+"""All accepted requests of the service, from acceptance to their single terminal message.
+
+Owner of the tables of `LiveRequest`s and of the inputs that wait for the step loop: new requests, stops, cancels. The loop takes
+them between two steps, so that the core never changes while a plan is out. Nothing here knows streams (`frontends`) or workers.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.plan import EndedSequence, TokenRun
+from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.live_request import LiveRequest, Place, Timeline
+from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.submission import Submission
+from scheduler_svc.waiting_room import WaitingRoom
+from svc_common import rpc
+from svc_common.clock import NS_PER_S
+from svc_common.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Internal,
+    OutOfRange,
+    QuireError,
+)
+
+_REASONS = {
+    SequenceStatus.FINISHED_STOPPED: common_pb2.FINISH_REASON_STOP,
+    SequenceStatus.FINISHED_LENGTH_CAPPED: common_pb2.FINISH_REASON_LENGTH,
+    SequenceStatus.FINISHED_ABORTED: common_pb2.FINISH_REASON_CANCELLED,
+}
+_NUM_STALE_DEADLINES = 1_000
+
+
+class RequestBook:
+    """Every accepted request ends exactly once here. `clock`: monotonic ns. `wake`: set when the loop has something to take."""
+
+    def __init__(self, settings: SchedulerSettings, spans: RequestSpans, clock: Callable[[], int]) -> None:
+        self.wake = asyncio.Event()
+        self.worker_id = ""
+        self._settings = settings
+        self._spans = spans
+        self._clock = clock
+        self._by_key: dict[tuple[str, str], LiveRequest] = {}
+        self._by_core_id: dict[str, LiveRequest] = {}
+        self._pending: dict[str, LiveRequest] = {}
+        self._stops: dict[str, int] = {}
+        self._cancels: dict[str, None] = {}
+        self._deadlines: list[tuple[int, str]] = []
+        self._room = WaitingRoom(settings)
+        self._retained: OrderedDict[tuple[str, str], LiveRequest] = OrderedDict()
+        self._num_retained_tokens = 0
+
+    # --- looking up ----------------------------------------------------------------------------------------------
+
+    def find(self, tenant: str, request_id: str) -> LiveRequest | None:
+        """The live or retained request of that public id."""
+        self._forget_expired()
+        return self._by_key.get((tenant, request_id))
+
+    def in_core(self, core_id: str) -> LiveRequest | None:
+        """The request behind a core id."""
+        return self._by_core_id.get(core_id)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._by_core_id)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were never scheduled."""
+        return self._room.num_requests
+
+    def live(self) -> Iterator[LiveRequest]:
+        """All that have not ended; the book may change while iterating."""
+        return iter(list(self._by_core_id.values()))
+
+    # --- inputs: from frontends, taken by the loop ----------------------------------------------------------------
+
+    def accept(self, submission: Submission) -> LiveRequest:
+        """Takes a new request. AlreadyExists for a known id; ResourceExhausted when the queue is full; DeadlineExceeded."""
+        now_ns = self._clock()
+        if submission.key in self._by_key:
+            raise AlreadyExists(f"request {submission.request_id} exists already", reason="DUPLICATE_REQUEST")
+        if submission.deadline_ns is not None and submission.deadline_ns <= now_ns:
+            raise _expired(was_started=False)
+        if not submission.resubmitted:
+            self._room.check(len(submission.prompt), now_ns)
+        live = LiveRequest(
+            core_id=self._core_id(submission),
+            submission=submission,
+            time=Timeline(submission.arrival_ns),
+            tokens=submission.committed.tolist(),
+            logprobs=[0.0] * len(submission.committed) if submission.sampling.logprobs else [],
+        )
+        self._by_key[submission.key] = self._by_core_id[live.core_id] = self._pending[live.core_id] = live
+        self._room.enter(len(submission.prompt))
+        if submission.deadline_ns is not None:
+            self._watch_deadline(live, submission.deadline_ns)
+        self._spans.accepted(live)
+        self.wake.set()
+        return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Ends it before the next plan; one that is not in the core at once. Over already: nothing."""
+        if live.place is Place.PENDING:
+            self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
+        elif live.place is Place.IN_CORE:
+            self._cancels[live.core_id] = None
+            self.wake.set()
+
+    def stop(self, live: LiveRequest, token_offset: int) -> None:
+        """Ends it at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it."""
+        offset = min(token_offset, len(live.tokens))
+        if live.place is Place.PENDING:
+            live.cut_to(offset)
+            self.finish(live, common_pb2.FINISH_REASON_STOP)
+        elif live.place is Place.IN_CORE:
+            self._stops[live.core_id] = offset
+            self.wake.set()
+
+    def take_pending(self) -> list[LiveRequest]:
+        """New requests, in order of first arrival; the loop puts each into the core (`entered`) or fails it."""
+        taken = sorted(self._pending.values(), key=lambda live: live.time.arrival_ns)
+        self._pending.clear()
+        return taken
+
+    def take_stops(self) -> list[tuple[LiveRequest, int]]:
+        """Requests in the core to stop, with the offset."""
+        taken = [(self._by_core_id[core_id], offset) for core_id, offset in self._stops.items()]
+        self._stops.clear()
+        return taken
+
+    def take_cancels(self) -> list[LiveRequest]:
+        """Requests in the core to cancel."""
+        taken = [self._by_core_id[core_id] for core_id in self._cancels]
+        self._cancels.clear()
+        return taken
+
+    def take_expired(self) -> list[LiveRequest]:
+        """Requests whose deadline has passed and that have not ended."""
+        now_ns, expired = self._clock(), []
+        while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._is_watched(self._deadlines[0])):
+            entry = heapq.heappop(self._deadlines)
+            if self._is_watched(entry):
+                expired.append(self._by_core_id[entry[1]])
+        return expired
+
+    def next_deadline_ns(self) -> int | None:
+        """When `take_expired` has something next, at the latest."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # --- progress: from the loop ----------------------------------------------------------------------------------
+
+    def entered(self, live: LiveRequest) -> None:
+        """It is in the core now."""
+        live.place = Place.IN_CORE
+
+    def back_to_pending(self, live: LiveRequest) -> None:
+        """The core it was in is gone; it enters the next one with its tokens. Stops and cancels that wait are kept by name."""
+        live.place = Place.PENDING
+        self._pending[live.core_id] = live
+
+    def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int) -> None:
+        """It is in the plan of `step` as a newcomer, or again after it had left."""
+        live, now_ns = self._by_core_id[core_id], self._clock()
+        if live.on_scheduled(now_ns):
+            live.cached_prompt_tokens = cached_prompt_tokens
+            self._room.leave(len(live.submission.prompt))
+            self._room.started(now_ns)
+            live.touch()
+        self._spans.scheduled(live, step)
+
+    def preempted(self, core_id: str, step: int, mode: str) -> None:
+        """It had to leave."""
+        live = self._by_core_id.get(core_id)
+        if live is not None:
+            live.time.num_preemptions += 1
+            live.time.preempted_since_ns = self._clock()
+            self._spans.event(live, "preempted", {"quire.step": step, "quire.preemption_mode": mode})
+
+    def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
+        """Its blocks are gone; False when it was in a lost step once too often and must be failed."""
+        if live.time.first_scheduled_ns is not None and live.time.preempted_since_ns is None:
+            live.time.preempted_since_ns = self._clock()
+            live.time.num_migrations += 1
+            self._spans.event(live, "worker_lost", {})
+        live.num_losses += in_step
+        return live.num_losses < self._settings.max_worker_losses
+
+    def put_tokens(self, run: TokenRun, step: int, logprobs: list[float] | None) -> None:
+        """New output."""
+        live = self._by_core_id[run.request_id]
+        if run.offset != len(live.tokens):
+            raise Internal(f"{run.name}: tokens from offset {run.offset} on, after {len(live.tokens)} were delivered")
+        if live.time.first_token_ns is None:
+            live.time.first_token_ns = self._clock()
+            self._spans.first_token(live, step)
+        live.last_step = step
+        live.add_tokens(run.token_ids, logprobs)
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def sequence_ended(self, ended: EndedSequence) -> None:
+        """The core ended its only sequence."""
+        live = self._by_core_id.get(ended.request_id)
+        if live is None:
+            return
+        if ended.status is SequenceStatus.FINISHED_IGNORED:
+            self.fail(live, OutOfRange(ended.error or "it can never be served", reason="NEVER_FITS"))
+        elif ended.error is not None:
+            self.fail(live, Internal(ended.error, reason="STEP_FAILED"))
+        else:
+            self.finish(live, _REASONS[ended.status], stop_token_id=ended.stop_token_id)
+
+    def finish(self, live: LiveRequest, reason: common_pb2.FinishReason, *, stop_token_id: int | None = None) -> None:
+        """Its regular end."""
+        account = live.account(self._clock(), self.worker_id)
+        end = engine_pb2.Finished(reason=reason, num_output_tokens=len(live.tokens), last=True, account=account)
+        if stop_token_id is not None:
+            end.stop_token_id = stop_token_id
+        self._end(live, end, error=None)
+
+    def fail(self, live: LiveRequest, error: QuireError) -> None:
+        """Its end by an error."""
+        account = live.account(self._clock(), self.worker_id)
+        self._end(live, engine_pb2.Failed(error=rpc.to_error_status(error), account=account), error=error)
+
+    def expire(self, live: LiveRequest) -> None:
+        """Its end by its deadline."""
+        self.fail(live, _expired(was_started=live.time.first_scheduled_ns is not None))
+
+    def delivered(self, live: LiveRequest) -> None:
+        """Its end was written to its reader; a resumable one is kept for those who come back."""
+        if live.end is not None and live.submission.key not in self._retained:
+            self._forget(live)
+
+    def _end(
+        self, live: LiveRequest, end: engine_pb2.Finished | engine_pb2.Failed, *, error: QuireError | None
+    ) -> None:
+        if live.end is not None:
+            return
+        if live.is_waiting:
+            self._room.leave(len(live.submission.prompt))
+        live.end, live.place = end, Place.ENDED
+        for table in (self._by_core_id, self._pending, self._stops, self._cancels):
+            table.pop(live.core_id, None)
+        self._spans.ended(live, error)
+        if live.submission.resumable:
+            self._retain(live)
+        elif live.outlet is None:
+            self._forget(live)
+        live.touch()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _retain(self, live: LiveRequest) -> None:
+        live.retain_until_ns = self._clock() + int(self._settings.frontend_grace_s * NS_PER_S)
+        self._retained[live.submission.key] = live
+        self._num_retained_tokens += len(live.tokens)
+        self._forget_expired()
+
+    def _forget_expired(self) -> None:
+        now_ns = self._clock()
+        while self._retained:
+            live = next(iter(self._retained.values()))
+            over = self._num_retained_tokens > self._settings.max_retained_tokens
+            if live.retain_until_ns > now_ns and not over:
+                return
+            del self._retained[live.submission.key]
+            self._num_retained_tokens -= len(live.tokens)
+            if live.outlet is None or live.outlet.end_written:
+                self._forget(live)
+
+    def _watch_deadline(self, live: LiveRequest, deadline_ns: int) -> None:
+        heapq.heappush(self._deadlines, (deadline_ns, live.core_id))
+        if len(self._deadlines) > 2 * len(self._by_core_id) + _NUM_STALE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if self._is_watched(entry)]
+            heapq.heapify(self._deadlines)
+
+    def _is_watched(self, entry: tuple[int, str]) -> bool:
+        live = self._by_core_id.get(entry[1])
+        return live is not None and live.submission.deadline_ns == entry[0]
+
+    def _forget(self, live: LiveRequest) -> None:
+        if self._by_key.get(live.submission.key) is live:
+            del self._by_key[live.submission.key]
+
+    def _core_id(self, submission: Submission) -> str:
+        """The public id where it is unique, else with the tenant and a number."""
+        base = f"{submission.tenant}:{submission.request_id}" if submission.tenant else submission.request_id
+        names = itertools.chain([base], (f"{base}~{n}" for n in itertools.count(2)))
+        return next(name for name in names if name not in self._by_core_id)
+
+
+def _expired(*, was_started: bool) -> DeadlineExceeded:
+    if was_started:
+        return DeadlineExceeded("the deadline passed while the request ran", reason="DURING_DECODE")
+    return DeadlineExceeded("the deadline passed before the request could be started", reason="EXPIRED_IN_QUEUE")

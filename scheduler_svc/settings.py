@@ -1,0 +1,60 @@
+"""Settings of the scheduler service. Read once by the composition root (`app`), frozen afterwards."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from svc_common.errors import ConfigError
+
+
+class SchedulerSettings(BaseModel):
+    """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
+
+    `workers`: addresses HOST:PORT. `num_gpu_blocks` / `num_cpu_blocks`: use fewer than the workers' profile says; None = what fits.
+    `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
+    Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = Field(default=50060, ge=0, le=65535)
+    admin_port: int = Field(default=50052, ge=0, le=65535)
+
+    policy: str = "vllm-v1"
+    max_num_seqs: int = Field(default=256, ge=1, le=65536)
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    enable_prefix_caching: bool = True
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    num_cpu_blocks: int | None = Field(default=None, ge=0)
+
+    max_waiting_requests: int = Field(default=4096, ge=1)
+    max_waiting_tokens: int = Field(default=4_000_000, ge=1)
+    no_worker_timeout_s: float = Field(default=600.0, gt=0)
+    frontend_grace_s: float = Field(default=10.0, ge=0)
+    max_retained_tokens: int = Field(default=1_000_000, ge=0)
+
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    reconnect_backoff_s: float = Field(default=2.0, gt=0)
+    step_timeout_s: float = Field(default=30.0, gt=0)
+    force_ownership: bool = False
+    max_worker_losses: int = Field(default=5, ge=1)
+
+    max_logged_steps: int = Field(default=10_000, ge=1)
+    integrity_check_every: int = Field(default=1_000, ge=0)
+    drain_s: float = Field(default=2.0, ge=0)
+
+    def worker_address(self) -> str:
+        """The worker to drive. ConfigError unless there is exactly one: the policies built so far drive one lane."""
+        if len(self.workers) != 1:
+            raise ConfigError(
+                f"{len(self.workers)} workers are given and policy {self.policy} drives exactly one; give --worker HOST:PORT once",
+                reason="NUM_WORKERS",
+                metadata={"workers": ",".join(self.workers)},
+            )
+        host, _, port = self.workers[0].rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(
+                f"--worker {self.workers[0]!r} is no address; write HOST:PORT, for example 127.0.0.1:50061",
+                reason="WORKER_ADDRESS",
+            )
+        return self.workers[0]

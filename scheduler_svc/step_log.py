@@ -1,0 +1,299 @@
+"""The last steps as they were planned and what came back, for `quire steps` and WatchScheduler.
+
+Kept as columns that steps share: in steady decode names, token counts and prefill flags are those of the step before and
+`computed before - step` does not change either, so a step costs its sampled tokens. Messages are built when somebody asks. Block
+tables are kept as changes, so that the tables of any held step can be rebuilt; a step that moves blocks keeps them whole.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.inference.v1 import admin_pb2
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.row_planner import WorkerResult
+from svc_common import columns
+
+Pairs = tuple[tuple[int, int], ...]
+Tables = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scheduled:
+    """Columns of what runs. `lead`: int32, tokens computed before less the step number."""
+
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+    tokens: bytes
+    lead: bytes
+    prefill: bytes
+
+
+@dataclass(slots=True)
+class _TableChange:
+    """Changes of one step: sequences that left, then blocks appended. `whole` replaces everything where blocks moved."""
+
+    left: tuple[str, ...] = ()
+    fresh: tuple[tuple[str, bytes], ...] = ()
+    appended: tuple[tuple[str, bytes], ...] = ()
+    whole: Tables | None = None
+
+    def apply(self, tables: Tables) -> None:
+        if self.whole is not None:
+            tables.clear()
+            tables.update({name: list(blocks) for name, blocks in self.whole.items()})
+            return
+        for name in self.left:
+            tables.pop(name, None)
+        for name, blocks in self.fresh:
+            tables[name] = _names_of(blocks)
+        for name, blocks in self.appended:
+            tables.setdefault(name, []).extend(_names_of(blocks))
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step. Open until its result is known."""
+
+    step: int
+    epoch: int
+    lane: int
+    policy: str
+    scheduled: _Scheduled
+    swap_in: Pairs
+    swap_out: Pairs
+    copy: Pairs
+    preempted: tuple[tuple[str, str], ...]
+    queues: tuple[int, int, int]
+    free: tuple[int, int]
+    change: _TableChange
+    sampled_names: tuple[str, ...] = ()
+    sampled_counts: bytes = b""
+    sampled_ids: bytes = b""
+    computed_tokens: int = 0
+    duration_ns: int = 0
+    error: str = ""
+
+    def report(self, tables: Tables | None) -> admin_pb2.StepReport:
+        """Its wire form; `tables`: those right after this step's schedule(), None = not asked."""
+        report = admin_pb2.StepReport(
+            step=self.step,
+            epoch=self.epoch,
+            lane=self.lane,
+            policy=self.policy,
+            scheduled=self._groups(),
+            swap_in=_pairs(self.swap_in),
+            swap_out=_pairs(self.swap_out),
+            copy=_pairs(self.copy),
+            preempted=[admin_pb2.Preempted(id=i, mode=m) for i, m in self.preempted],
+            queues=admin_pb2.Queues(waiting=self.queues[0], running=self.queues[1], swapped=self.queues[2]),
+            free=admin_pb2.FreeBlocks(gpu=self.free[0], cpu=self.free[1]),
+            sampled=self._sampled(),
+            computed_tokens=self.computed_tokens,
+            error=self.error,
+            duration_ns=self.duration_ns,
+        )
+        if tables is not None:
+            report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())
+        return report
+
+    def _groups(self) -> list[admin_pb2.ScheduledGroup]:
+        """Sequences of one request side by side are one group."""
+        s = self.scheduled
+        tokens, lead, prefill = _ints(s.tokens).tolist(), _ints(s.lead).tolist(), s.prefill
+        groups = []
+        for request_id, members in itertools.groupby(range(len(s.names)), key=lambda i: s.ids[i]):
+            rows = list(members)
+            groups.append(
+                admin_pb2.ScheduledGroup(
+                    id=request_id,
+                    seqs=[s.names[i] for i in rows],
+                    tokens=sum(tokens[i] for i in rows),
+                    computed_before=lead[rows[0]] + self.step,
+                    prefill=any(prefill[i] for i in rows),
+                )
+            )
+        return groups
+
+    def _sampled(self) -> list[admin_pb2.SampledTokens]:
+        ids, start, found = _ints(self.sampled_ids).tolist(), 0, []
+        for name, count in zip(self.sampled_names, _ints(self.sampled_counts).tolist(), strict=True):
+            found.append(admin_pb2.SampledTokens(sequence=name, tokens=ids[start : start + count]))
+            start += count
+        return found
+
+
+@dataclass(slots=True)
+class StepLog:
+    """Owner of the records of the last `max_steps` steps. `begin` when a plan is sent, `complete` when its result is known."""
+
+    max_steps: int
+    policy: str = ""
+    _records: deque[StepRecord] = field(default_factory=deque)
+    _open: dict[int, StepRecord] = field(default_factory=dict)
+    _base: Tables = field(default_factory=dict)
+    _left: list[str] = field(default_factory=list)
+    _last: StepRecord | None = None
+    _last_sampled: tuple[tuple[str, ...], bytes] = ((), b"")
+    _num_closed: int = 0
+    _grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: StepPlan, epoch: int, whole: Tables | None = None) -> None:
+        """A plan goes out. `whole`: the block tables now, needed where the plan moves blocks. Empty plans are no steps."""
+        self._left.extend(plan.left)
+        if plan.is_empty:
+            return
+        record = StepRecord(
+            step=plan.step,
+            epoch=epoch,
+            lane=plan.lane,
+            policy=self.policy,
+            scheduled=self._scheduled(plan),
+            swap_in=tuple(plan.swap_in),
+            swap_out=tuple(plan.swap_out),
+            copy=tuple(plan.copy),
+            preempted=tuple(plan.preempted),
+            queues=(plan.num_waiting, plan.num_running, plan.num_swapped),
+            free=(plan.free_gpu, plan.free_cpu),
+            change=self._change(plan, whole),
+        )
+        self._left = []
+        self._open[plan.step] = self._last = record
+
+    def complete(self, result: WorkerResult) -> None:
+        """Its result came back."""
+        record = self._open.get(result.result.step)
+        if record is None:
+            return
+        tokens = result.result.tokens
+        sampled = tuple(tokens), columns.pack([len(run) for run in tokens.values()])
+        if sampled != self._last_sampled:
+            self._last_sampled = sampled
+        record.sampled_names, record.sampled_counts = self._last_sampled
+        record.sampled_ids = columns.pack([token for run in tokens.values() for token in run])
+        record.computed_tokens = result.num_computed_tokens
+        record.duration_ns = result.duration_ns
+        self._close(record, result.error.message if result.error else "")
+
+    def fail_open(self, why: str) -> None:
+        """The worker is gone: the results of what is out will never come."""
+        for record in list(self._open.values()):
+            self._close(record, why)
+
+    def forget_tables(self) -> None:
+        """All sequences left the worker at once (a new epoch)."""
+        self._left.extend(self._newest_tables())
+
+    def _close(self, record: StepRecord, error: str) -> None:
+        record.error = error
+        del self._open[record.step]
+        self._records.append(record)
+        self._num_closed += 1
+        while len(self._records) > self.max_steps:
+            self._records.popleft().change.apply(self._base)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def _scheduled(self, plan: StepPlan) -> _Scheduled:
+        entries, last = plan.scheduled, self._last.scheduled if self._last else None
+        made = _Scheduled(
+            names=tuple([e.name for e in entries]),
+            ids=tuple([e.request_id for e in entries]),
+            tokens=columns.pack([e.num_tokens for e in entries]),
+            lead=columns.pack([e.computed_before - plan.step for e in entries]),
+            prefill=bytes([e.is_prefill for e in entries]),
+        )
+        if last is None or made.names != last.names:
+            return made
+        if (made.tokens, made.lead, made.prefill) == (last.tokens, last.lead, last.prefill):
+            return last
+        return _Scheduled(last.names, last.ids, made.tokens, made.lead, made.prefill)
+
+    def _change(self, plan: StepPlan, whole: Tables | None) -> _TableChange:
+        if whole is not None:
+            return _TableChange(whole=whole)
+        grown = [e for e in plan.scheduled if e.new_block_ids or e.fresh]
+        return _TableChange(
+            left=tuple(self._left),
+            fresh=tuple((e.name, columns.pack(e.new_block_ids)) for e in grown if e.fresh),
+            appended=tuple((e.name, columns.pack(e.new_block_ids)) for e in grown if not e.fresh),
+        )
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_dropped(self) -> int:
+        """Completed steps that are no longer held."""
+        return self._num_closed - len(self._records)
+
+    def records_from(self, position: int) -> list[StepRecord]:
+        """Held records from the `position`-th completed step on (counted from 0), oldest first."""
+        count = min(self._num_closed - position, len(self._records))
+        return list(itertools.islice(reversed(self._records), count))[::-1]
+
+    def oldest_tables(self) -> Tables:
+        """A copy of the block tables before the oldest held step."""
+        return {name: list(blocks) for name, blocks in self._base.items()}
+
+    async def wait(self, position: int) -> None:
+        """Until more than `position` steps have completed."""
+        while self._num_closed <= position:
+            await self._grown.wait()
+
+    def _newest_tables(self) -> Tables:
+        state = self.oldest_tables()
+        for record in itertools.chain(self._records, self._open.values()):
+            record.change.apply(state)
+        return state
+
+
+class StepReader:
+    """One reader's place in the log. `tables`: rebuild block tables along the way.
+
+    A reader slower than the log misses what the log no longer holds.
+    """
+
+    def __init__(self, log: StepLog, since_step: int, *, tables: bool) -> None:
+        self._log = log
+        self._since_step = since_step
+        self._position = log.num_dropped
+        self._tables = log.oldest_tables() if tables else None
+
+    def new(self) -> Iterator[admin_pb2.StepReport]:
+        """Completed steps that were not read yet, oldest first, as of the call."""
+        if self._position < self._log.num_dropped:
+            self._position = self._log.num_dropped
+            self._tables = self._log.oldest_tables() if self._tables is not None else None
+        records = self._log.records_from(self._position)
+        self._position += len(records)
+        return self._reports(records)
+
+    def _reports(self, records: list[StepRecord]) -> Iterator[admin_pb2.StepReport]:
+        for record in records:
+            if self._tables is not None:
+                record.change.apply(self._tables)
+            if record.step >= self._since_step:
+                yield record.report(self._tables)
+
+    async def wait(self) -> None:
+        """Until `new` has something."""
+        await self._log.wait(self._position)
+
+
+def _ints(data: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(data, dtype=columns.I32)
+
+
+def _names_of(blocks: bytes) -> list[str]:
+    return [f"g{block}" for block in _ints(blocks).tolist()]
+
+
+def _pairs(pairs: Pairs) -> list[admin_pb2.BlockPair]:
+    return [admin_pb2.BlockPair(src=src, dst=dst) for src, dst in pairs]

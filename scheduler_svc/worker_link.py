@@ -1,0 +1,307 @@
+"""The scheduler's end of WorkerService: from an address to a stream of steps, and back there whenever the stream breaks.
+
+Attaching means: who are you, load, how many blocks fit, allocate, own (design.md 3.3). A broken stream is resumed in its epoch
+while the worker's process is the same; otherwise the new epoch starts empty. What to send is up to `row_planner`.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.settings import SchedulerSettings
+from svc_common import rpc
+from svc_common.errors import ConfigError, DeadlineExceeded, FailedPrecondition, Internal, QuireError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_GOODBYE_S = 0.5
+
+
+class WorkerLostError(Exception):
+    """The stream to the worker is gone; `str()` says why. Attach again. `refused`: the worker ended it by an error of ours."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """What was allocated at the worker. Device blocks include the null block."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """An open Run stream. `resumed`: the worker still holds the rows of this epoch and the results after the last one read."""
+
+    epoch: int
+    resumed: bool
+    worker_boot_id: str
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    cache: CacheCounts
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """What one process of the worker said; void once its boot id changes."""
+
+    boot_id: str
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    cache: CacheCounts
+
+
+class WorkerLink:
+    """Owner of the channel and the Run stream. One caller: the step loop."""
+
+    def __init__(self, address: str, identity: rpc.Identity, settings: SchedulerSettings, readiness: Readiness) -> None:
+        self.address = address
+        self._identity = identity
+        self._settings = settings
+        self._readiness = readiness
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: worker_pb2_grpc.WorkerServiceStub | None = None
+        self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._results: asyncio.Queue[worker_pb2.WorkerOutputs | WorkerLostError] = asyncio.Queue()
+        self._loaded: _Loaded | None = None
+        self._epoch = 0
+        self._last_step_id = 0
+
+    # --- getting there --------------------------------------------------------------------------------------------
+
+    async def attach(self) -> Ownership:
+        """Tries for ever, with pauses that grow to `reconnect_backoff_s`; why it fails is logged and told to frontends."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await self._attach_once()
+            except grpc.RpcError as error:
+                self._report(rpc.from_rpc_error(error))
+            except WorkerLostError as error:
+                if error.refused:
+                    self._epoch = 0
+                self._report(error)
+            except (QuireError, TimeoutError) as error:
+                self._report(error)
+            self.drop()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._settings.reconnect_backoff_s)
+
+    async def _attach_once(self) -> Ownership:
+        stub = self._connect()
+        answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._settings.connect_timeout_s)
+        rpc.check_peer(answer.identity, f"the worker at {self.address}")
+        if answer.state == worker_pb2.WORKER_STATE_FAILED:
+            raise Unavailable(f"the worker at {self.address} lost its device; restart it", reason="WORKER_FAILED")
+        loaded = self._loaded
+        if loaded is None or loaded.boot_id != answer.identity.boot_id:
+            loaded = self._loaded = await self._load(stub, answer.identity.boot_id)
+            self._epoch = 0
+        return await self._own(stub, loaded)
+
+    def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
+        if self._stub is None:
+            self._channel = rpc.channel(self.address)
+            self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    async def _load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> _Loaded:
+        limits = await self._load_model(stub)
+        cache = await self._allocate(stub)
+        bundle = await self._fetch_bundle(stub, limits.bundle_digest)
+        return _Loaded(boot_id, limits, bundle, cache)
+
+    async def _load_model(self, stub: worker_pb2_grpc.WorkerServiceStub) -> common_pb2.ModelLimits:
+        stage = ""
+        async for progress in stub.LoadModel(worker_pb2.LoadModelRequest()):
+            if progress.HasField("loaded"):
+                log.info("worker %s has loaded %s", self.address, progress.loaded.model)
+                limits: common_pb2.ModelLimits = progress.loaded
+                return limits
+            if progress.stage != stage:
+                stage = progress.stage
+                log.info("worker %s is loading: %s (%d %%)", self.address, stage, round(100 * progress.fraction))
+            self._readiness.not_ready(f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %")
+        raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
+
+    async def _allocate(self, stub: worker_pb2_grpc.WorkerServiceStub) -> CacheCounts:
+        settings = self._settings
+        self._readiness.not_ready("the worker is measuring its memory")
+        profile = await stub.ProfileCache(
+            worker_pb2.ProfileCacheRequest(
+                max_num_batched_tokens=settings.max_num_batched_tokens, max_num_seqs=settings.max_num_seqs
+            )
+        )
+        log.info("memory of worker %s:\n%s", self.address, profile.readable)
+        cache = CacheCounts(
+            num_gpu_blocks=_at_most(settings.num_gpu_blocks, profile.num_gpu_blocks, "num_gpu_blocks"),
+            num_cpu_blocks=_at_most(settings.num_cpu_blocks, profile.num_cpu_blocks, "num_cpu_blocks"),
+            block_size=profile.block_size,
+        )
+        await stub.AllocateCache(
+            worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
+        )
+        return cache
+
+    async def _fetch_bundle(self, stub: worker_pb2_grpc.WorkerServiceStub, digest: str) -> bytes:
+        if self._readiness.limits is not None and self._readiness.limits.bundle_digest == digest:
+            return self._readiness.bundle
+        call = stub.GetModelBundle(worker_pb2.GetModelBundleRequest(digest=digest))
+        bundle = b"".join([piece.chunk async for piece in call])
+        found = hashlib.sha256(bundle).hexdigest()
+        if found != digest:
+            raise Internal(
+                f"the worker's model bundle has digest {found}, it promised {digest}", reason="BUNDLE_DIGEST"
+            )
+        return bundle
+
+    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: _Loaded) -> Ownership:
+        hello = worker_pb2.RunHello(
+            identity=self._identity.message(),
+            epoch=self._epoch,
+            worker_boot_id=loaded.boot_id if self._epoch else "",
+            last_step_id=self._last_step_id if self._epoch else 0,
+            force=self._settings.force_ownership,
+        )
+        self._run = stub.Run()
+        await self.send(worker_pb2.SchedulerOutputs(hello=hello))
+        async with asyncio.timeout(self._settings.connect_timeout_s):
+            first = await self._read()
+        if not first.HasField("welcome"):
+            raise FailedPrecondition(f"the worker at {self.address} did not begin with a welcome", reason="NO_WELCOME")
+        welcome = first.welcome
+        rpc.check_peer(welcome.identity, f"the worker at {self.address}")
+        if not welcome.resumed:
+            self._last_step_id = 0
+        self._epoch = welcome.epoch
+        self._results = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read_results(self._results), name="worker-results")
+        return Ownership(
+            epoch=welcome.epoch,
+            resumed=welcome.resumed,
+            worker_boot_id=loaded.boot_id,
+            limits=loaded.limits,
+            bundle=loaded.bundle,
+            cache=loaded.cache,
+        )
+
+    def _report(self, error: Exception) -> None:
+        text = self._explain(error)
+        if text != self._readiness.reason:
+            log.warning("%s", text)
+        self._readiness.not_ready(text)
+
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | DeadlineExceeded) or (
+            isinstance(error, Unavailable) and error.reason == "UNAVAILABLE"
+        ):
+            return (
+                f"the worker at {self.address} cannot be reached ({error or 'no answer'}): start it with "
+                "`quire serve worker --model MODEL --port PORT` or give its address with --worker; trying again"
+            )
+        return f"the worker at {self.address} cannot serve: {error}"
+
+    # --- the stream -----------------------------------------------------------------------------------------------
+
+    async def send(self, message: worker_pb2.SchedulerOutputs) -> None:
+        """Writes one message. WorkerLostError when the stream is gone."""
+        assert self._run is not None
+        try:
+            await self._run.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise _lost(error) from None
+
+    async def receive(self) -> worker_pb2.WorkerOutputs:
+        """The next result. WorkerLostError when the stream is gone or nothing came for `step_timeout_s` (the watchdog)."""
+        try:
+            async with asyncio.timeout(self._settings.step_timeout_s):
+                message = await self._results.get()
+        except TimeoutError:
+            raise WorkerLostError(f"no result for {self._settings.step_timeout_s:g} s") from None
+        if isinstance(message, WorkerLostError):
+            raise message
+        if message.epoch == self._epoch:
+            self._last_step_id = message.step_id
+        return message
+
+    @property
+    def stream_end(self) -> asyncio.Task[None]:
+        """Done when the stream is gone: what an idle owner watches. `receive` then says why."""
+        assert self._reader is not None
+        return self._reader
+
+    async def _read_results(self, results: asyncio.Queue[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
+        try:
+            while True:
+                results.put_nowait(await self._read())
+        except WorkerLostError as error:
+            results.put_nowait(error)
+
+    async def _read(self) -> worker_pb2.WorkerOutputs:
+        assert self._run is not None
+        try:
+            message = await self._run.read()
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise _lost(error) from None
+        if not isinstance(message, worker_pb2.WorkerOutputs):
+            raise WorkerLostError("the worker ended the stream")
+        return message
+
+    def forget_epoch(self) -> None:
+        """The next attach asks for a new epoch: what the worker holds is not to be trusted."""
+        self._epoch = 0
+
+    def drop(self) -> None:
+        """Gives the stream up; the channel stays."""
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._run is not None:
+            self._run.cancel()
+            self._run = None
+
+    async def close(self) -> None:
+        """The end: the worker sees its owner leave in order, so that the next one need not wait for the lease."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._say_goodbye()
+        self.drop()
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def _say_goodbye(self) -> None:
+        if self._run is not None and self._reader is not None:
+            await self._run.done_writing()
+            await self._reader
+
+
+def _at_most(wanted: int | None, fits: int, setting: str) -> int:
+    if wanted is not None and wanted > fits:
+        raise ConfigError(
+            f"{setting} is {wanted}, only {fits} blocks fit at the worker; lower it or give the worker more memory",
+            reason="CACHE_TOO_SMALL",
+        )
+    return fits if wanted is None else wanted
+
+
+def _lost(error: BaseException) -> WorkerLostError:
+    if not isinstance(error, grpc.RpcError):
+        return WorkerLostError(str(error) or type(error).__name__)
+    known = rpc.from_rpc_error(error)
+    refused = not isinstance(known, Unavailable)
+    return WorkerLostError(f"{known.status}: {known.message}", refused=refused)

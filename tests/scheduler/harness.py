@@ -1,0 +1,274 @@
+"""The scheduler service with a simulated worker in this process, over real gRPC, and a gateway's end of Attach to talk to it."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from scheduler_svc import app
+from scheduler_svc.settings import SchedulerSettings
+from svc_common import columns, rpc
+from worker_svc.app import Watchers, serve_engine, serve_simulated
+from worker_svc.engine import Engine
+from worker_svc.settings import SimulatedWorkerSettings
+
+TIMEOUT_S = 20.0
+
+
+def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, bounded in time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(3 * TIMEOUT_S):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Waits until `condition()` is true."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def service(
+    start: Callable[[Callable[..., None], asyncio.Event], Coroutine[Any, Any, None]],
+) -> AsyncIterator[Any]:
+    """Runs a `serve(on_ready=, stop=)` as a task; yields what `on_ready` got."""
+    ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    task = asyncio.create_task(start(lambda *args: ready.set_result(args), stop))
+    try:
+        await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        yield await ready
+    finally:
+        stop.set()
+        await task
+
+
+_QUIET = Watchers(on_budget=lambda readable: None, on_progress=lambda stage, fraction: None)
+
+
+def worker(make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = None, **values: Any) -> Any:
+    """A simulated worker; yields (HOST:PORT,). `make_engine`: another engine around it."""
+    settings = SimulatedWorkerSettings.of(**{"time_scale": 0.0, "owner_lease_s": 0.5, **values})
+    if make_engine is None:
+        return service(lambda ready, stop: serve_simulated(settings, on_ready=ready, watchers=_QUIET, stop=stop))
+    return service(
+        lambda ready, stop: serve_engine(
+            settings, lambda: make_engine(settings), on_ready=ready, watchers=_QUIET, stop=stop
+        )
+    )
+
+
+def scheduler(worker_address: str, **values: Any) -> Any:
+    """The scheduler; yields (address, admin address)."""
+    defaults = {"port": 0, "admin_port": 0, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
+    settings = SchedulerSettings(workers=(worker_address,), **{**defaults, **values})
+    return service(lambda ready, stop: app.serve(settings, on_ready=ready, stop=stop))
+
+
+@dataclass
+class Output:
+    """What came for one handle. Tokens are checked for gaps and repeats as they come."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    started: engine_pb2.Started | None = None
+    finished: engine_pb2.Finished | None = None
+    failed: engine_pb2.Failed | None = None
+    num_ends: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_ends > 0
+
+
+class Gateway:
+    """A gateway's end of one Attach stream; `outputs` by handle outlives streams."""
+
+    def __init__(self, address: str, frontend_id: str = "gateway-1") -> None:
+        self.frontend_id = frontend_id
+        self.outputs: dict[int, Output] = {}
+        self.states: list[engine_pb2.ServiceState] = []
+        self.num_messages = 0
+        self.welcome = engine_pb2.Welcome()
+        self.paused = asyncio.Event()
+        self.paused.set()
+        self._channel = rpc.channel(address)
+        self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._handles = itertools.count(1)
+        self._reader: asyncio.Task[None] | None = None
+        self.stream: Any = None
+
+    async def attach(self) -> engine_pb2.Welcome:
+        self.stream = self._stub.Attach()
+        hello = engine_pb2.FrontendHello(identity=rpc.Identity().message(), frontend_id=self.frontend_id)
+        await self.stream.write(engine_pb2.FrontendMessage(hello=hello))
+        self.welcome = (await self.stream.read()).welcome
+        self.states.append(self.welcome.state)
+        self._reader = asyncio.create_task(self._read())
+        return self.welcome
+
+    async def __aenter__(self) -> "Gateway":
+        await self.attach()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.lose_stream()
+        await self._channel.close()
+
+    async def lose_stream(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+        if self.stream is not None:
+            self.stream.cancel()
+            self.stream = None
+
+    async def _read(self) -> None:
+        while isinstance(message := await self.stream.read(), engine_pb2.EngineMessage):
+            self.num_messages += 1
+            if message.HasField("state"):
+                self.states.append(message.state)
+            self._take(message)
+            await self.paused.wait()
+
+    def _take(self, message: engine_pb2.EngineMessage) -> None:
+        for started in message.started:
+            self.outputs[started.handle].started = started
+        self._take_tokens(message.tokens)
+        for finished in message.finished:
+            output = self.outputs[finished.handle]
+            output.finished, output.num_ends = finished, output.num_ends + 1
+        for failed in message.failed:
+            output = self.outputs.setdefault(failed.handle, Output())
+            output.failed, output.num_ends = failed, output.num_ends + 1
+
+    def _take_tokens(self, tokens: engine_pb2.TokenColumns) -> None:
+        handles = columns.unpack(tokens.handles, "handles", columns.U32).tolist()
+        offsets = columns.unpack(tokens.token_offsets, "offsets", columns.U32, length=len(handles)).tolist()
+        counts = columns.unpack(tokens.counts, "counts", columns.U32, length=len(handles))
+        assert columns.unpack(tokens.choices, "choices", columns.U32, length=len(handles)).sum() == 0
+        runs = columns.split(columns.unpack(tokens.token_ids, "token_ids"), counts, "token_ids")
+        logprobs = columns.unpack(tokens.logprobs, "logprobs", columns.F32)
+        values = columns.split(logprobs, counts, "logprobs") if len(logprobs) else [np.zeros(0)] * len(handles)
+        for handle, offset, run, value in zip(handles, offsets, runs, values, strict=True):
+            output = self.outputs[handle]
+            assert offset == len(output.tokens), f"handle {handle}: run at {offset} after {len(output.tokens)} tokens"
+            output.tokens += run.tolist()
+            output.logprobs += value.tolist()
+
+    # --- saying things --------------------------------------------------------------------------------------------
+
+    async def send(self, **parts: Any) -> None:
+        await self.stream.write(engine_pb2.FrontendMessage(**parts))
+
+    async def submit(self, prompt: list[int], **values: Any) -> int:
+        """Submits one request and returns its handle."""
+        message = self.make_submit(prompt, **values)
+        await self.send(submits=[message])
+        return message.handle
+
+    def make_submit(
+        self, prompt: list[int], *, handle: int = 0, max_tokens: int = 8, **values: Any
+    ) -> engine_pb2.Submit:
+        handle = handle or next(self._handles)
+        self.outputs.setdefault(handle, Output())
+        sampling = common_pb2.ResolvedSampling(top_p=1.0, seed=7, logprobs=values.pop("logprobs", False))
+        stop = values.pop("stop", None) or common_pb2.StopRules(max_tokens=max_tokens, ignore_eos=True)
+        committed = values.pop("committed", None)
+        if committed is not None:
+            values["committed"] = [engine_pb2.CommittedTokens(token_ids=columns.pack(committed))]
+        return engine_pb2.Submit(
+            handle=handle,
+            request_id=values.pop("request_id", f"{self.frontend_id}-{handle}"),
+            token_ids=columns.pack(prompt),
+            sampling=values.pop("sampling", sampling),
+            stop=stop,
+            num_choices=values.pop("num_choices", 1),
+            **values,
+        )
+
+    async def end_of(self, handle: int) -> Output:
+        """Waits for the request's end."""
+        output = self.outputs[handle]
+        await eventually(lambda: output.is_over, f"end of handle {handle}")
+        return output
+
+    async def tokens_of(self, handle: int, at_least: int) -> Output:
+        output = self.outputs[handle]
+        await eventually(lambda: len(output.tokens) >= at_least or output.is_over, f"{at_least} tokens of {handle}")
+        return output
+
+
+class Admin:
+    """The operators' API."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = rpc.channel(address)
+        self.stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    async def __aenter__(self) -> "Admin":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._channel.close()
+
+    async def blocks(self) -> admin_pb2.GetBlocksResponse:
+        return await self.stub.GetBlocks(admin_pb2.GetBlocksRequest())
+
+    async def steps(self, **values: Any) -> list[admin_pb2.StepReport]:
+        return [report async for report in self.stub.WatchScheduler(admin_pb2.WatchSchedulerRequest(**values))]
+
+    async def assert_all_free(self) -> None:
+        """Every block is back and the ledger agrees (R17)."""
+        blocks = await self.blocks()
+        assert blocks.gpu.free == blocks.gpu.total, f"{blocks.gpu.total - blocks.gpu.free} blocks leaked"
+        assert not blocks.tables and not blocks.refs
+
+
+@dataclass
+class Stack:
+    """Everything running."""
+
+    gateway: Gateway
+    admin: Admin
+    address: str
+    admin_address: str
+    worker_address: str
+
+
+@contextlib.asynccontextmanager
+async def stack(
+    worker_values: dict[str, Any] | None = None,
+    make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = None,
+    **values: Any,
+) -> AsyncIterator[Stack]:
+    """Worker, scheduler, one attached gateway and an admin client; ready to serve."""
+    async with (
+        worker(make_engine, **(worker_values or {})) as (worker_address,),
+        scheduler(worker_address, **values) as (address, admin_address),
+        Admin(admin_address) as admin,
+        Gateway(address) as gateway,
+    ):
+        await eventually(lambda: gateway.states[-1].serving, "a worker is ready")
+        yield Stack(gateway, admin, address, admin_address, worker_address)

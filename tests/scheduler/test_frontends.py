@@ -1,0 +1,302 @@
+"""Gateways come, go, read slowly and talk nonsense: what each request and each stream then gets (design.md 3.2)."""
+
+import asyncio
+import os
+import random
+
+import grpc
+import numpy as np
+import pytest
+
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.plan import TokenRun
+from scheduler_svc.frontend_table import FrontendTable
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.request_book import RequestBook
+from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.settings import SchedulerSettings
+from svc_common import columns, rpc, telemetry
+from svc_common.clock import monotonic_ns
+from svc_common.errors import QuireError
+from svc_common.version import PROTOCOL_REVISION
+from tests.scheduler.harness import Gateway, Stack, eventually, run_async, stack
+
+PROMPT = list(range(32, 72))
+SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
+
+
+async def refusal(s: Stack, *messages: engine_pb2.FrontendMessage | bytes) -> QuireError:
+    """What ends a stream that says `messages`."""
+    channel = rpc.channel(s.address)
+    call = channel.stream_stream(
+        "/quire.engine.v1.EngineService/Attach",
+        request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
+        response_deserializer=engine_pb2.EngineMessage.FromString,
+    )()
+    try:
+        with pytest.raises(grpc.RpcError) as error:
+            for message in messages:
+                await call.write(message)
+            while await call.read() is not grpc.aio.EOF:
+                continue
+        return rpc.from_rpc_error(error.value)
+    finally:
+        call.cancel()
+        await channel.close()
+
+
+def hello(revision: int = PROTOCOL_REVISION, frontend_id: str = "other") -> engine_pb2.FrontendMessage:
+    identity = common_pb2.PeerIdentity(protocol_revision=revision, build="9.9", boot_id="b")
+    return engine_pb2.FrontendMessage(hello=engine_pb2.FrontendHello(identity=identity, frontend_id=frontend_id))
+
+
+@run_async
+async def test_malformed_streams_are_refused_and_disturb_nobody() -> None:
+    """No hello, a wrong revision (both values named), no id, a second hello, bytes that are no message."""
+    async with stack(SLOW) as s:
+        handle = await s.gateway.submit(PROMPT, max_tokens=60)
+        assert (await refusal(s, engine_pb2.FrontendMessage())).violations[0].field == "hello"
+        other = await refusal(s, hello(revision=PROTOCOL_REVISION + 1))
+        assert other.status == "FAILED_PRECONDITION"
+        assert other.metadata == {"theirs": str(PROTOCOL_REVISION + 1), "ours": str(PROTOCOL_REVISION)}
+        assert (await refusal(s, hello(frontend_id=""))).violations[0].field == "hello.frontend_id"
+        assert (await refusal(s, hello(), hello())).status == "INVALID_ARGUMENT"
+        for bad in ((hello(), b"\xff\xff\xff"), (b"\xff\xff\xff",)):
+            assert (await refusal(s, *bad)).reason == "MALFORMED_MESSAGE"
+        assert len((await s.gateway.end_of(handle)).tokens) == 60
+
+
+@run_async
+async def test_random_messages_never_disturb_the_others() -> None:
+    """Fields of every kind with random content: typed failures or nothing, a neighbour's tokens come, no block is left."""
+    rng = random.Random(3)
+
+    def junk() -> engine_pb2.Submit:
+        handle = rng.choice([0, 1, 1, rng.randrange(2**32)])
+        message = engine_pb2.Submit(
+            handle=handle,
+            request_id="".join(rng.choice("ab/~:\0é") for _ in range(rng.randrange(4))),
+            tenant=rng.choice(["", "t", "x" * 600]),
+            token_ids=rng.choice([b"", rng.randbytes(7), rng.randbytes(8), columns.pack([1, 2, 3])]),
+            num_choices=rng.choice([0, 1, 2**31]),
+            remaining_ns=rng.choice([0, 1, 2**63]),
+            priority=rng.choice([-(2**31), 0, 2**31 - 1]),
+            arrival_age_ns=rng.choice([0, 2**62]),
+            frontend_state=rng.randbytes(3),
+            resumable=rng.random() < 0.5,
+            resubmitted=rng.random() < 0.5,
+        )
+        if rng.random() < 0.8:
+            temperature = rng.choice([0.0, 1.0, float("inf"), float("nan")])
+            message.sampling.CopyFrom(common_pb2.ResolvedSampling(temperature=temperature, top_p=rng.random(), top_k=9))
+            message.stop.CopyFrom(common_pb2.StopRules(max_tokens=rng.choice([0, 1, 5]), stop_token_ids=[2**32 - 1]))
+        if rng.random() < 0.3:
+            message.committed.add(choice=rng.choice([0, 3]), token_ids=rng.choice([b"\1", columns.pack([5])]))
+        return message
+
+    async with stack(SLOW, frontend_grace_s=0.1) as s:
+        handle = await s.gateway.submit(PROMPT, max_tokens=100)
+        async with Gateway(s.address, "junk") as other:
+            for _ in range(150):
+                submits = [junk() for _ in range(rng.randrange(3))]
+                for submit in submits:
+                    other.outputs.setdefault(submit.handle, type(s.gateway.outputs[handle])())
+                stop = engine_pb2.Stopped(
+                    handle=rng.randrange(3), choice=rng.randrange(2), token_offset=rng.randrange(9)
+                )
+                cancel = engine_pb2.Cancel(handle=rng.randrange(3), request_id=rng.choice(["", "a", "b"]))
+                await other.send(submits=submits, stops=[stop], cancels=[cancel])
+        assert len((await s.gateway.end_of(handle)).tokens) == 100
+        await eventually(lambda: s.gateway.outputs[handle].is_over, "end")
+        await asyncio.sleep(0.3)
+        await s.admin.assert_all_free()
+
+
+@run_async
+async def test_a_gateway_that_does_not_read_holds_nobody() -> None:
+    """Generation goes on, other gateways get their tokens, and everything is there once it reads again."""
+    async with stack() as s, Gateway(s.address, "slow") as slow:
+        handles = [await slow.submit([40 + i, *PROMPT], max_tokens=150, logprobs=True) for i in range(8)]
+        await eventually(lambda: slow.num_messages > 1, "first message")
+        slow.paused.clear()
+        fast = await s.gateway.submit(PROMPT, max_tokens=300)
+        assert len((await s.gateway.end_of(fast)).tokens) == 300
+        await s.admin.assert_all_free()
+        slow.paused.set()
+        for handle in handles:
+            assert len((await slow.end_of(handle)).tokens) == 150
+
+
+@run_async
+async def test_one_message_carries_everything_new() -> None:
+    """Cursor, not queue: however many steps passed since the last write, the next message has one run per request."""
+    readiness = Readiness()
+    book = RequestBook(SchedulerSettings(), RequestSpans(telemetry.setup("scheduler")), monotonic_ns)
+    frontend, attachment = FrontendTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
+    message = engine_pb2.Submit(handle=1, request_id="r", token_ids=columns.pack(PROMPT))
+    message.sampling.top_p, message.stop.max_tokens = 1.0, 10**6
+    frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
+    [live] = book.take_pending()
+    book.entered(live)
+    book.scheduled("r", 1, 0)
+    for step in range(1_000):
+        book.put_tokens(TokenRun("r/0", "r", 0, step, [step]), step, None)
+    assert attachment.wake.is_set()
+    written = frontend.collect()
+    assert written is not None
+    assert columns.unpack(written.tokens.token_ids, "").tolist() == list(range(1_000))
+    assert columns.unpack(written.tokens.counts, "").tolist() == [1_000]
+    assert len(written.started) == 1 and frontend.collect() is None
+    book.put_tokens(TokenRun("r/0", "r", 0, 1_000, [7]), 1_001, None)
+    written = frontend.collect()
+    assert written is not None and columns.unpack(written.tokens.token_offsets, "").tolist() == [1_000]
+
+
+@run_async
+async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
+    """Disconnect: non-resumable requests are cancelled at once, resumable ones go on and are named in Welcome.held."""
+    async with stack(SLOW) as s, Gateway(s.address, "second") as second:
+        goes = await second.submit(PROMPT, max_tokens=3000, request_id="goes")
+        await second.tokens_of(goes, 1)
+        stays = await second.submit(PROMPT, max_tokens=200, request_id="stays", resumable=True, frontend_state=b"mine")
+        await second.tokens_of(stays, 3)
+        await second.lose_stream()
+        for _ in range(200):
+            tables = [t.sequence for t in (await s.admin.blocks()).tables]
+            if tables == ["stays/0"]:
+                break
+            await asyncio.sleep(0.01)
+        assert tables == ["stays/0"]
+        known = len(second.outputs[stays].tokens)
+        welcome = await second.attach()
+        [held] = welcome.held
+        assert (held.handle, held.request_id, held.frontend_state) == (stays, "stays", b"mine")
+        assert int(np.frombuffer(held.token_offsets, "<u4")[0]) >= known
+        submit = second.make_submit(
+            PROMPT, handle=stays, max_tokens=200, request_id="stays", resumable=True, resubmitted=True
+        )
+        submit.committed.add(token_ids=columns.pack(second.outputs[stays].tokens))
+        await second.send(submits=[submit])
+        output = await second.end_of(stays)
+        assert len(output.tokens) == 200 and output.finished.account.completion_tokens == 200
+        assert output.finished.account.num_preemptions == 0
+        await s.admin.assert_all_free()
+
+
+@run_async
+async def test_nobody_comes_back_within_the_grace_time() -> None:
+    """Held requests are cancelled when the grace time is over, also when the gateway came back without asking for them."""
+    async with stack(SLOW, frontend_grace_s=0.2) as s:
+        for comes_back in (False, True):
+            async with Gateway(s.address, "second") as second:
+                handle = await second.submit(PROMPT, max_tokens=3000, request_id=f"r{comes_back}", resumable=True)
+                await second.tokens_of(handle, 1)
+                await second.lose_stream()
+                if comes_back:
+                    assert len((await second.attach()).held) == 1
+                assert len((await s.admin.blocks()).tables) == 1
+                await asyncio.sleep(0.4)
+                await s.admin.assert_all_free()
+
+
+@run_async
+async def test_an_ended_resumable_request_can_be_read_again() -> None:
+    """It ended while its reader was away: submitting it again gives the rest and the same end, without a new computation."""
+    async with stack() as s:
+        async with Gateway(s.address, "second") as second:
+            handle = await second.submit(PROMPT, max_tokens=20, request_id="r", resumable=True)
+            whole = (await second.end_of(handle)).tokens
+        num_steps = len(await s.admin.steps())
+        again = await s.gateway.submit(PROMPT, max_tokens=20, request_id="r", resumable=True, committed=whole[:5])
+        s.gateway.outputs[again].tokens += whole[:5]
+        output = await s.gateway.end_of(again)
+        assert output.tokens == whole and output.finished is not None
+        assert len(await s.admin.steps()) == num_steps
+
+
+@run_async
+async def test_a_second_reader_takes_a_request_over() -> None:
+    """The same id from another gateway: it reads from its offset on, the first reader is told ABORTED, the request goes on."""
+    async with stack(SLOW) as s, Gateway(s.address, "second") as second:
+        first = await s.gateway.submit(PROMPT, max_tokens=60, request_id="r")
+        tokens = list((await s.gateway.tokens_of(first, 10)).tokens)
+        handle = await second.submit(PROMPT, max_tokens=60, request_id="r", committed=tokens, resubmitted=True)
+        second.outputs[handle].tokens += tokens
+        assert len((await second.end_of(handle)).tokens) == 60
+        lost = s.gateway.outputs[first]
+        assert lost.failed is not None and lost.failed.error.reason == "ATTACHED_ELSEWHERE" and lost.num_ends == 1
+
+
+@run_async
+async def test_goodbye_cancels_everything_at_once() -> None:
+    """Resumable or not, all of it ends and the stream is closed."""
+    async with stack(SLOW) as s, Gateway(s.address, "second") as second:
+        handle = await second.submit(PROMPT, max_tokens=3000, resumable=True)
+        await second.tokens_of(handle, 1)
+        reader = second._reader
+        await second.send(goodbye={})
+        await asyncio.wait_for(reader, 5)
+        for _ in range(100):
+            if not (await s.admin.blocks()).tables:
+                break
+            await asyncio.sleep(0.01)
+        await s.admin.assert_all_free()
+
+
+@run_async
+async def test_a_second_stream_of_a_frontend_replaces_the_first() -> None:
+    """A half-dead connection cannot block its gateway: the newer stream wins."""
+    async with stack() as s, Gateway(s.address, "same") as old, Gateway(s.address, "same") as new:
+        with pytest.raises(grpc.RpcError) as error:
+            await old._reader
+        assert rpc.from_rpc_error(error.value).reason == "FRONTEND_REPLACED"
+        assert len((await new.end_of(await new.submit(PROMPT))).tokens) == 8
+        assert s.gateway.welcome.identity.boot_id == new.welcome.identity.boot_id
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@run_async
+async def test_a_storm_of_cancels_leaks_nothing() -> None:
+    """1,000 requests, ended at random moments by handle, id, stop or disconnect: no block, task or descriptor is left."""
+    rng = random.Random(11)
+    async with stack({"num_gpu_blocks": 200}, max_num_seqs=64) as s:
+        await s.gateway.end_of(await s.gateway.submit(PROMPT))
+        await s.admin.assert_all_free()
+        tasks, descriptors = len(asyncio.all_tasks()), num_descriptors()
+        for _ in range(20):
+            async with Gateway(s.address, "storm") as storm:
+                handles = []
+                for _ in range(50):
+                    prompt = [rng.randrange(32, 120) for _ in range(rng.randrange(1, 60))]
+                    request_id = f"r{rng.randrange(10**9)}"
+                    handles.append((await storm.submit(prompt, max_tokens=500, request_id=request_id), request_id))
+                    if rng.random() < 0.8:
+                        await cancel_one(storm, *rng.choice(handles), rng)
+                    if rng.random() < 0.3:
+                        await asyncio.sleep(rng.random() * 0.005)
+        await eventually_free(s)
+        assert len((await s.gateway.end_of(await s.gateway.submit(PROMPT))).tokens) == 8
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "tasks are gone")
+        await eventually(lambda: num_descriptors() <= descriptors, "descriptors are closed")
+
+
+async def cancel_one(gateway: Gateway, handle: int, request_id: str, rng: random.Random) -> None:
+    match rng.randrange(3):
+        case 0:
+            await gateway.send(cancels=[engine_pb2.Cancel(handle=handle)])
+        case 1:
+            await gateway.send(cancels=[engine_pb2.Cancel(request_id=request_id)])
+        case 2:
+            await gateway.send(stops=[engine_pb2.Stopped(handle=handle, token_offset=rng.randrange(5))])
+
+
+async def eventually_free(s: Stack) -> None:
+    for _ in range(500):
+        if not (await s.admin.blocks()).tables:
+            break
+        await asyncio.sleep(0.01)
+    await s.admin.assert_all_free()
