@@ -1,0 +1,89 @@
+"""AdminService on the gateway's own listener, relayed to the scheduler's. Messages pass as bytes: every method works."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+
+from protos.inference.v1 import admin_pb2
+from svc_common import rpc
+from svc_common.errors import Unavailable
+
+SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+SERVICE_NAME = SERVICE.full_name
+
+_UNSPECIFIED_HOSTS = frozenset({"", "0.0.0.0", "[::]", "::"})
+_Context = grpc.aio.ServicerContext
+
+
+class AdminRelay:
+    """Owner of the channel to the scheduler's AdminService. `address()`: as in Welcome, empty while unknown.
+
+    A scheduler that listens on all interfaces says so; then the host is the one that it is reached by, `scheduler`.
+    """
+
+    def __init__(self, address: Callable[[], str], scheduler: str) -> None:
+        self._address = address
+        self._scheduler_host = scheduler.rpartition(":")[0]
+        self._channel: grpc.aio.Channel | None = None
+        self._connected_to = ""
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME, {method.name: self._method_handler(method) for method in SERVICE.methods}
+        )
+
+    async def close(self) -> None:
+        """Ends calls under way."""
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    def _method_handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:
+        path = f"/{SERVICE_NAME}/{method.name}"
+
+        async def unary(raw: bytes, context: _Context) -> bytes:
+            async with _typed_errors(context):
+                channel = await self._connected()
+                answer: bytes = await channel.unary_unary(path, None, None)(raw, timeout=context.time_remaining())
+                return answer
+            raise AssertionError("an error ends the call")
+
+        async def stream(raw: bytes, context: _Context) -> None:
+            async with _typed_errors(context):
+                channel = await self._connected()
+                call = channel.unary_stream(path, None, None)(raw, timeout=context.time_remaining())
+                try:
+                    async for message in call:
+                        await context.write(message)
+                finally:
+                    call.cancel()
+
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def _connected(self) -> grpc.aio.Channel:
+        address = self._reachable(self._address())
+        if self._channel is None or address != self._connected_to:
+            await self.close()
+            self._channel, self._connected_to = rpc.channel(address), address
+        return self._channel
+
+    def _reachable(self, address: str) -> str:
+        if not address:
+            raise Unavailable("the scheduler has not been reached yet", reason="SCHEDULER_AWAY", retry_after_s=1.0)
+        host, _, port = address.rpartition(":")
+        return f"{self._scheduler_host}:{port}" if host in _UNSPECIFIED_HOSTS else address
+
+
+@contextlib.asynccontextmanager
+async def _typed_errors(context: _Context) -> AsyncIterator[None]:
+    """The scheduler's error as it came."""
+    async with rpc.errors_to_status(context):
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error) from None

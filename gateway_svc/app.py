@@ -1,0 +1,194 @@
+"""Composition root of a gateway: builds every part, listens, and stops in order. Nothing is built elsewhere.
+
+Order of stopping (operations.md 1.3): health NOT_SERVING, no new requests, running ones have `drain_s`, goodbye to the scheduler,
+which cancels the rest, then the servers end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection
+
+from gateway_svc import admin_relay, http_server, inference_service
+from gateway_svc.admin_relay import AdminRelay
+from gateway_svc.http_server import HttpServer
+from gateway_svc.inference_service import InferenceService
+from gateway_svc.model_catalog import ModelCatalog
+from gateway_svc.openai_app import openai_app
+from gateway_svc.pipeline import Pipeline
+from gateway_svc.scheduler_link import SchedulerLink
+from gateway_svc.settings import GatewaySettings
+from svc_common import rpc, telemetry
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+DRAIN_POLL_S = 0.02
+
+OnReady = Callable[[str, str, str], None]
+
+_HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
+    """Runs a gateway until SIGTERM, SIGINT or `stop`.
+
+    `on_ready(grpc, http, admin)` gets the three addresses HOST:PORT as soon as it listens, whether the scheduler is there or not.
+    ConfigError naming the option when a port is taken.
+    """
+    stop = stop or asyncio.Event()
+    gateway = _Gateway(settings)
+    try:
+        addresses = await gateway.start()
+        with _stop_on_signals(stop):
+            on_ready(*addresses)
+            await gateway.run_until(stop)
+    finally:
+        await gateway.stop()
+
+
+class _Gateway:
+    """All parts of one gateway process."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._tracing = telemetry.setup("gateway")
+        self._channel = rpc.channel(settings.scheduler)
+        self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
+        self._catalog = ModelCatalog(settings, self._link.fetch_bundle)
+        self._pipeline = Pipeline(self._link, self._catalog, self._tracing)
+        self._relay = AdminRelay(lambda: self._link.state.admin_address, settings.scheduler)
+        self._health = health_aio.HealthServicer()
+        self._health_changed = asyncio.Event()
+        self._server = self._public_server()
+        self._admin = self._admin_server()
+        app = openai_app(self._pipeline, self._catalog, settings, self._tracing, self._not_ready_because)
+        self._http = HttpServer(app, STOP_GRACE_S)
+        self._socket: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._link.on_state = self._on_state
+        self._catalog.on_change = self._health_changed.set
+
+    def _public_server(self) -> grpc.aio.Server:
+        server = rpc.server(public=True)
+        service = InferenceService(self._pipeline, self._catalog, self._link.cancel, self._settings, self._tracing)
+        server.add_generic_rpc_handlers((service.handler(),))
+        self._add_standard_services(server, inference_service.SERVICE_NAME)
+        return server
+
+    def _admin_server(self) -> grpc.aio.Server:
+        server = rpc.server()
+        server.add_generic_rpc_handlers((self._relay.handler(),))
+        self._add_standard_services(server, admin_relay.SERVICE_NAME)
+        return server
+
+    def _add_standard_services(self, server: grpc.aio.Server, name: str) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._settings.reflection:
+            reflection.enable_server_reflection((name, _HEALTH_NAME, reflection.SERVICE_NAME), server)
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    def _on_state(self) -> None:
+        state = self._link.state
+        self._catalog.want(state.limits, state.reason)
+        self._health_changed.set()
+
+    def _not_ready_because(self) -> str:
+        state = self._link.state
+        if self._stopping:
+            return "this gateway is stopping"
+        if not (state.attached and state.serving):
+            return state.reason or "the scheduler is not serving"
+        return "" if self._catalog.current is not None else self._catalog.reason
+
+    async def _follow_health(self) -> None:
+        while True:
+            await self._health_changed.wait()
+            self._health_changed.clear()
+            await self._set_health(serving=not self._not_ready_because())
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME):
+            await self._health.set(name, status)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> tuple[str, str, str]:
+        """Binds all three ports, then serves; addresses of gRPC, HTTP and admin."""
+        settings = self._settings
+        await self._set_health(serving=False)
+        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        grpc_port = rpc.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
+        admin_port = rpc.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
+        self._socket = http_server.listen(settings.host, settings.http_port, option="--http-port")
+        http_port = self._socket.getsockname()[1]
+        await self._server.start()
+        await self._admin.start()
+        work = (self._link.run(), self._catalog.run(), self._follow_health(), self._http.serve([self._socket]))
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        return f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", f"{settings.host}:{admin_port}"
+
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Waits for `stop`; raises when a part of the gateway dies, which is a bug."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait((stopped, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            stopped.cancel()
+
+    async def stop(self) -> None:
+        """See the module's docstring. Works from any half-started state."""
+        self._stopping = True
+        await self._health.enter_graceful_shutdown()
+        self._link.close()
+        await self._drain()
+        if self._tasks:
+            await self._link.leave()
+        self._http.stop()
+        await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
+        await self._end_tasks()
+        await self._relay.close()
+        await self._channel.close(None)
+        if self._socket is not None:
+            self._socket.close()
+        await asyncio.to_thread(self._tracing.shutdown)
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while len(self._link.requests) and self._link.state.attached:
+                    await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _end_tasks(self) -> None:
+        """uvicorn ends by itself within its grace time; the others by being cancelled."""
+        for task in self._tasks[:-1]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks[-1:], timeout=STOP_GRACE_S + 1)
+            self._tasks[-1].cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,127 @@
+"""Chat templates: the model's own Jinja source, rendered as transformers does, in a sandbox with bounds on time and output."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from svc_common.errors import FailedPrecondition, InvalidArgument
+
+MAX_RENDER_S = 2.0
+MAX_OUTPUT_CHARS = 8 * 2**20
+
+
+class ChatTemplate:
+    """One compiled template. `special_tokens`: names the template may use, such as `bos_token`.
+
+    Raises FailedPrecondition when the source is no valid template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise FailedPrecondition(
+                f"the model's chat template does not compile: {error}", reason="BAD_CHAT_TEMPLATE"
+            ) from error
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt for `messages`. InvalidArgument naming `messages` when the template refuses them or takes too long."""
+        try:
+            with _TimeLimit(MAX_RENDER_S):
+                return self._bounded(messages, add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise InvalidArgument.field("messages", f"refused by the chat template: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidArgument.field("messages", f"do not fit the chat template: {error}") from error
+
+    def _bounded(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        parts: list[str] = []
+        size = 0
+        for part in self._template.generate(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special_tokens,
+        ):
+            size += len(part)
+            if size > MAX_OUTPUT_CHARS:
+                raise jinja2.TemplateError(f"it makes more than {MAX_OUTPUT_CHARS} characters of them")
+            parts.append(part)
+        return "".join(parts)
+
+
+class _TimeLimit:
+    """Ends the code inside by a TemplateError after `limit_s`, loops without output included (Jinja has no such bound)."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._deadline = 0.0
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        self._deadline = time.monotonic() + self._limit_s
+        self._previous = sys.gettrace()
+        if self._previous is None:
+            sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is None:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if time.monotonic() > self._deadline:
+            raise jinja2.TemplateError(f"it ran longer than {self._limit_s:g} s")
+        return self._trace
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks training targets; for serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The body itself."""
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """As in transformers: block trimming, loop controls, three helpers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; a prompt is no HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,173 @@
+"""The generation pipeline behind both doors: validate, template, tokenise, submit; then events come from `Generation`."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opentelemetry.trace import Span
+
+from gateway_svc import validation
+from gateway_svc.bundle import TextModel
+from gateway_svc.generation import Generation
+from gateway_svc.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.scheduler_link import SchedulerLink
+from gateway_svc.settings import GatewaySettings
+from gateway_svc.spans import GenerationSpan
+from gateway_svc.text_stream import TextStream
+from gateway_svc.validation import AnyRequest, ResolvedRequest
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common import columns
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import DeadlineExceeded
+from svc_common.telemetry import Telemetry
+
+# Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
+INLINE_TEXT_CHARS = 4_096
+DEADLINE_MARGIN_S = 0.05
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call from outside, whichever door it came through. `deadline_ns`: on this process' monotonic clock."""
+
+    request_id: str
+    deadline_ns: int
+    span: Span
+    stream: bool
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline."""
+        return (self.deadline_ns - monotonic_ns()) / NS_PER_S
+
+
+def deadline_after(remaining_s: float | None, settings: GatewaySettings) -> int:
+    """Our own deadline for a call: a little before the client's, so that its error is ours and not the transport's."""
+    if remaining_s is None or remaining_s > settings.max_request_s:
+        return monotonic_ns() + int(settings.max_request_s * NS_PER_S)
+    margin_s = min(DEADLINE_MARGIN_S, 0.2 * remaining_s)
+    return monotonic_ns() + int((remaining_s - margin_s) * NS_PER_S)
+
+
+class Pipeline:
+    """Starts generations; one per process, shared by all doors."""
+
+    def __init__(self, link: SchedulerLink, catalog: ModelCatalog, telemetry: Telemetry) -> None:
+        self._link = link
+        self._catalog = catalog
+        self._telemetry = telemetry
+
+    @contextlib.asynccontextmanager
+    async def generate(self, call: Call, request: AnyRequest) -> AsyncIterator[Generation]:
+        """A generation while the context lasts; leaving it early cancels the request at the scheduler at once.
+
+        Raises the typed errors of api.md for requests that cannot be accepted.
+        """
+        model = await self._model(call, request.model)
+        operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
+        span = GenerationSpan(self._telemetry, call.span, operation, model.name, call.request_id)
+        try:
+            resolved = await resolve(request, model)
+            span.set_request(resolved, stream=call.stream)
+            async with self._submitted(call, resolved, model, span) as generation:
+                yield generation
+                if generation.finished is not None and generation.usage is not None:
+                    reason = common_pb2.FinishReason.Name(generation.finished.reason)
+                    span.set_result(model.name, reason.removeprefix("FINISH_REASON_").lower(), generation.usage)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        finally:
+            span.end()
+
+    @contextlib.asynccontextmanager
+    async def _submitted(
+        self, call: Call, resolved: ResolvedRequest, model: ServedModel, span: GenerationSpan
+    ) -> AsyncIterator[Generation]:
+        arrival_ns = monotonic_ns()
+        engine_request = self._link.submit(_submit_message(call, resolved, span), call.deadline_ns)
+        try:
+            yield Generation(
+                engine_request,
+                self._link.requests,
+                TextStream(model.text, resolved.stop_strings, min_tokens=resolved.stop.min_tokens),
+                inference_pb2.Started(
+                    request_id=call.request_id,
+                    effective_seed=resolved.sampling.seed,
+                    model=model.name,
+                    max_tokens=resolved.stop.max_tokens,
+                ),
+                on_first_output=lambda: span.first_output((monotonic_ns() - arrival_ns) / NS_PER_S),
+            )
+        finally:
+            self._link.requests.release(engine_request)
+
+    async def _model(self, call: Call, name: str) -> ServedModel:
+        model = await self._catalog.wait(name, call.remaining_s)
+        if call.remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
+        return model
+
+    # --- text alone --------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, name: str, text: str, timeout_s: float) -> list[int]:
+        """Token ids of `text`."""
+        model = await self._catalog.wait(name, timeout_s)
+        return await _off_loop_if_long(len(text), model.text.encode, text)
+
+    async def detokenize(self, name: str, token_ids: list[int], timeout_s: float) -> str:
+        """Text of `token_ids`. InvalidArgument for ids outside the vocabulary."""
+        model = await self._catalog.wait(name, timeout_s)
+        validation.check_token_ids(token_ids, "token_ids", model.limits)
+        return await _off_loop_if_long(len(token_ids), model.text.decode, token_ids)
+
+
+async def resolve(request: AnyRequest, model: ServedModel) -> ResolvedRequest:
+    """Checks, templates and tokenises a request and applies the defaults."""
+    validation.check_parameters(request, model.limits)
+    token_ids = await _prompt_token_ids(request, model.text, model.limits)
+    return validation.resolve(request, token_ids, model.limits, model.defaults)
+
+
+async def _prompt_token_ids(request: AnyRequest, text_model: TextModel, limits: common_pb2.ModelLimits) -> list[int]:
+    if isinstance(request, inference_pb2.ChatRequest):
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        return await asyncio.to_thread(_encode_chat, messages, text_model, limits)
+    if request.WhichOneof("prompt") == "token_ids":
+        return list(request.token_ids.ids)
+    # Text that is too long by its bytes alone is refused before it costs anything; here and below.
+    validation.check_prompt_length(text_model.least_tokens(request.text), limits)
+    return await _off_loop_if_long(len(request.text), text_model.encode, request.text)
+
+
+def _encode_chat(messages: list[dict[str, str]], text_model: TextModel, limits: common_pb2.ModelLimits) -> list[int]:
+    prompt = text_model.apply_chat_template(messages)
+    validation.check_prompt_length(text_model.least_tokens(prompt), limits)
+    return text_model.encode(prompt, add_special_tokens=False)
+
+
+async def _off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:
+    if size <= INLINE_TEXT_CHARS:
+        return call(argument)
+    return await asyncio.to_thread(call, argument)
+
+
+def _submit_message(call: Call, resolved: ResolvedRequest, span: GenerationSpan) -> engine_pb2.Submit:
+    return engine_pb2.Submit(
+        request_id=call.request_id,
+        token_ids=columns.pack(resolved.prompt_token_ids),
+        sampling=resolved.sampling,
+        stop=resolved.stop,
+        num_choices=1,
+        priority=-resolved.priority,
+        trace=span.context,
+        cache_salt=resolved.cache_salt,
+        no_cache_reuse=resolved.no_cache_reuse,
+    )

@@ -1,0 +1,95 @@
+"""Spans of one request at the gateway: a SERVER span around the call and a GenAI span inside it (operations.md 2.1, 2.4).
+
+Never prompts or outputs. Off (no exporter configured), the caller's trace context still passes through.
+"""
+
+from collections.abc import Mapping
+
+from opentelemetry.trace import Span, Status, StatusCode
+
+from gateway_svc.validation import ResolvedRequest
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common import telemetry
+from svc_common.errors import QuireError
+from svc_common.telemetry import SpanKind, Telemetry
+
+PROVIDER = "quire"
+_CALLERS_FAULTS = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "ALREADY_EXISTS", "CANCELLED"})
+
+
+def start_server_span(tracer: Telemetry, name: str, metadata: Mapping[str, str], attributes: Mapping[str, str]) -> Span:
+    """The span of one call from outside, child of the W3C context in its metadata; the caller ends it."""
+    return tracer.span(name, parent=telemetry.context_of(metadata), kind=SpanKind.SERVER, attributes=attributes)
+
+
+def set_error(span: Span, error: BaseException) -> None:
+    """Notes how a call failed; what is the caller's own fault or wish is not marked as an error of ours."""
+    status = error.status if isinstance(error, QuireError) else "INTERNAL"
+    span.set_attribute("error.type", error.reason if isinstance(error, QuireError) else type(error).__name__)
+    if status not in _CALLERS_FAULTS:
+        span.set_status(Status(StatusCode.ERROR, status))
+
+
+class GenerationSpan:
+    """The INTERNAL span `chat {model}` or `text_completion {model}` of one generation; ended by `end`."""
+
+    def __init__(self, tracer: Telemetry, server_span: Span, operation: str, model: str, request_id: str) -> None:
+        attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.output.type": "text",
+            "gen_ai.response.id": request_id,
+            "quire.request_id": request_id,
+        }
+        parent = telemetry.child_of(server_span)
+        self._span = tracer.span(f"{operation} {model}", parent=parent, attributes=attributes)
+
+    @property
+    def context(self) -> common_pb2.TraceContext:
+        """For the scheduler: its spans are children of this one."""
+        return telemetry.trace_context(self._span)
+
+    def set_request(self, resolved: ResolvedRequest, *, stream: bool) -> None:
+        """What is asked for, without the prompt."""
+        if not self._span.is_recording():
+            return
+        sampling, stop = resolved.sampling, resolved.stop
+        self._span.set_attributes(
+            {
+                "gen_ai.request.stream": stream,
+                "gen_ai.request.seed": str(sampling.seed),
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.max_tokens": stop.max_tokens,
+                "gen_ai.usage.input_tokens": len(resolved.prompt_token_ids),
+                **{f"quire.label.{name}": value for name, value in resolved.labels.items()},
+            }
+        )
+
+    def first_output(self, seconds: float) -> None:
+        """Time from arrival to the first output."""
+        self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+
+    def set_result(self, model: str, finish_reason: str, usage: inference_pb2.Usage) -> None:
+        """How it ended and what it used."""
+        self._span.set_attributes(
+            {
+                "gen_ai.response.model": model,
+                "gen_ai.response.finish_reasons": [finish_reason],
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_prompt_tokens,
+                "quire.queue_ms": usage.timing.queue_ms,
+                "quire.num_preemptions": usage.timing.num_preemptions,
+            }
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """It ended by `error`."""
+        set_error(self._span, error)
+
+    def end(self) -> None:
+        """The generation is over."""
+        self._span.end()

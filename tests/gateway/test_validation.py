@@ -1,0 +1,126 @@
+"""What requests may ask for: each wrong field named, every default in one place (api.md)."""
+
+import math
+
+import pytest
+
+from gateway_svc import validation
+from gateway_svc.request_ids import accept_request_id, new_request_id
+from gateway_svc.validation import SamplingDefaults
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common.errors import InvalidArgument, OutOfRange
+
+LIMITS = common_pb2.ModelLimits(model="tiny", max_model_len=100, vocab_size=50, block_size=16)
+DEFAULTS = SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20)
+
+
+def generate(**parts: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="hello", **parts)
+
+
+WRONG = {
+    "sampling.temperature": [
+        generate(sampling=pb.SamplingParams(temperature=value)) for value in (-0.1, 10.5, math.nan, math.inf)
+    ],
+    "sampling.top_p": [generate(sampling=pb.SamplingParams(top_p=value)) for value in (0, -1, 1.01, math.nan)],
+    "sampling.n": [generate(sampling=pb.SamplingParams(n=value)) for value in (0, 2)],
+    "stop.max_tokens": [generate(stop=pb.StopConditions(max_tokens=0))],
+    "stop.min_tokens": [
+        generate(stop=pb.StopConditions(max_tokens=3, min_tokens=4)),
+        generate(stop=pb.StopConditions(min_tokens=100)),
+    ],
+    "stop.stop_strings": [generate(stop=pb.StopConditions(stop_strings=["x"] * 17))],
+    "stop.stop_strings[1]": [generate(stop=pb.StopConditions(stop_strings=["x", bad])) for bad in ("", "y" * 257)],
+    "stop.stop_token_ids[0]": [generate(stop=pb.StopConditions(stop_token_ids=[50]))],
+    "stop.stop_token_ids": [generate(stop=pb.StopConditions(stop_token_ids=[1] * 257))],
+    "scheduling.priority": [generate(scheduling=pb.Scheduling(priority=-(2**31)))],
+    "cache.cache_salt": [generate(cache=pb.CacheOptions(cache_salt="s" * 257))],
+    "labels": [generate(labels={str(i): "" for i in range(17)}), generate(labels={"k": "v" * 65})],
+    "prompt": [pb.GenerateRequest()],
+    "text": [pb.GenerateRequest(text="")],
+    "token_ids.ids": [pb.GenerateRequest(token_ids=pb.TokenIds())],
+    "token_ids.ids[2]": [pb.GenerateRequest(token_ids=pb.TokenIds(ids=[0, 49, 50, 99]))],
+    "messages": [pb.ChatRequest()],
+    "messages[0].role": [pb.ChatRequest(messages=[pb.Message(content="x")])],
+}
+
+
+@pytest.mark.parametrize(("field", "request_"), [(field, r) for field, rs in WRONG.items() for r in rs])
+def test_a_wrong_field_is_named(field: str, request_: validation.AnyRequest) -> None:
+    """INVALID_ARGUMENT with exactly this field violation."""
+    with pytest.raises(InvalidArgument) as caught:
+        validation.check_parameters(request_, LIMITS)
+    assert [violation.field for violation in caught.value.violations] == [field]
+    assert field in caught.value.message
+
+
+def test_all_wrong_fields_are_reported_at_once() -> None:
+    """A client fixes them in one go."""
+    bad = generate(sampling=pb.SamplingParams(temperature=-1, top_p=2), stop=pb.StopConditions(max_tokens=0))
+    with pytest.raises(InvalidArgument) as caught:
+        validation.check_parameters(bad, LIMITS)
+    assert {v.field for v in caught.value.violations} == {"sampling.temperature", "sampling.top_p", "stop.max_tokens"}
+
+
+def test_absent_fields_take_the_models_defaults() -> None:
+    """And max_tokens goes up to the context, never a hidden 16 (api.md)."""
+    resolved = validation.resolve(generate(), [1, 2, 3], LIMITS, DEFAULTS, draw_seed=lambda: 42)
+    sampling, stop = resolved.sampling, resolved.stop
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (pytest.approx(0.7), pytest.approx(0.9), 20)
+    assert (sampling.seed, sampling.logprobs) == (42, False)
+    assert (stop.max_tokens, stop.min_tokens, stop.ignore_eos) == (97, 0, False)
+
+
+def test_zero_is_a_value_and_not_absence() -> None:
+    """Greedy, all tokens, seed 0: proto3 zeros that were set must win over defaults."""
+    asked = generate(sampling=pb.SamplingParams(temperature=0, top_k=0, seed=0))
+    sampling = validation.resolve(asked, [1], LIMITS, DEFAULTS, draw_seed=lambda: 42).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0, 0, 0)
+
+
+def test_max_tokens_is_cut_to_what_fits() -> None:
+    """Started tells the value in force."""
+    asked = generate(stop=pb.StopConditions(max_tokens=1000, min_tokens=99))
+    stop = validation.resolve(asked, [1] * 90, LIMITS, DEFAULTS).stop
+    assert (stop.max_tokens, stop.min_tokens) == (10, 10)
+
+
+def test_a_prompt_that_leaves_no_room_is_out_of_range_with_the_limit() -> None:
+    """R23 reaches clients as OUT_OF_RANGE (design.md 7)."""
+    validation.resolve(generate(), [1] * 99, LIMITS, DEFAULTS)
+    with pytest.raises(OutOfRange) as caught:
+        validation.resolve(generate(), [1] * 100, LIMITS, DEFAULTS)
+    assert caught.value.reason == "PROMPT_TOO_LONG"
+    assert caught.value.metadata == {"limit": "99", "prompt_tokens": "100", "max_model_len": "100"}
+
+
+def test_a_prompt_of_no_tokens_is_refused() -> None:
+    """Text that the tokenizer turns into nothing."""
+    with pytest.raises(InvalidArgument, match="no tokens"):
+        validation.resolve(generate(), [], LIMITS, DEFAULTS)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x02\xff\xfe", b"\x12\x05ab"])
+def test_what_is_no_message_is_an_invalid_argument(raw: bytes) -> None:
+    """Malformed protobuf, invalid UTF-8, a cut message."""
+    with pytest.raises(InvalidArgument) as caught:
+        validation.parse(pb.GenerateRequest, raw)
+    assert caught.value.violations[0].field == "request"
+
+
+def test_defaults_come_from_the_generation_config() -> None:
+    """Missing and null entries keep ours."""
+    config = {"temperature": 0.6, "top_k": None, "eos_token_id": [0]}
+    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(0.6, 1.0, 0)
+
+
+def test_request_ids() -> None:
+    """UUIDv7 when absent, sortable by time; the caller's own is checked."""
+    ids = [new_request_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert all(made[14] == "7" and made[19] in "89ab" for made in ids)
+    assert accept_request_id("my-id_1:2") == "my-id_1:2"
+    for bad in ("a b", "x" * 129, "é", "a/b"):
+        with pytest.raises(InvalidArgument, match="x-request-id"):
+            accept_request_id(bad)
