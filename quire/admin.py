@@ -1,0 +1,177 @@
+"""Client of the operators' API, and its answers as JSON values and as text for people. Used by `quire steps` and `quire blocks`."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from quire.calls import typed_errors
+from svc_common import rpc
+
+_WHAT = "operators' API"
+_UNARY_TIMEOUT_S = 30.0
+
+
+class AdminClient:
+    """Blocking client of AdminService at a gateway's or scheduler's admin listener. Context manager."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._channel = grpc.insecure_channel(
+            target, options=[("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)]
+        )
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._channel.close()
+
+    def steps(self, *, since: int = 0, follow: bool = False, tables: bool = False) -> Iterator[admin_pb2.StepReport]:
+        """Steps from `since` on (0 = the oldest held), oldest first; with `follow` it goes on as they complete."""
+        request = admin_pb2.WatchSchedulerRequest(since_step=since, follow=follow, tables=tables)
+        call = self._stub.WatchScheduler(request)
+        try:
+            with typed_errors(self.target, _WHAT):
+                yield from call
+        finally:
+            call.cancel()
+
+    def blocks(self) -> admin_pb2.GetBlocksResponse:
+        """Pools, tables and reference counts at one instant."""
+        with typed_errors(self.target, _WHAT):
+            return self._stub.GetBlocks(admin_pb2.GetBlocksRequest(), timeout=_UNARY_TIMEOUT_S)
+
+
+# --- as JSON values ------------------------------------------------------------------------------------------------
+
+
+def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
+    """One step; `tables` only where they were asked for."""
+    values: dict[str, Any] = {
+        "step": report.step,
+        "epoch": report.epoch,
+        "lane": report.lane,
+        "policy": report.policy,
+        "scheduled": [_scheduled_json(group) for group in report.scheduled],
+        "swap_in": _pairs(report.swap_in),
+        "swap_out": _pairs(report.swap_out),
+        "copy": _pairs(report.copy),
+        "preempted": [[item.id, item.mode] for item in report.preempted],
+        "queues": {
+            "waiting": report.queues.waiting,
+            "running": report.queues.running,
+            "swapped": report.queues.swapped,
+        },
+        "free": [report.free.gpu, report.free.cpu],
+        "sampled": {item.sequence: list(item.tokens) for item in report.sampled},
+        "computed_tokens": report.computed_tokens,
+    }
+    if tables:
+        values["tables"] = _tables_json(report.tables)
+    if report.error:
+        values["error"] = report.error
+    return values
+
+
+def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
+    """The ledger."""
+    return {
+        "block_size": response.block_size,
+        "gpu": _pool_json(response.gpu),
+        "cpu": _pool_json(response.cpu),
+        "tables": _tables_json(response.tables),
+        "refs": {name: response.refs[name] for name in sorted(response.refs, key=_block_order)},
+    }
+
+
+def _scheduled_json(group: admin_pb2.ScheduledGroup) -> dict[str, Any]:
+    return {
+        "id": group.id,
+        "seqs": list(group.seqs),
+        "tokens": group.tokens,
+        "computed_before": group.computed_before,
+        "prefill": group.prefill,
+    }
+
+
+def _pairs(pairs: Any) -> list[list[int]]:
+    return [[pair.src, pair.dst] for pair in pairs]
+
+
+def _tables_json(tables: Any) -> dict[str, list[str]]:
+    return {table.sequence: list(table.blocks) for table in tables}
+
+
+def _pool_json(pool: admin_pb2.BlockPool) -> dict[str, int]:
+    return {"total": pool.total, "free": pool.free, "cached": pool.cached}
+
+
+def _block_order(name: str) -> tuple[str, int]:
+    """ "g3" before "g10"."""
+    return name[:1], int(name[1:]) if name[1:].isdigit() else -1
+
+
+# --- as text -------------------------------------------------------------------------------------------------------
+
+
+def step_line(report: admin_pb2.StepReport) -> str:
+    """One line: what the step did in numbers."""
+    num_prefill = sum(group.prefill for group in report.scheduled)
+    num_tokens = sum(group.tokens for group in report.scheduled)
+    num_sampled = sum(len(item.tokens) for item in report.sampled)
+    line = (
+        f"step {report.step}  {num_tokens} tokens of {len(report.scheduled)} requests ({num_prefill} prefill)  "
+        f"-> {num_sampled} sampled  waiting {report.queues.waiting} running {report.queues.running}  "
+        f"free {report.free.gpu}"
+    )
+    if report.preempted:
+        line += f"  preempted {len(report.preempted)}"
+    return f"{line}  FAILED: {report.error}" if report.error else line
+
+
+def step_text(report: admin_pb2.StepReport) -> str:
+    """The step decoded, several lines: every group, swap, copy, preemption and sampled token."""
+    head = (
+        f"step {report.step}  epoch {report.epoch}  lane {report.lane}  policy {report.policy}  "
+        f"{report.duration_ns / 1e6:.2f} ms  computed {report.computed_tokens} tokens"
+    )
+    sampled = {item.sequence: list(item.tokens) for item in report.sampled}
+    lines = [head, *(_group_line(group, sampled) for group in report.scheduled)]
+    lines += [f"  preempted {item.id} by {item.mode}" for item in report.preempted]
+    for name in ("swap_in", "swap_out", "copy"):
+        pairs = getattr(report, name)
+        if pairs:
+            lines.append(f"  {name.replace('_', ' ')}: " + ", ".join(f"{pair.src} -> {pair.dst}" for pair in pairs))
+    queues = report.queues
+    lines.append(
+        f"  queues: {queues.waiting} waiting, {queues.running} running, {queues.swapped} swapped; "
+        f"free blocks: {report.free.gpu} gpu, {report.free.cpu} cpu"
+    )
+    lines += [f"  table {table.sequence}: {' '.join(table.blocks)}" for table in report.tables]
+    return "\n".join([*lines, *([f"  FAILED: {report.error}"] if report.error else [])])
+
+
+def _group_line(group: admin_pb2.ScheduledGroup, sampled: dict[str, list[int]]) -> str:
+    kind = "prefill" if group.prefill else "decode "
+    end = group.computed_before + group.tokens
+    tokens = [token for name in group.seqs for token in sampled.get(name, [])]
+    result = f" -> {tokens}" if tokens else ""
+    return f"  {kind} {group.id}  tokens {group.computed_before}..{end} ({group.tokens}){result}"
+
+
+def blocks_text(response: admin_pb2.GetBlocksResponse) -> str:
+    """Pools and tables for people."""
+    lines = [f"block size {response.block_size} tokens"]
+    for name, pool in (("gpu", response.gpu), ("cpu", response.cpu)):
+        lines.append(f"{name}: {pool.total} blocks, {pool.free} free, {pool.cached} of these cached")
+    shared = {name: count for name, count in response.refs.items() if count > 1}
+    for table in response.tables:
+        lines.append(f"{table.sequence}: {' '.join(table.blocks)}")
+    if shared:
+        names = sorted(shared, key=_block_order)
+        lines.append("shared: " + ", ".join(f"{name} by {shared[name]}" for name in names))
+    return "\n".join(lines)

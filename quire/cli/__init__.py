@@ -1,0 +1,72 @@
+"""The command line, `quire`. Here: the root group, and how errors reach people. Each command has its module beside this one."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from quire.cli.groups import CommandGroup, new_app
+from svc_common.errors import ConfigError, QuireError
+from svc_common.version import VERSION
+
+CONFIG_ERROR_STATUS = 2
+ERROR_STATUS = 1
+
+
+class RootGroup(CommandGroup):
+    """Commands of `quire`."""
+
+    table: ClassVar[dict[str, tuple[str, str]]] = {
+        "up": ("quire.cli.up", "Start gateway, scheduler and worker on this machine."),
+        "serve": ("quire.cli.serve", "Start one service: gateway, scheduler, worker or simulated-worker."),
+        "generate": ("quire.cli.generate", "Complete a prompt."),
+        "chat": ("quire.cli.chat", "Talk to the model, or ask one question."),
+        "models": ("quire.cli.models", "List the models served."),
+        "steps": ("quire.cli.steps", "Show what the scheduler decided, step by step."),
+        "blocks": ("quire.cli.blocks", "Show the KV-cache blocks: pools, tables, reference counts."),
+    }
+
+
+app = new_app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quire {VERSION}")
+        raise typer.Exit
+
+
+@app.callback(cls=RootGroup, no_args_is_help=True)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """LLM serving in three small gRPC services.
+
+    Start everything with the built-in model, and use it from a second terminal:
+
+      [bold]quire up[/bold]
+      [bold]quire generate "def fibonacci(n):" --max-tokens 60[/bold]
+      [bold]quire chat[/bold]
+      [bold]quire steps --decode[/bold]
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and ends the process with its status: 0, 1 for a failure, 2 for a wrong option or setting."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what is wrong; C-core's own lines only confuse
+    command: Any = typer.main.get_command(app)
+    try:
+        command(list(arguments) if arguments is not None else None, prog_name="quire")
+    except QuireError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        sys.exit(CONFIG_ERROR_STATUS if isinstance(error, ConfigError) else ERROR_STATUS)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

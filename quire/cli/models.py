@@ -1,0 +1,32 @@
+"""`quire models`: what is served."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from quire.cli import options as o
+from quire.cli.groups import new_app
+from quire.client import Client
+
+app = new_app()
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    target: o.Target = o.DEFAULT_TARGET,
+) -> None:
+    """List the models served, with their limits.
+
+    [bold]quire models[/bold]
+    [bold]quire models --target gateway.example:50051 --json[/bold]
+    """
+    with Client(o.host_and_port(target, "--target")) as client:
+        for card in client.models():
+            if as_json:
+                typer.echo(json.dumps(dataclasses.asdict(card)))
+                continue
+            chat = "chat" if card.chat else "completion only"
+            typer.echo(f"{card.name}  {card.max_model_len} tokens  vocabulary {card.vocab_size}  {chat}")

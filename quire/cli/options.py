@@ -1,0 +1,208 @@
+"""Options that several commands share, under vLLM's names where vLLM has them, and the sizes that people write."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from svc_common.errors import ConfigError
+
+DEFAULT_GRPC_PORT = 50051
+DEFAULT_HTTP_PORT = 8000
+DEFAULT_ADMIN_PORT = 50052
+DEFAULT_SCHEDULER_PORT = 50060
+DEFAULT_WORKER_PORT = 50061
+DEFAULT_SCHEDULER_ADMIN_PORT = 50062
+DEFAULT_WORKER = f"127.0.0.1:{DEFAULT_WORKER_PORT}"
+
+
+def host_and_port(address: str, option: str) -> str:
+    """`address`, or ConfigError where it is not HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ConfigError(
+            f"{option}: {address!r} is no address; write HOST:PORT, for example 127.0.0.1:{DEFAULT_GRPC_PORT}",
+            reason="BAD_ADDRESS",
+        )
+    return address
+
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def settings_of(cls: type[Settings], options: dict[str, str], **values: Any) -> Settings:
+    """Settings from `values` (None = not given). ConfigError naming the option; `options`: field -> option where they differ."""
+    try:
+        return cls(**{name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        wrong = []
+        for item in error.errors():
+            field = str(item["loc"][0]) if item["loc"] else ""
+            option = options.get(field, "--" + field.replace("_", "-"))
+            wrong.append(f"{option}: {item['msg'].removeprefix('Value error, ')} (given: {item['input']})")
+        raise ConfigError("; ".join(wrong), reason="INVALID_SETTING") from None
+
+
+_SERVER, _MODEL, _MEMORY, _SCHEDULING = "Where it listens", "Model", "Memory", "Scheduling"
+
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on; 0.0.0.0 = all (plain text: private networks only).", rich_help_panel=_SERVER
+    ),
+]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the gRPC listener; 0 = any free one.", rich_help_panel=_SERVER)
+]
+GrpcPort = Annotated[
+    int,
+    typer.Option(
+        "--grpc-port", min=0, max=65535, help="Port of the gRPC API; 0 = any free one.", rich_help_panel=_SERVER
+    ),
+]
+GatewayPort = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        "--grpc-port",
+        min=0,
+        max=65535,
+        help="Port of the gRPC API; 0 = any free one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+HttpPort = Annotated[
+    int,
+    typer.Option(
+        "--http-port", min=0, max=65535, help="Port of the OpenAI HTTP API; 0 = any free one.", rich_help_panel=_SERVER
+    ),
+]
+AdminPort = Annotated[
+    int,
+    typer.Option(
+        "--admin-port", min=0, max=65535, help="Port of the operators' API; 0 = any free one.", rich_help_panel=_SERVER
+    ),
+]
+StopWithStdin = Annotated[
+    bool, typer.Option("--stop-with-stdin", help="End when standard input closes (for a parent process).", hidden=True)
+]
+
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of a checkpoint: config.json, tokenizer.json, *.safetensors. Default: the built-in models/tiny.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+ServedModelName = Annotated[
+    str,
+    typer.Option(
+        help="Name that requests use. Default: the folder's name.", show_default=False, rich_help_panel=_MODEL
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16, or auto: what the checkpoint and the device suit.", rich_help_panel=_MODEL
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest prompt plus output, in tokens. Default: what the checkpoint says.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+Backend = Annotated[str, typer.Option(help="Kernels: auto, reference, cpu or cuda.", rich_help_panel=_MODEL)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(
+        help="Compute threads on CPU. Default: what the container has.", show_default=False, rich_help_panel=_MODEL
+    ),
+]
+Invariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--invariant/--no-invariant",
+        help="Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+
+BlockSize = Annotated[
+    int | None, typer.Option(help="Tokens per KV block. Default: 16.", show_default=False, rich_help_panel=_MEMORY)
+]
+GpuMemoryUtilization = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the GPU's memory that may be used. Default: 0.9.", show_default=False, rich_help_panel=_MEMORY
+    ),
+]
+SwapSpace = Annotated[
+    str | None,
+    typer.Option(
+        help="Host memory for swapped blocks: 512MiB, or a plain number of GiB. Default: 0.25.",
+        show_default=False,
+        rich_help_panel=_MEMORY,
+    ),
+]
+NumGpuBlocksOverride = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of KV blocks, whatever the profile run says.", show_default=False, rich_help_panel=_MEMORY
+    ),
+]
+KvCacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory of the KV cache on CPU: 512MiB, 2GiB or bytes. Default: 512MiB unless less is free.",
+        show_default=False,
+        rich_help_panel=_MEMORY,
+    ),
+]
+
+Policy = Annotated[str, typer.Option(help="Scheduling policy.", rich_help_panel=_SCHEDULING)]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(help="Most sequences in one step. Default: 256.", show_default=False, rich_help_panel=_SCHEDULING),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens in one step; longer prompts are cut in chunks. Default: 2048.",
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Reuse KV blocks of equal prefixes.",
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+
+Target = Annotated[
+    str,
+    typer.Option("--target", envvar="QUIRE_TARGET", help="The gateway's gRPC door, HOST:PORT."),
+]
+Admin = Annotated[
+    str,
+    typer.Option(
+        "--admin", envvar="QUIRE_ADMIN", help="The operators' API of the gateway or the scheduler, HOST:PORT."
+    ),
+]
+DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
+DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"
+
+
+def interactive() -> bool:
+    """Whether a person looks at standard output."""
+    return os.isatty(1)

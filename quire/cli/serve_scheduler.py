@@ -1,0 +1,50 @@
+"""`quire serve scheduler`."""
+
+from typing import Annotated
+
+import typer
+
+from quire.cli import options as o
+from quire.cli import service
+from quire.cli.groups import new_app
+from scheduler_svc import app as scheduler
+from scheduler_svc.settings import SchedulerSettings
+
+app = new_app()
+
+
+@app.command()
+def serve_scheduler(
+    worker: Annotated[list[str] | None, typer.Option(help="Address of a worker, HOST:PORT; repeatable.")] = None,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = o.DEFAULT_SCHEDULER_PORT,
+    admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
+    policy: o.Policy = "vllm-v1",
+    max_num_seqs: o.MaxNumSeqs = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    enable_prefix_caching: o.EnablePrefixCaching = True,
+    stop_with_stdin: o.StopWithStdin = False,
+) -> None:
+    """Start a scheduler: it owns every queue and every block table, and no tensor.
+
+    It starts at once and queues requests while its worker loads; a worker that cannot be reached is tried again and named in the
+    health of the service.
+
+      [bold]quire serve scheduler --worker 127.0.0.1:50061[/bold]
+    """
+    settings = o.settings_of(
+        SchedulerSettings,
+        {},
+        workers=tuple(o.host_and_port(address, "--worker") for address in worker or [o.DEFAULT_WORKER]),
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        policy=policy,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    service.run(
+        scheduler.serve(settings, on_ready=lambda address, *_: service.announce("scheduler", address)),
+        stop_with_stdin=stop_with_stdin,
+    )

@@ -1,0 +1,156 @@
+"""`quire up`: the three services on this machine, until Ctrl-C, SIGTERM or the end of one of them."""
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from quire.cli import options as o
+from quire.cli.groups import new_app
+from quire.cli.load_progress import LoadProgress
+from quire.cli.worker_options import WorkerOptions
+from quire.processes import ServiceProcess
+from quire.stack import LocalStack, StackOptions
+
+CHECK_S = 0.1
+
+app = new_app()
+
+
+@app.command()
+def up(
+    model: o.Model = None,
+    served_model_name: o.ServedModelName = "",
+    dtype: o.Dtype = "auto",
+    max_model_len: o.MaxModelLen = None,
+    backend: o.Backend = "auto",
+    device: o.Device = "auto",
+    num_threads: o.NumThreads = None,
+    invariant: o.Invariant = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="A cost model instead of a model.", rich_help_panel="Model")
+    ] = False,
+    block_size: o.BlockSize = None,
+    kv_cache_memory: o.KvCacheMemory = None,
+    gpu_memory_utilization: o.GpuMemoryUtilization = None,
+    swap_space: o.SwapSpace = None,
+    num_gpu_blocks_override: o.NumGpuBlocksOverride = None,
+    policy: o.Policy = "vllm-v1",
+    max_num_seqs: o.MaxNumSeqs = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    enable_prefix_caching: o.EnablePrefixCaching = True,
+    host: o.Host = "127.0.0.1",
+    grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
+    http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
+    admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
+) -> None:
+    """Start gateway, scheduler and worker on this machine, and stop them with Ctrl-C.
+
+    Standard output says where each listens, and when they can serve:
+
+      service worker pid=4711 address=127.0.0.1:40001
+      service scheduler pid=4712 address=127.0.0.1:40002
+      service gateway pid=4713 address=127.0.0.1:50051
+      ready grpc=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052
+
+    Examples:
+
+      [bold]quire up[/bold]                                            the built-in model
+      [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
+      [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
+    """
+    worker = WorkerOptions(
+        served_model_name=served_model_name,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        swap_space=swap_space,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_cache_memory=kv_cache_memory,
+        backend=backend,
+        device=device,
+        num_threads=num_threads,
+        invariant=invariant,
+    )
+    options = StackOptions(
+        model=model,
+        simulated=simulated,
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        admin_port=admin_port,
+        worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        scheduler_args=["--policy", policy, *([] if enable_prefix_caching else ["--no-enable-prefix-caching"])],
+    )
+    _run(options)
+
+
+def _simulated_arguments(worker: WorkerOptions) -> list[str]:
+    named = {
+        "--served-model-name": worker.served_model_name or None,
+        "--max-model-len": worker.max_model_len,
+        "--block-size": worker.block_size,
+        "--num-gpu-blocks": worker.num_gpu_blocks_override,
+    }
+    return [part for name, value in named.items() if value is not None for part in (name, str(value))]
+
+
+class _Stopped(BaseException):
+    """SIGTERM or SIGINT arrived while the services were starting."""
+
+
+@contextmanager
+def _signals_set(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop` and interrupt what waits; further ones do nothing, so that stopping is not cut short."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not stop.is_set():
+            stop.set()
+            raise _Stopped
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(options: StackOptions) -> None:
+    stop = threading.Event()
+    with _signals_set(stop), LoadProgress() as progress:
+        try:
+            stack = LocalStack(
+                options,
+                start_timeout_s=math.inf,
+                on_line=progress.line,
+                on_service=_announce,
+                on_progress=progress.show,
+            )
+            with stack:
+                progress.finish()
+                _say(f"ready grpc={stack.grpc_address} http={stack.http_url} admin={stack.admin_address}")
+                while True:
+                    time.sleep(CHECK_S)
+                    stack.check()
+        except _Stopped:
+            progress.finish()
+
+
+def _announce(service: ServiceProcess) -> None:
+    _say(f"service {service.name} pid={service.pid} address={service.address}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,260 @@
+"""`LLM`: generation for programs, in this process or behind a gateway, with vLLM's interface.
+
+    from quire import LLM, SamplingParams
+
+    llm = LLM(model="models/tiny")
+    for output in llm.generate(["The future of AI is"], SamplingParams(temperature=0.8, top_p=0.95)):
+        print(output.outputs[0].text)
+
+Lives here: prompts in many forms, input order, the progress bar. Not here: the loop itself (quire.in_process, quire.remote).
+"""
+
+import random
+import secrets
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quire.messages import Prompt, RequestOptions
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.sizes import GIB, parse_size
+from svc_common.errors import ConfigError, InvalidArgument
+
+AnyPrompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class Backend(Protocol):
+    """Where requests run."""
+
+    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
+        """Queues a request; raises where it cannot be taken."""
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored."""
+
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+
+    def step(self) -> list[RequestOutput]:
+        """Requests that have something new."""
+
+    def close(self) -> None:
+        """Gives everything back."""
+
+
+class LLM:
+    """A model to generate with. Context manager; `close()` gives memory and threads back.
+
+    LLM(model="path/to/checkpoint", ...)  loads it into this process; `model` None = the built-in one.
+    LLM(target="127.0.0.1:50051")         uses a running gateway; `model` may name one of those it serves.
+
+    The other arguments are vLLM's and hold in process only; None = the default of `quire serve worker` / `quire serve scheduler`.
+    `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB". `seed`: what seeds of requests without one are drawn
+    from; None = from the system. ConfigError says what is wrong with model, memory or arguments, and what to do.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        target: str | None = None,
+        seed: int | None = None,
+        policy: str | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        enable_prefix_caching: bool | None = None,
+        kv_cache_memory: int | str | None = None,
+        swap_space: float | str | None = None,
+        **worker_settings: Any,
+    ) -> None:
+        draw_seed = _seed_source(seed)
+        if target is not None:
+            given = {"policy": policy, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+            given |= {"enable_prefix_caching": enable_prefix_caching, "kv_cache_memory": kv_cache_memory}
+            given |= {"swap_space": swap_space, **worker_settings}
+            _refuse_in_process_settings(given)
+            self._backend = _remote(target, draw_seed, str(model or ""))
+        else:
+            scheduling = {
+                "policy": policy,
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "enable_prefix_caching": enable_prefix_caching,
+            }
+            worker_settings |= _memory_settings(kv_cache_memory, swap_space)
+            self._backend = _in_process(model, scheduling, worker_settings, draw_seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the model, or the connection, back."""
+        self._backend.close()
+
+    # --- all at once -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Completes the prompts and returns their outputs in the order of the prompts (R7).
+
+        prompts: one or many of: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}.
+        sampling_params: for all, or one per prompt; None = `SamplingParams()`, which ends after 16 tokens, as in vLLM.
+        use_tqdm: vLLM's name; shows a progress bar where standard error is a terminal.
+        Raises the error of the first prompt that is refused or fails; nothing is left running then.
+        """
+        many = _prompt_list(prompts)
+        params = _params_list(sampling_params, len(many))
+        prefix = f"llm-{uuid.uuid4().hex[:12]}"
+        ids = [f"{prefix}-{i}" for i in range(len(many))]
+        try:
+            for request_id, prompt, one in zip(ids, many, params, strict=True):
+                self._backend.add(request_id, prompt, one, RequestOptions())
+            return self._run_to_end(ids, use_tqdm=use_tqdm)
+        except BaseException:
+            self._give_up(ids)
+            raise
+
+    def _run_to_end(self, ids: list[str], *, use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with _progress_bar(shown=use_tqdm) as bar:
+            task = bar.add_task("prompts", total=len(ids))
+            wanted = set(ids)
+            while len(done) < len(ids):
+                for output in self._backend.step():
+                    if output.error is not None and output.request_id in wanted:
+                        raise output.error
+                    if output.finished and output.request_id in wanted:
+                        done[output.request_id] = output
+                        bar.advance(task)
+        return [done[request_id] for request_id in ids]
+
+    def _give_up(self, ids: list[str]) -> None:
+        """Ends what was added and reads its end, so that a later call finds nothing of it."""
+        self._backend.abort(ids)
+        mine = set(ids)
+        for output in self._backend.step() if self._backend.has_unfinished() else ():
+            mine.discard(output.request_id)
+
+    # --- step by step ----------------------------------------------------------------------------------------------
+
+    def add_request(
+        self, request_id: str, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> None:
+        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`."""
+        one = _plain_prompt(prompt)
+        self._backend.add(request_id, one, sampling_params or SamplingParams(), RequestOptions(priority=priority))
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step in process, or waits for news behind a gateway; requests with something new (R5).
+
+        Outputs are cumulative and go on growing until `finished`; a failed request has `error` and no finish reason.
+        """
+        return self._backend.step()
+
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; unknown and finished ids are ignored (R35). `step` returns them once more, as "abort"."""
+        self._backend.abort([request_id] if isinstance(request_id, str) else request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._backend.has_unfinished()
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def _seed_source(seed: int | None) -> Callable[[], int]:
+    if seed is None:
+        return lambda: secrets.randbits(64)
+    generator = random.Random(seed)
+    return lambda: generator.getrandbits(64)
+
+
+def _in_process(
+    model: str | Path | None,
+    scheduling: Mapping[str, Any],
+    worker_settings: Mapping[str, Any],
+    draw_seed: Callable[[], int],
+) -> Backend:
+    # Loads torch: only for those who want a model in this process.
+    from quire import in_process  # noqa: PLC0415
+
+    return in_process.load(model, scheduling, worker_settings, draw_seed)
+
+
+def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:
+    # Loads the gRPC client: only for those who want a gateway.
+    from quire import remote  # noqa: PLC0415
+
+    return remote.RemoteEngine(target, draw_seed=draw_seed, model=model)
+
+
+def _refuse_in_process_settings(given: Mapping[str, Any]) -> None:
+    names = sorted(name for name, value in given.items() if value is not None)
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)}: settings of an engine in this process; with target=, give them to `quire up`",
+            reason="NOT_WITH_TARGET",
+        )
+
+
+def _memory_settings(kv_cache_memory: int | str | None, swap_space: float | str | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if kv_cache_memory is not None:
+        settings["kv_cache_memory_bytes"] = parse_size(str(kv_cache_memory), "kv_cache_memory")
+    if swap_space is not None:
+        settings["swap_space_gib"] = parse_size(str(swap_space), "swap_space", plain_unit=GIB) / GIB
+    return settings
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def _prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [_plain_prompt(prompts)]  # type: ignore[arg-type]
+    return [_plain_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def _plain_prompt(prompt: AnyPrompt) -> Prompt:
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+    if isinstance(prompt, str):
+        return prompt
+    if not all(isinstance(token, int) for token in prompt):
+        raise InvalidArgument.field("prompts", "must be texts or lists of token ids")
+    return list(prompt)
+
+
+def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * n
+    if len(params) != n:
+        raise InvalidArgument.field("sampling_params", f"has {len(params)} entries for {n} prompts")
+    return list(params)
+
+
+def _progress_bar(*, shown: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not (shown and sys.stderr.isatty()),
+    )

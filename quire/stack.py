@@ -1,0 +1,247 @@
+"""The three services on this machine: started together, waited for, stopped. Used by `quire up`, the demo, tests and benchmarks.
+
+    with LocalStack(model="models/tiny") as stack:
+        with Client(stack.grpc_address) as client:
+            print(client.generate("import ").text)
+
+Not here: what the services do, and how one child is watched (quire.processes).
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire import ports
+from quire.processes import LineSink, ServiceProcess, ignore_line
+from quire.worker_watch import LargestStep, WorkerWatch
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.errors import ConfigError, DeadlineExceeded
+
+POLL_S = 0.02
+STOP_GRACE_S = 10.0
+_BUILT_IN_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
+_STOP_ORDER = ("gateway", "scheduler", "worker")
+
+
+def default_model() -> Path:
+    """The built-in model of this checkout; ConfigError where there is none (an installation without it)."""
+    if not (_BUILT_IN_MODEL / "config.json").is_file():
+        raise ConfigError("there is no built-in model here; name a checkpoint folder with --model", reason="NO_MODEL")
+    return _BUILT_IN_MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
+
+    Ports: 0 = any free one. `max_num_seqs`, `max_num_batched_tokens`: None = the scheduler's defaults.
+    `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line.
+    """
+
+    model: Path | str | None = None
+    simulated: bool = False
+    host: str = "127.0.0.1"
+    grpc_port: int = 0
+    http_port: int = 0
+    admin_port: int = 0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    worker_args: Sequence[str] = ()
+    scheduler_args: Sequence[str] = ()
+    gateway_args: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def commands(self, chosen: Mapping[str, int]) -> dict[str, list[str]]:
+        """Arguments after `quire serve`, by service, with the ports `chosen` (see LocalStack)."""
+        model = [] if self.simulated else ["--model", str(self.model or default_model())]
+        worker = ["simulated-worker" if self.simulated else "worker", *model]
+        port = {option: str(number) for option, number in chosen.items()}
+        host = ["--host", self.host]
+        return {
+            "worker": [*worker, *host, "--port", port["worker --port"], *self.worker_args],
+            "scheduler": [
+                *("scheduler", "--worker", f"{self.host}:{port['worker --port']}", *host),
+                *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
+                *("--max-num-seqs", str(self.largest_step.max_num_seqs)),
+                *("--max-num-batched-tokens", str(self.largest_step.max_num_batched_tokens)),
+                *self.scheduler_args,
+            ],
+            "gateway": [
+                *("gateway", "--scheduler", f"{self.host}:{port['scheduler --port']}", *host),
+                *("--port", port["--grpc-port"], "--http-port", port["--http-port"]),
+                *("--admin-port", port["--admin-port"], *self.gateway_args),
+            ],
+        }
+
+    @property
+    def largest_step(self) -> LargestStep:
+        """What the cache is sized for."""
+        defaults = SchedulerSettings()
+        return LargestStep(
+            max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
+        )
+
+    @property
+    def wanted_ports(self) -> dict[str, int]:
+        """Ports by the option that chooses them."""
+        public = {"--grpc-port": self.grpc_port, "--http-port": self.http_port, "--admin-port": self.admin_port}
+        return public | {"worker --port": 0, "scheduler --port": 0, "scheduler --admin-port": 0}
+
+
+class LocalStack:
+    """Owns three child processes. Context manager: entering starts them and waits until they can serve."""
+
+    def __init__(
+        self,
+        options: StackOptions | None = None,
+        *,
+        start_timeout_s: float = 120.0,
+        on_line: LineSink = ignore_line,
+        on_service: Callable[[ServiceProcess], None] = lambda service: None,
+        on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        **changes: object,
+    ) -> None:
+        """`changes` are fields of StackOptions.
+
+        `on_service` is called as each process says where it listens, `on_progress(stage, 0..1)` while the model loads (on a
+        thread), `on_line` for what the services write to standard error (on threads).
+        """
+        if options is not None and changes:
+            raise TypeError("give either options or their fields, not both")
+        self.options = options or StackOptions(**changes)  # type: ignore[arg-type]
+        self._start_timeout_s = start_timeout_s
+        self._on_line = on_line
+        self._on_service = on_service
+        self._on_progress = on_progress
+        self._watch: WorkerWatch | None = None
+        self._services: dict[str, ServiceProcess] = {}
+        self._ports: dict[str, int] = {}
+
+    # --- where it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def grpc_address(self) -> str:
+        """The gateway's gRPC door, HOST:PORT."""
+        return self._address("--grpc-port")
+
+    @property
+    def http_url(self) -> str:
+        """The gateway's HTTP door; the OpenAI base URL is this with `/v1`."""
+        return f"http://{self._address('--http-port')}"
+
+    @property
+    def admin_address(self) -> str:
+        """AdminService as the gateway relays it."""
+        return self._address("--admin-port")
+
+    @property
+    def scheduler_address(self) -> str:
+        """EngineService of the scheduler."""
+        return self._address("scheduler --port")
+
+    @property
+    def worker_address(self) -> str:
+        """WorkerService of the worker."""
+        return self._address("worker --port")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service."""
+        return {name: service.pid for name, service in self._services.items()}
+
+    def _address(self, option: str) -> str:
+        return f"{self.options.host}:{self._ports[option]}"
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the services and returns when the gateway is SERVING.
+
+        ConfigError or Unavailable when one ends before, DeadlineExceeded when it takes too long; nothing is left running then.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            with ports.reserved(self.options.host, self.options.wanted_ports) as self._ports:
+                for name, arguments in self.options.commands(self._ports).items():
+                    self._services[name] = ServiceProcess(
+                        name, arguments, environ=self.options.environ, on_line=self._on_line
+                    )
+                self._watch = WorkerWatch(self.worker_address, self.options.largest_step, self._on_progress)
+                self._wait_announced(deadline)
+            self._wait_serving(deadline)
+            self._stop_watching()
+        except BaseException:
+            self.stop()
+            raise
+
+    def check(self) -> None:
+        """Raises when one of the services has ended, or the worker said that it can never serve."""
+        for service in self._services.values():
+            service.check()
+        if self._watch is not None and self._watch.error is not None:
+            raise self._watch.error
+
+    def stop(self) -> None:
+        """Stops gateway, scheduler, worker in this order; kills what does not stop within its grace. Idempotent."""
+        self._stop_watching()
+        running = [self._services[name] for name in _STOP_ORDER if name in self._services]
+        deadline = time.monotonic() + STOP_GRACE_S
+        for service in running:
+            service.terminate()
+            service.wait(max(0.1, deadline - time.monotonic()))
+        self._services.clear()
+
+    def kill(self) -> None:
+        """Ends all services at once; `stop` then has nothing to wait for."""
+        for service in self._services.values():
+            service.kill()
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _wait_announced(self, deadline: float) -> None:
+        silent = dict(self._services)
+        while silent:
+            self.check()
+            for name in [name for name, service in silent.items() if service.announced and service.address]:
+                self._on_service(silent.pop(name))
+            self._sleep(deadline, "say where it listens")
+
+    def _wait_serving(self, deadline: float) -> None:
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while not _is_serving(health):
+                self.check()
+                self._sleep(deadline, "get ready")
+
+    def _sleep(self, deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"the services did not {what} within {self._start_timeout_s:g} s", reason="START_TIMEOUT"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_serving(health: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+    except grpc.RpcError:
+        return False
+    return answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,66 @@
+"""Follows a worker's start-up from outside: its load's progress, and the reason when it can never serve.
+
+The scheduler keeps trying, as it must for a worker that is restarted; a person who has just typed a command wants to know at once.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from svc_common import rpc
+from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, QuireError
+
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    """What the cache is sized for; must be what the scheduler says, so that both get the one profile."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class WorkerWatch:
+    """Owns a channel and a thread that joins the worker's LoadModel and ProfileCache, both of which are idempotent.
+
+    `on_progress(stage, fraction)` is called on that thread. `error`: why this model or memory will never do; None so far.
+    """
+
+    def __init__(self, address: str, step: LargestStep, on_progress: Callable[[str, float], None]) -> None:
+        self.error: QuireError | None = None
+        self._step = step
+        self._on_progress = on_progress
+        self._channel = grpc.insecure_channel(address)
+        self._thread = threading.Thread(target=self._follow, name="worker-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops following."""
+        self._channel.close()
+        self._thread.join(_JOIN_S)
+
+    def _follow(self) -> None:
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        try:
+            for part in stub.LoadModel(worker_pb2.LoadModelRequest(), wait_for_ready=True):
+                self._on_progress(part.stage, part.fraction)
+            self._on_progress("measuring memory", 1.0)
+            step = self._step
+            stub.ProfileCache(
+                worker_pb2.ProfileCacheRequest(
+                    max_num_batched_tokens=step.max_num_batched_tokens, max_num_seqs=step.max_num_seqs
+                )
+            )
+        except grpc.RpcError as error:
+            self._refused(rpc.from_rpc_error(error))
+        except ValueError:
+            return  # the channel was closed meanwhile
+
+    def _refused(self, error: QuireError) -> None:
+        """Keeps what the operator has to change; a lost connection is seen by whoever watches the process."""
+        if isinstance(error, FailedPrecondition | InvalidArgument) and error.reason != "WORKER_STATE":
+            self.error = ConfigError(error.message, reason=error.reason, metadata=error.metadata)

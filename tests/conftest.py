@@ -1,0 +1,14 @@
+"""Fixtures for every test of the project. What only one package's tests need lives beside them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quire.otlp_receiver import OtlpReceiver
+
+
+@pytest.fixture
+def otlp() -> Iterator[OtlpReceiver]:
+    """An OTLP/gRPC trace receiver on a free port; `otlp.environ()` points services at it."""
+    with OtlpReceiver() as receiver:
+        yield receiver

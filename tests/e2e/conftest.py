@@ -1,0 +1,22 @@
+"""One running stack with the built-in model for the tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quire.client import Client
+from quire.stack import LocalStack
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[LocalStack]:
+    """Three processes serving `models/tiny` in float32."""
+    with LocalStack(worker_args=("--dtype", "float32")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: LocalStack) -> Iterator[Client]:
+    """A client of the running stack."""
+    with Client(stack.grpc_address) as client:
+        yield client

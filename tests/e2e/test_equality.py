@@ -1,0 +1,75 @@
+"""Greedy tokens and logprobs through gateway, scheduler and worker equal `transformers.generate` in float32.
+
+A sample here (two models, 24 requests at once), the whole in `make test-long` (six models, 64 at once); both sizes are printed.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quire import SamplingParams
+from quire.client import Client
+from quire.outputs import RequestOutput
+from quire.stack import LocalStack, default_model
+from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.e2e.oracle import Expected, Job, expected, mixed_jobs
+
+TINY = "tiny"
+_LOGPROB_TOLERANCE = 1e-4
+# 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests at a time.
+_TIGHT = {
+    "worker_args": ("--dtype", "float32", "--num-gpu-blocks-override", "32", "--max-model-len", "256"),
+    "scheduler_args": ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"),
+}
+
+
+def _checkpoint(name: str, folder: Path) -> tuple[Path, int]:
+    if name == TINY:
+        return default_model(), 4000
+    return make_checkpoint(name, folder / name), 510
+
+
+def _ask(client: Client, job: Job) -> RequestOutput:
+    params = SamplingParams(temperature=0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=True)
+    return client.generate(list(job.prompt), params, timeout_s=240)
+
+
+def _check(output: RequestOutput, want: Expected) -> None:
+    got = output.outputs[0]
+    assert got.token_ids == want.token_ids
+    values = [next(iter(entry.values())).logprob for entry in got.logprobs]
+    assert values == pytest.approx(want.logprobs, abs=_LOGPROB_TOLERANCE)
+    assert got.finish_reason == "length"
+
+
+def _compare(name: str, count: int, folder: Path) -> None:
+    path, vocab_size = _checkpoint(name, folder)
+    jobs = mixed_jobs(count, vocab_size)
+    wanted = [expected(path, job) for job in jobs]
+    if name != TINY:
+        long = expected(path, Job(jobs[0].prompt, 48))
+        assert len(set(long.token_ids)) >= 15, "the model says too little to be a witness"
+    with LocalStack(model=path, **_TIGHT) as stack, Client(stack.grpc_address) as client:
+        for job, want in list(zip(jobs, wanted, strict=True))[:3]:
+            _check(_ask(client, job), want)
+        with ThreadPoolExecutor(count) as pool:
+            outputs = list(pool.map(lambda job: _ask(client, job), jobs))
+        for output, want in zip(outputs, wanted, strict=True):
+            _check(output, want)
+        assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
+    print(f"{name}: {count} requests at once, {sum(len(w.token_ids) for w in wanted)} tokens equal")
+
+
+@pytest.mark.parametrize("name", [TINY, "qwen3"])
+def test_sample(name: str, tmp_path: Path) -> None:
+    """Alone, then 24 at once, chunked and preempted."""
+    _compare(name, 24, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [TINY, *FAMILIES])
+def test_whole(name: str, tmp_path: Path) -> None:
+    """Alone, then 64 at once, chunked and preempted, for each family."""
+    _compare(name, 64, tmp_path)

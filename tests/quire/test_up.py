@@ -1,0 +1,51 @@
+"""`quire up`: what it prints, and that nothing outlives it (issue 2, item 8)."""
+
+import os
+import signal
+
+import pytest
+
+from quire.client import Client
+from quire.sampling_params import SamplingParams
+from tests.quire.up_process import SERVICE_LINE, UpProcess, is_running, wait_gone
+
+SIMULATED = ("--simulated",)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_prints_services_serves_and_a_signal_stops_all(number: int) -> None:
+    """`service NAME pid=N address=HOST:PORT` each, then `ready ...`; it can serve then; a signal leaves nothing running."""
+    with UpProcess(*SIMULATED) as up:
+        grpc_address, http_url, admin_address = up.wait_ready()
+        assert sorted(up.pids) == ["gateway", "scheduler", "worker"]
+        assert all(SERVICE_LINE.match(line) for line in up.lines[:-1]), "nothing else on standard output"
+        addresses = {m[1]: m[3] for line in up.lines if (m := SERVICE_LINE.match(line))}
+        assert addresses["gateway"] == grpc_address
+        assert len({*addresses.values(), http_url.removeprefix("http://"), admin_address}) == 5
+        with Client(grpc_address) as client:
+            output = client.generate("abc", SamplingParams(max_tokens=4, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 4
+        assert up.stop(number) == 0
+        assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
+        assert not any("Traceback" in line for line in up.errors)
+
+
+def test_services_do_not_outlive_a_killed_parent() -> None:
+    """SIGKILL of `quire up` gives it no chance to stop anything; the services end by themselves."""
+    with UpProcess(*SIMULATED) as up:
+        up.wait_ready()
+        pids = list(up.pids.values())
+        assert all(is_running(pid) for pid in pids)
+        up.process.kill()
+        assert wait_gone(pids) == []
+
+
+@pytest.mark.parametrize("victim", ["worker", "gateway"])
+def test_a_service_that_dies_ends_up_with_its_name(victim: str) -> None:
+    """Not zero, a message that names it, and the others are stopped."""
+    with UpProcess(*SIMULATED) as up:
+        up.wait_ready()
+        os.kill(up.pids[victim], signal.SIGKILL)
+        assert up.process.wait(timeout=30) == 1
+        assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
+        assert any(line.startswith(f"error: the {victim} (pid {up.pids[victim]}) was killed") for line in up.errors)
