@@ -1,0 +1,95 @@
+# The commands of this repository. `make` lists them. Everything is installed into .venv of this checkout.
+# Variables: PYTHON (an interpreter >= 3.11), PIP_FLAGS (more options for pip), ARGS (more options for the command).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+export PYTHON ?=
+PIP_FLAGS ?=
+ARGS ?=
+
+VENV_PYTHON := .venv/bin/python
+INSTALLED := .venv/.installed
+PROTOC := .venv/protoc/.installed
+PROTO_FILES = protos/*/v1/*.proto
+# Generated code is made by the oldest toolchain that we support (docs/decisions/0002).
+PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
+COMPOSE ?= docker compose
+
+# A virtual environment does not survive being moved or copied: made for another folder, it is made again.
+ifneq ($(shell cat .venv/.checkout 2>/dev/null),$(CURDIR))
+.venv/.checkout: FORCE
+endif
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+.PHONY: setup
+setup: $(INSTALLED) $(PROTOC) ## install everything into .venv (once; instant when nothing changed)
+	@:
+
+.PHONY: FORCE
+FORCE:
+
+.venv/.checkout:
+	@if [ -f $@ ]; then rm -rf .venv; fi; \
+	found=""; \
+	for python in $${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
+	done; \
+	[ -n "$$found" ] || { echo "Python 3.11 or newer is needed: make setup PYTHON=python3.11"; exit 1; }; \
+	echo "making .venv with $$("$$found" --version)"; \
+	"$$found" -m venv .venv || { echo "making .venv failed; on Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
+	printf '%s\n' "$(CURDIR)" > $@
+
+$(INSTALLED): .venv/.checkout pyproject.toml constraints.txt
+	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+# In a folder of its own: grpcio-tools 1.76 wants protobuf 6, the services run with protobuf 7.
+$(PROTOC): $(INSTALLED)
+	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) --no-warn-conflicts --upgrade --target .venv/protoc $(PROTOC_TOOLCHAIN)
+	@touch $@
+
+.PHONY: demo
+demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop
+	$(VENV_PYTHON) -m quire.demo $(ARGS)
+
+.PHONY: test
+test: setup ## all quick tests
+	$(VENV_PYTHON) -m pytest -m "not long" $(ARGS)
+
+.PHONY: test-long
+test-long: setup ## the heavy versions
+	$(VENV_PYTHON) -m pytest -m long $(ARGS)
+
+.PHONY: check
+check: setup ## ruff, mypy, import-linter, freshness of generated code
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+	PYTHONPATH=.:kernels .venv/bin/lint-imports
+	$(VENV_PYTHON) -m pytest tests/house/test_protos.py
+
+.PHONY: protos
+protos: setup ## generate code from protos/, beside them
+	PYTHONPATH=.venv/protoc $(VENV_PYTHON) -m grpc_tools.protoc -I . \
+	  --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+
+.PHONY: bench
+bench: setup ## start-up, simulated 256-sequence run, and load on models/tiny; results in benchmarks/results
+	$(VENV_PYTHON) -m benchmarks.startup
+	$(VENV_PYTHON) -m benchmarks.simulated_stack
+	$(VENV_PYTHON) -m benchmarks.load --up models/tiny --workload all --plot benchmarks/results/load-tiny.png $(ARGS)
+
+.PHONY: up
+up: ## the three services and Jaeger in containers
+	$(COMPOSE) up --build --detach --wait $(ARGS)
+
+.PHONY: down
+down: ## stop the containers
+	$(COMPOSE) down $(ARGS)

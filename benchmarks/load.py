@@ -1,0 +1,219 @@
+"""Load generator for our gRPC API and any OpenAI endpoint: TTFT, TPOT, ITL, throughput, a plot.
+
+    python -m benchmarks.load --up models/tiny --workload all
+    python -m benchmarks.load --grpc 127.0.0.1:50051 --workload poisson --rate 8 --num-requests 200
+    python -m benchmarks.load --openai http://127.0.0.1:8000 --workload shared-prefix --prompt-len lognormal:64:0.6
+
+Lives here: the command line and its order of work. How figures are defined: benchmarks.measure.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tokenizers import Tokenizer as HfTokenizer
+
+from benchmarks import report
+from benchmarks.measure import Record, summarise
+from benchmarks.runner import Runner
+from benchmarks.targets import GrpcTarget, OpenAITarget, Target
+from benchmarks.workloads import Length, Shape, Tokenizer, WorkloadKind, plan
+from quire.stack import LocalStack
+
+ALL = "all"
+# Requests per second of the workloads that spread their arrivals, where none is given.
+_DEFAULT_RATE = 4.0
+
+
+@dataclass(slots=True, frozen=True)
+class FileTokenizer:
+    """A `tokenizer.json`, without special tokens."""
+
+    inner: HfTokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids."""
+        return self.inner.decode(ids)
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What one call of the command does."""
+
+    shapes: list[Shape]
+    target: Target
+    tokenizer: Tokenizer | None
+    send_ids: bool
+    warmup: int
+    max_in_flight: int | None
+    show_progress: bool
+
+    async def run(self) -> dict[str, list[Record]]:
+        """Warm-up, then each shape in turn; records by workload."""
+        runs: dict[str, list[Record]] = {}
+        async with self.target:
+            for shape in self.shapes:
+                await self._warm_up(shape)
+                runs[shape.kind.value] = await self._measure(shape)
+        return runs
+
+    def _planned(self, shape: Shape) -> list[Any]:
+        planned = plan(shape, self.tokenizer)
+        return planned if self.send_ids else [replace(p, token_ids=()) for p in planned]
+
+    async def _warm_up(self, shape: Shape) -> None:
+        if self.warmup:
+            # Another seed: the measured run must not find its prompts in the prefix cache.
+            warm = replace(shape, num_requests=self.warmup, seed=shape.seed + 1_000_003, rate=None)
+            await Runner(self.target, max_in_flight=self.max_in_flight).run(self._planned(warm))
+
+    async def _measure(self, shape: Shape) -> list[Record]:
+        planned = self._planned(shape)
+        with _progress(shape.kind.value, len(planned), show=self.show_progress) as tick:
+            runner = Runner(self.target, max_in_flight=self.max_in_flight, tick=tick)
+            return await (runner.run_one_at_a_time(planned) if shape.one_at_a_time else runner.run(planned))
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int, *, show: bool) -> Iterator[Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda: progress.advance(task)
+
+
+def _length(text: str) -> Length:
+    try:
+        return Length.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _kinds(name: str) -> list[WorkloadKind]:
+    if name == ALL:
+        return list(WorkloadKind)
+    try:
+        return [WorkloadKind(name)]
+    except ValueError:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join([*WorkloadKind, ALL])}") from None
+
+
+def _rate_of(kind: WorkloadKind, rate: float | None) -> float | None:
+    spread = kind in {WorkloadKind.POISSON, WorkloadKind.SHARED_PREFIX}
+    return (rate or _DEFAULT_RATE) if spread else None
+
+
+def main(
+    grpc: Annotated[str, typer.Option(help="HOST:PORT of our gRPC API.")] = "",
+    openai: Annotated[str, typer.Option(help="Base URL of an OpenAI endpoint.")] = "",
+    up: Annotated[str, typer.Option(help="Start the three services with this model, measure them, stop them.")] = "",
+    workload: Annotated[str, typer.Option(help="batch, poisson, shared-prefix, single or all.")] = "batch",
+    num_requests: Annotated[int, typer.Option(min=1)] = 64,
+    prompt_len: Annotated[Length, typer.Option(parser=_length, help="N or lognormal:MEDIAN:SIGMA[:MIN:MAX].")] = "64",
+    output_len: Annotated[Length, typer.Option(parser=_length, help="As --prompt-len.")] = "32",
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="Requests per second of poisson and shared-prefix; default 4.")
+    ] = None,
+    prefix_len: Annotated[int, typer.Option(min=1, help="Tokens that shared-prefix requests share.")] = 256,
+    num_prefixes: Annotated[int, typer.Option(min=1, help="Different prefixes of shared-prefix.")] = 4,
+    seed: int = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before each run that are not measured.")] = 4,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Hold back more than this many (default: none).")
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="tokenizer.json or its folder: exact lengths. Else lengths are words.")
+    ] = "",
+    send_ids: Annotated[
+        bool, typer.Option("--send-ids", help="Send token ids instead of text (needs --tokenizer).")
+    ] = False,
+    model: Annotated[str, typer.Option(help="Model name for --openai; default: the first one served.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions with --openai.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for exactly the output length (an extension of OpenAI's API).")
+    ] = True,
+    timeout_s: Annotated[float, typer.Option(min=0.1)] = 600.0,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Result file; default benchmarks/results/load-NAME.json.")] = None,
+    name: Annotated[str, typer.Option(help="NAME of the result file; default: workload and kind of target.")] = "",
+    save: Annotated[bool, typer.Option(help="Write the result file.")] = True,
+    plot: Annotated[Path | None, typer.Option(help="Draw a PNG.")] = None,
+) -> None:
+    """Measures a server under load. Exit status 1 when any request failed."""
+    if sum(map(bool, (grpc, openai, up))) != 1:
+        raise typer.BadParameter("give exactly one of --grpc, --openai and --up")
+    cut = _tokenizer(tokenizer or up)
+    if send_ids and cut is None:
+        raise typer.BadParameter("--send-ids needs --tokenizer")
+    shapes = [
+        Shape(kind, num_requests, prompt_len, output_len, seed, _rate_of(kind, rate), prefix_len, num_prefixes)
+        for kind in _kinds(workload)
+    ]
+    with _stack(up) as address:
+        if openai:
+            target: Target = OpenAITarget(openai, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
+        else:
+            target = GrpcTarget(grpc or address, ignore_eos=ignore_eos, timeout_s=timeout_s)
+        load = Load(shapes, target, cut, send_ids, warmup, max_in_flight, sys.stderr.isatty())
+        runs = asyncio.run(load.run())
+    result = _result(shapes, target, runs, lengths="tokens" if cut else "words", up=up)
+    if save:
+        report.save(f"load-{name or workload + ('-openai' if openai else '-grpc')}", result, out)
+    _show(result, as_json=json_)
+    if plot:
+        report.plot(runs, plot)
+    if any(run["failed"] for run in result["summary"].values()):
+        raise typer.Exit(1)
+
+
+def _tokenizer(path: str) -> FileTokenizer | None:
+    if not path:
+        return None
+    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no {file}")
+    return FileTokenizer(HfTokenizer.from_file(str(file)))
+
+
+@contextlib.contextmanager
+def _stack(model: str) -> Iterator[str]:
+    if not model:
+        yield ""
+        return
+    with LocalStack(model=model) as stack:
+        yield stack.grpc_address
+
+
+def _result(
+    shapes: list[Shape], target: Target, runs: dict[str, list[Record]], *, lengths: str, up: str
+) -> dict[str, Any]:
+    return {
+        "benchmark": "load",
+        "target": "started by the benchmark: " + up if up else target.name,
+        "lengths_in": lengths,
+        "workloads": {shape.kind.value: asdict(shape) for shape in shapes},
+        "summary": {name: summarise(records) for name, records in runs.items()},
+    }
+
+
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**report.provenance(), **result}, indent=2))
+    else:
+        report.print_table(result["summary"], Console())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,80 @@
+"""README's quick start works as written: every command and every program in it is run (issue 2, "Must show")."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from quire.stack import LocalStack
+from tests.house.cli_lines import shell_lines
+from tests.house.test_docs import PYTHON
+from tests.house.tree import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICK_START = README.partition("## Quick start")[2].partition("\n## ")[0]
+COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bin/quire") and words[1] != "up"]
+PROGRAMS = PYTHON.findall(QUICK_START)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """The services with the built-in model, as `quire up` starts them, on free ports."""
+    with LocalStack() as running:
+        yield running
+
+
+def run(*arguments: str, env: dict[str, str]) -> str:
+    """Standard output of a Python process that must end well."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_quick_start_is_whole() -> None:
+    """The tests below see what they are to see."""
+    assert [words[1] for words in COMMANDS] == ["generate", "chat", "steps", "blocks"]
+    assert len(PROGRAMS) == 2
+
+
+def test_commands_print_what_they_promise(stack: LocalStack) -> None:
+    """generate and chat print text; steps and blocks then show it."""
+    env = {"QUIRE_TARGET": stack.grpc_address, "QUIRE_ADMIN": stack.admin_address}
+    printed = {words[1]: run("-m", "quire", *words[1:], env=env) for words in COMMANDS}
+    assert all(len(text) > 20 for text in printed.values()), printed
+    assert "16" in printed["blocks"]
+
+
+def test_the_grpc_program_streams(stack: LocalStack) -> None:
+    """The first program, with the address of this stack."""
+    program = PROGRAMS[0].replace("127.0.0.1:50051", stack.grpc_address)
+    assert len(run("-c", program, env={})) > 20
+
+
+def test_the_offline_program_prints_outputs_in_input_order() -> None:
+    """The second program: four prompts, four lines, in order."""
+    lines = run("-c", PROGRAMS[1], env={}).splitlines()
+    assert [line.partition(" -> ")[0] for line in lines] == [
+        "'import '",
+        "'def main():'",
+        "'class Node:'",
+        "'for i in '",
+    ]
+    assert all(len(line.partition(" -> ")[2]) > 2 for line in lines)
+
+
+def test_the_curl_line_streams(stack: LocalStack) -> None:
+    """The HTTP request, sent as curl would."""
+    words = next(words for words in shell_lines(QUICK_START) if words[0] == "curl")
+    url, body = words[2].replace("http://127.0.0.1:8000", stack.http_url), words[words.index("-d") + 1]
+    reply = httpx.post(url, content=body, headers={"content-type": "application/json"}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    lines = [line for line in reply.text.splitlines() if line]
+    assert len(lines) > 3
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
