@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from benchmarks.measure import Record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _PACKAGES = ("quire", "grpcio", "protobuf", "torch", "transformers", "numpy", "httpx")
-_COLUMNS = ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms")
 
 
 def provenance() -> dict[str, Any]:
@@ -71,14 +70,10 @@ def save(name: str, content: Mapping[str, Any], out: Path | None = None) -> Path
 
 
 def print_table(summaries: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """One row per workload; times as p50 / p99 in milliseconds."""
-    table = Table(
-        "workload", "requests", "failed", "tokens/s", "requests/s", "TTFT ms", "TPOT ms", "ITL ms", "latency ms"
-    )
-    for name, summary in summaries.items():
-        times = [_p50_p99(summary[column]) for column in _COLUMNS]
-        rates = [f"{summary['output_tokens_per_s']:,.1f}", f"{summary['requests_per_s']:,.2f}"]
-        table.add_row(name, str(summary["requests"]), str(summary["failed"]), *rates, *times)
+    """One column per workload; times as p50 / p99 in milliseconds."""
+    table = Table("", *summaries, title="times: p50 / p99 in ms", title_justify="left")
+    for label, cell in _ROWS.items():
+        table.add_row(label, *(cell(summary) for summary in summaries.values()))
     console.print(table)
     for name, summary in summaries.items():
         for error, count in summary["errors"].items():
@@ -87,6 +82,18 @@ def print_table(summaries: Mapping[str, Mapping[str, Any]], console: Console) ->
 
 def _p50_p99(quantiles: Mapping[str, float]) -> str:
     return f"{quantiles['p50']:,.1f} / {quantiles['p99']:,.1f}" if quantiles else "-"
+
+
+_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "requests (failed)": lambda s: f"{s['requests']} ({s['failed']})",
+    "tokens/s": lambda s: f"{s['output_tokens_per_s']:,.1f}",
+    "requests/s": lambda s: f"{s['requests_per_s']:,.2f}",
+    "TTFT": lambda s: _p50_p99(s["ttft_ms"]),
+    "TPOT": lambda s: _p50_p99(s["tpot_ms"]),
+    "ITL": lambda s: _p50_p99(s["itl_ms"]),
+    "latency": lambda s: _p50_p99(s["latency_ms"]),
+    "cached prompt tokens": lambda s: f"{s['cached_prompt_tokens']} of {s['prompt_tokens']}",
+}
 
 
 def plot(runs: Mapping[str, list[Record]], path: Path) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from quire.client import AsyncClient
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
-from svc_common.errors import AlreadyExists, Cancelled, QuireError
+from svc_common.errors import AlreadyExists, Cancelled, Internal, QuireError
 
 MAX_OPEN_STREAMS = 512
 _CLOSE_S = 5.0
@@ -25,10 +24,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request under way. Its output is filled on the loop's thread and handed over by `_news`."""
+    """A request under way; touched on the loop's thread alone."""
 
     output: RequestOutput
-    task: Future[None] | None = None
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """A request and its output as it was when there was something new."""
+
+    running: _Running
+    output: RequestOutput
 
 
 class RemoteEngine:
@@ -43,7 +50,7 @@ class RemoteEngine:
         self._slots = asyncio.Semaphore(MAX_OPEN_STREAMS)
         self._client = self._wait(self._connect(target))
         self._running: dict[str, _Running] = {}
-        self._news: queue.SimpleQueue[_Running] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
         """Sends a request. AlreadyExists for a running id; what the gateway refuses comes as the output's `error`."""
@@ -53,14 +60,14 @@ class RemoteEngine:
         running = _Running(RequestOutput(request_id, prompt if isinstance(prompt, str) else None, None, []))
         work = self._stream(running, prompt, seeded, replace(options, model=options.model or self._model))
         self._running[request_id] = running
-        running.task = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._loop.call_soon_threadsafe(self._start, running, work)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests. Unknown and finished ids are ignored."""
         for request_id in request_ids:
             running = self._running.get(request_id)
-            if running is not None and running.task is not None:
-                running.task.cancel()
+            if running is not None:
+                self._loop.call_soon_threadsafe(_cancel, running)
 
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to wait for."""
@@ -72,16 +79,16 @@ class RemoteEngine:
             return []
         touched: dict[str, RequestOutput] = {}
         while not touched:
-            news: _Running | None = self._news.get()
+            news: _News | None = self._news.get()
             while news is not None:
                 self._hand_over(news, touched)
                 news = self._take()
         return list(touched.values())
 
-    def _hand_over(self, news: _Running, touched: dict[str, RequestOutput]) -> None:
+    def _hand_over(self, news: _News, touched: dict[str, RequestOutput]) -> None:
         request_id = news.output.request_id
-        if self._running.get(request_id) is not news:
-            return  # told as finished before: the stream's thread was faster than this one
+        if self._running.get(request_id) is not news.running:
+            return  # of a request that was told as finished
         touched[request_id] = news.output
         if news.output.finished:
             del self._running[request_id]
@@ -96,7 +103,7 @@ class RemoteEngine:
         self._thread.join(_CLOSE_S)
         self._loop.close()
 
-    def _take(self) -> _Running | None:
+    def _take(self) -> _News | None:
         try:
             return self._news.get_nowait()
         except queue.Empty:
@@ -109,26 +116,50 @@ class RemoteEngine:
     async def _connect(target: str) -> AsyncClient:
         return AsyncClient(target)
 
+    # --- on the loop's thread ------------------------------------------------------------------------------------
+
+    def _start(self, running: _Running, work: Coroutine[Any, Any, None]) -> None:
+        running.task = self._loop.create_task(work)
+        running.task.add_done_callback(lambda task: self._end(running, task))
+
     async def _stream(self, running: _Running, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
-        request_id, text = running.output.request_id, running.output.prompt
-        try:
-            async with self._slots:
-                ids = (
-                    list(prompt) if not isinstance(prompt, str) else await self._client.tokenize(prompt, options.model)
-                )
-                stream = self._client.generate_stream(ids, params, options=options, request_id=request_id)
-                running.output = stream.result
-                running.output.prompt = text
-                async for _ in stream:
-                    self._news.put(running)
-        except (asyncio.CancelledError, Cancelled):
-            _end_aborted(running.output)
-        except QuireError as error:
-            running.output.error, running.output.finished = error, True
-        self._news.put(running)
+        request_id = running.output.request_id
+        async with self._slots:
+            text = prompt if isinstance(prompt, str) else None
+            ids = [int(i) for i in prompt] if text is None else await self._client.tokenize(text, options.model)
+            stream = self._client.generate_stream(ids, params, options=options, request_id=request_id)
+            running.output = stream.result
+            running.output.prompt = text
+            async for _ in stream:
+                self._tell(running)
+
+    def _end(self, running: _Running, task: asyncio.Task[None]) -> None:
+        """Whatever ended it, the request is told as finished exactly once."""
+        error = Cancelled("aborted") if task.cancelled() else task.exception()
+        output = running.output
+        if isinstance(error, Cancelled):
+            for completion in output.outputs:
+                completion.finish_reason = completion.finish_reason or "abort"
+        elif error is not None:
+            output.error = error if isinstance(error, QuireError) else Internal(repr(error))
+        output.finished = True
+        self._tell(running)
+
+    def _tell(self, running: _Running) -> None:
+        if running.output.finished and running.task is not None and not running.task.done():
+            return  # `_end` tells it
+        self._news.put(_News(running, _snapshot(running.output)))
 
 
-def _end_aborted(output: RequestOutput) -> None:
-    for completion in output.outputs:
-        completion.finish_reason = completion.finish_reason or "abort"
-    output.finished = True
+def _cancel(running: _Running) -> None:
+    if running.task is not None:
+        running.task.cancel()
+
+
+def _snapshot(output: RequestOutput) -> RequestOutput:
+    """What the caller's thread may keep while the stream goes on."""
+    copies = [
+        replace(c, token_ids=list(c.token_ids), logprobs=None if c.logprobs is None else list(c.logprobs))
+        for c in output.outputs
+    ]
+    return replace(output, outputs=copies)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ from svc_common.errors import ConfigError, DeadlineExceeded
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
 _BUILT_IN_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
+_SEQS, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _STOP_ORDER = ("gateway", "scheduler", "worker")
 
 
@@ -69,8 +71,8 @@ class StackOptions:
             "scheduler": [
                 *("scheduler", "--worker", f"{self.host}:{port['worker --port']}", *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
-                *("--max-num-seqs", str(self.largest_step.max_num_seqs)),
-                *("--max-num-batched-tokens", str(self.largest_step.max_num_batched_tokens)),
+                *(_SEQS, str(self.largest_step.max_num_seqs)),
+                *(_TOKENS, str(self.largest_step.max_num_batched_tokens)),
                 *self.scheduler_args,
             ],
             "gateway": [
@@ -84,10 +86,16 @@ class StackOptions:
     def largest_step(self) -> LargestStep:
         """What the cache is sized for."""
         defaults = SchedulerSettings()
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
         return LargestStep(
-            max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
+            max_num_batched_tokens=self._given(_TOKENS) or tokens or defaults.max_num_batched_tokens,
+            max_num_seqs=self._given(_SEQS) or seqs or defaults.max_num_seqs,
         )
+
+    def _given(self, option: str) -> int | None:
+        """The number after `option` in `scheduler_args`, where it is there; the last one counts."""
+        values = [value for name, value in pairwise(self.scheduler_args) if name == option]
+        return int(values[-1]) if values else None
 
     @property
     def wanted_ports(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from svc_common import columns, rpc
 from svc_common.errors import Unavailable
 from tests.gateway import models
 
-TEST_TIMEOUT_S = 30.0
+TEST_TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
 
 

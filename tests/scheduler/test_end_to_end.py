@@ -60,6 +60,19 @@ async def test_the_second_prefill_computes_only_what_is_not_cached() -> None:
 
 
 @run_async
+async def test_equal_prompts_in_one_step_share_blocks() -> None:
+    """The second hits blocks that the same step computes (R136); both get the tokens of one alone."""
+    async with stack() as s:
+        submits = [s.gateway.make_submit(PROMPT) for _ in range(2)]
+        await s.gateway.send(submits=submits)
+        first, second = [await s.gateway.end_of(m.handle) for m in submits]
+        assert first.tokens == second.tokens and len(first.tokens) == 8
+        [prefill] = [r for r in await s.admin.steps() if any(g.prefill for g in r.scheduled)]
+        assert [(g.tokens, g.computed_before) for g in prefill.scheduled] == [(40, 0), (8, 32)]
+        assert prefill.computed_tokens == 48
+
+
+@run_async
 async def test_many_requests_share_steps_under_preemption() -> None:
     """A pool too small for all: everybody gets the tokens they get alone (the simulated cache would notice a mixed-up block)."""
     prompts = [[40 + i, *range(50, 60 + i)] for i in range(12)]

@@ -1,0 +1,77 @@
+"""SamplingParams: what is checked, and what reaches the wire."""
+
+import math
+
+import pytest
+
+import quire
+from quire import SamplingParams, messages
+from quire.messages import RequestOptions
+from svc_common.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("temperature", -0.1),
+        ("temperature", 10.5),
+        ("temperature", math.nan),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop_token_ids", [-1]),
+        ("logprobs", 5),
+    ],
+)
+def test_wrong_fields_are_named(field: str, value: object) -> None:
+    """InvalidArgument with a violation for the field."""
+    with pytest.raises(InvalidArgument) as caught:
+        SamplingParams(**{field: value})
+    assert [v.field for v in caught.value.violations] == [field]
+
+
+def test_all_wrong_fields_at_once() -> None:
+    """One error names all of them."""
+    with pytest.raises(InvalidArgument) as caught:
+        SamplingParams(temperature=-1, top_p=2, max_tokens=0)
+    assert [v.field for v in caught.value.violations] == ["temperature", "top_p", "max_tokens"]
+
+
+def test_what_is_given_reaches_the_wire_and_nothing_else() -> None:
+    """Absent stays absent, so that the server's default applies; zero is not absent."""
+    given = SamplingParams(temperature=0, top_p=0.5, top_k=-1, seed=0, max_tokens=3, min_tokens=1, stop="x", logprobs=0)
+    request = messages.generate_request([1, 2], given, RequestOptions(priority=-3))
+    assert list(request.token_ids.ids) == [1, 2]
+    assert request.sampling.HasField("temperature") and request.sampling.HasField("seed")
+    assert (request.sampling.top_k, request.sampling.top_p) == (0, 0.5)
+    assert (request.stop.max_tokens, request.stop.min_tokens, list(request.stop.stop_strings)) == (3, 1, ["x"])
+    assert request.response.logprobs
+    assert request.scheduling.priority == -3
+    open_ended = SamplingParams(temperature=None, top_p=None, top_k=None, max_tokens=None)
+    request = messages.generate_request("text", open_ended, RequestOptions())
+    assert not any(request.sampling.HasField(name) for name in ("temperature", "top_p", "top_k", "seed"))
+    assert not request.stop.HasField("max_tokens")
+    assert not request.response.logprobs
+
+
+@pytest.mark.parametrize("prompt", ["caf\udce9", [-1], [2**32]])
+def test_prompts_that_cannot_travel(prompt: object) -> None:
+    """A lone surrogate and numbers that are no ids are refused here, by field."""
+    with pytest.raises(InvalidArgument) as caught:
+        messages.generate_request(prompt, None, RequestOptions())  # type: ignore[arg-type]
+    assert caught.value.violations[0].field == "prompt"
+
+
+def test_every_public_name_can_be_had() -> None:
+    """`quire.__all__` is the public API; an unknown name is an AttributeError."""
+    assert {getattr(quire, name) is not None for name in quire.__all__} == {True}
+    with pytest.raises(AttributeError):
+        _ = quire.Engine
