@@ -86,7 +86,7 @@ class Stream:
     def trace_id(self) -> str:
         """Trace of the request, 32 hex digits; empty when it is not traced. Waits for the server's first word."""
         with typed_errors(self.target, _WHAT):
-            return dict(self._call.initial_metadata()).get("x-trace-id", "")
+            return str(dict(self._call.initial_metadata()).get("x-trace-id", ""))
 
     def __iter__(self) -> Iterator[Delta]:
         try:
@@ -125,7 +125,7 @@ class AsyncStream:
     async def trace_id(self) -> str:
         """See Stream.trace_id."""
         with typed_errors(self.target, _WHAT):
-            return dict(await self._call.initial_metadata()).get("x-trace-id", "")
+            return str(dict(await self._call.initial_metadata()).get("x-trace-id", ""))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
@@ -266,7 +266,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Closes the channel; running streams end."""
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def generate(
         self,

@@ -127,11 +127,17 @@ class InProcessEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; their blocks are free at once. Unknown and finished ids are ignored (R35)."""
-        for ended in self._core.abort(list(request_ids)):
+        for ended in self._core.abort(sorted(request_ids)):
             live = self._live.pop(ended.request_id)
             live.take(live.text.finish())
             live.end("abort", None)
             self._aborted.append(live.output)
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Ends requests, and nothing more is told of them."""
+        gone = set(request_ids)
+        self.abort(gone)
+        self._aborted = [output for output in self._aborted if output.request_id not in gone]
 
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do or to tell."""
@@ -153,7 +159,7 @@ class InProcessEngine:
         return _Live(output, text, sampling, request)
 
     def close(self) -> None:
-        """Gives the model and the cache back to the process."""
+        """Ends what runs."""
         self.abort(list(self._live))
         self._engine.reset()
 

@@ -25,7 +25,7 @@ from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.sizes import GIB, parse_size
-from svc_common.errors import ConfigError, InvalidArgument
+from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 
 AnyPrompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -39,6 +39,9 @@ class Backend(Protocol):
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
 
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Ends requests, and nothing more is told of them; unknown ids are ignored."""
+
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""
 
@@ -46,11 +49,11 @@ class Backend(Protocol):
         """Requests that have something new."""
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Ends what runs."""
 
 
 class LLM:
-    """A model to generate with. Context manager; `close()` gives memory and threads back.
+    """A model to generate with. Context manager; `close()` ends what runs, memory goes with the object.
 
     LLM(model="path/to/checkpoint", ...)  loads it into this process; `model` None = the built-in one.
     LLM(target="127.0.0.1:50051")         uses a running gateway; `model` may name one of those it serves.
@@ -76,7 +79,11 @@ class LLM:
     ) -> None:
         draw_seed = _seed_source(seed)
         if target is not None:
-            given = {"policy": policy, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+            given: dict[str, Any] = {
+                "policy": policy,
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+            }
             given |= {"enable_prefix_caching": enable_prefix_caching, "kv_cache_memory": kv_cache_memory}
             given |= {"swap_space": swap_space, **worker_settings}
             _refuse_in_process_settings(given)
@@ -98,7 +105,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Gives the model, or the connection, back."""
+        """Ends what runs, and the connection where there is one."""
         self._backend.close()
 
     # --- all at once -----------------------------------------------------------------------------------------------
@@ -115,8 +122,11 @@ class LLM:
         prompts: one or many of: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}.
         sampling_params: for all, or one per prompt; None = `SamplingParams()`, which ends after 16 tokens, as in vLLM.
         use_tqdm: vLLM's name; shows a progress bar where standard error is a terminal.
-        Raises the error of the first prompt that is refused or fails; nothing is left running then.
+        Raises the error of the first prompt that is refused or fails; nothing is left running then. FailedPrecondition while
+        requests of `add_request` run: this call would swallow their outputs.
         """
+        if self._backend.has_unfinished():
+            raise FailedPrecondition("requests of add_request are running; step until they are finished first")
         many = _prompt_list(prompts)
         params = _params_list(sampling_params, len(many))
         prefix = f"llm-{uuid.uuid4().hex[:12]}"
@@ -126,7 +136,7 @@ class LLM:
                 self._backend.add(request_id, prompt, one, RequestOptions())
             return self._run_to_end(ids, use_tqdm=use_tqdm)
         except BaseException:
-            self._give_up(ids)
+            self._backend.discard(ids)
             raise
 
     def _run_to_end(self, ids: list[str], *, use_tqdm: bool) -> list[RequestOutput]:
@@ -142,13 +152,6 @@ class LLM:
                         done[output.request_id] = output
                         bar.advance(task)
         return [done[request_id] for request_id in ids]
-
-    def _give_up(self, ids: list[str]) -> None:
-        """Ends what was added and reads its end, so that a later call finds nothing of it."""
-        self._backend.abort(ids)
-        mine = set(ids)
-        for output in self._backend.step() if self._backend.has_unfinished() else ():
-            mine.discard(output.request_id)
 
     # --- step by step ----------------------------------------------------------------------------------------------
 

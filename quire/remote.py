@@ -69,6 +69,13 @@ class RemoteEngine:
             if running is not None:
                 self._loop.call_soon_threadsafe(_cancel, running)
 
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Ends requests, and nothing more is told of them."""
+        for request_id in request_ids:
+            running = self._running.pop(request_id, None)
+            if running is not None:
+                self._loop.call_soon_threadsafe(_cancel, running)
+
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to wait for."""
         return bool(self._running)

@@ -252,4 +252,4 @@ def _is_serving(health: health_pb2_grpc.HealthStub) -> bool:
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=2)
     except grpc.RpcError:
         return False
-    return answer.status == health_pb2.HealthCheckResponse.SERVING
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -11,7 +11,7 @@ import grpc
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import rpc
-from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, QuireError
+from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, QuireError
 
 _JOIN_S = 2.0
 
@@ -61,6 +61,10 @@ class WorkerWatch:
             return  # the channel was closed meanwhile
 
     def _refused(self, error: QuireError) -> None:
-        """Keeps what the operator has to change; a lost connection is seen by whoever watches the process."""
+        """Keeps what trying again will not change; a lost connection is seen by whoever watches the process."""
         if isinstance(error, FailedPrecondition | InvalidArgument) and error.reason != "WORKER_STATE":
             self.error = ConfigError(error.message, reason=error.reason, metadata=error.metadata)
+        elif isinstance(error, Internal):
+            self.error = Internal(
+                f"the worker cannot start: {error.message}; its log has the rest", reason=error.reason
+            )

@@ -20,6 +20,7 @@ from worker_svc.attention import LayerCall
 from worker_svc.checkpoint import Checkpoint
 
 _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
+_NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Fields that change attention in ways that never reach the attention function.
 _UNSEEN_FIELDS = ("attention_chunk_size", "num_kv_shared_layers", "use_bidirectional_attention")
@@ -86,7 +87,8 @@ def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str,
         if isinstance(layers, nn.ModuleList) and len(layers) == count:
             children = list(layers[layer].named_children())
             for name, child in children:
-                if _MIXER.search(name) or _MIXER.search(type(child).__name__):
+                words = f"{name} {type(child).__name__}"
+                if _MIXER.search(words) and not _NO_MIXER.search(words):
                     return f"{prefix}.{layer}.{name}", type(child).__name__
             return f"{prefix}.{layer}", type(layers[layer]).__name__
     return type(model).__name__, type(model).__name__

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -171,7 +172,7 @@ def load_model(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
     missing = sorted(notes["missing_keys"])
     if missing:

@@ -146,7 +146,11 @@ class RowProbe:
 
     def anchor_rows(self) -> torch.Tensor:
         """Rows to compare with: equal at each pair of places, so that `sharpened` weights cancel."""
-        rows = _wide_normal(_ANCHOR_ROWS, self.features) if self.dtype.itemsize < 4 else _normal(_ANCHOR_ROWS, self.features)
+        rows = (
+            _wide_normal(_ANCHOR_ROWS, self.features)
+            if self.dtype.itemsize < 4
+            else _normal(_ANCHOR_ROWS, self.features)
+        )
         left, right = _pairs(self.features)
         rows[:, right] = rows[:, left]
         return rows.to(self.dtype)

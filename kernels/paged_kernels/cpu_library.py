@@ -52,7 +52,8 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _cached(environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
-    compiler = environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    search = environ.get("PATH", "")
+    compiler = environ.get("CXX") or shutil.which("g++", path=search) or shutil.which("c++", path=search)
     if compiler is None:
         raise NoCompiledKernels("no C++ compiler (g++) is installed")
     flags = (*_FLAGS, "-march=native")

@@ -97,17 +97,19 @@ def test_plans_are_reproducible_and_shaped() -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_known_delays_are_measured(server: OpenAILike, tmp_path: Path, chat: bool) -> None:
-    """50 ms to the first token and 10 ms per further one come out as such; usage is taken from the server."""
+    """50 ms to the first token and 50 ms per further one come out as such; usage is taken from the server."""
+    server.gap_s = 0.05
     out = tmp_path / "r.json"
     arguments = ["--openai", server.url, "--num-requests", "8", "--output-len", "5", "--out", str(out)]
     run = figures(invoke(*arguments, *(["--chat"] if chat else [])), out)
     summary = run["summary"]["batch"]
     assert (summary["failed"], summary["output_tokens"], summary["prompt_tokens"]) == (0, 40, 56)
     assert summary["cached_prompt_tokens"] == 24
-    # Sleeps never end early; how late they end is the machine's affair.
+    # Sleeps never end early; how late they end is the machine's affair, and a late first token shortens the gaps after it.
     assert summary["ttft_ms"]["p50"] >= 50
-    assert summary["tpot_ms"]["p50"] >= 10
-    assert summary["latency_ms"]["max"] / 1e3 <= summary["duration_s"] + 0.001
+    assert summary["tpot_ms"]["p50"] >= 25
+    assert summary["latency_ms"]["p50"] >= 250
+    assert summary["duration_s"] >= 0.25
     assert run["machine"]["cores"] >= 1
     assert run["versions"]["quire"]
     assert len(server.bodies) == 8 + 4, "four warm-up requests"

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,12 +17,13 @@ from svc_common.errors import ConfigError
 from tests.scheduler.harness import eventually, run_async, scheduler, stack, worker
 
 SERVE = """
-import asyncio, json, resource, sys
+import asyncio, json, sys
+import psutil
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
 
 def ready(address, admin_address):
-    rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rss_mb = psutil.Process().memory_info().rss / 2**20
     heavy = sorted({"torch", "transformers", "tokenizers"} & set(sys.modules))
     print(json.dumps({"address": address, "admin": admin_address, "rss_mb": rss_mb, "heavy": heavy}), flush=True)
 
@@ -31,13 +31,11 @@ asyncio.run(app.serve(SchedulerSettings(workers=("127.0.0.1:1",), port=0, admin_
 """
 
 
-def test_ready_soon_light_and_stopped_by_sigterm() -> None:
-    """Listening in about a second and under 150 MB, no torch (P5); SIGTERM ends it in order."""
-    began = time.monotonic()
+def test_light_and_stopped_by_sigterm() -> None:
+    """Under 150 MB and no torch (P5; how soon it listens is `benchmarks.startup`'s); SIGTERM ends it in order."""
     process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said = json.loads(process.stdout.readline())
-        seconds = time.monotonic() - began
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
     finally:
@@ -45,7 +43,6 @@ def test_ready_soon_light_and_stopped_by_sigterm() -> None:
         process.wait()
     assert process.returncode == 0, errors
     assert said["heavy"] == [] and said["rss_mb"] < 150
-    assert seconds < 10, "generous: other work shares the machine"
     assert "Traceback" not in errors
 
 

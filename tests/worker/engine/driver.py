@@ -86,15 +86,19 @@ class Driver:
         num_prompt: int | None = None,
         blocks: Sequence[int] = (),
         computed: int = 0,
+        room: int = 0,
         **options: Any,
     ) -> Row:
-        """A row joins: `computed` tokens of it lie in `blocks`; `num_tokens` (None = all that are left) are computed now."""
+        """A row joins: `computed` tokens of it lie in `blocks`; `num_tokens` (None = all that are left) are computed now.
+
+        `room`: tokens that its blocks can take beyond those known, so that steps need not mention it.
+        """
         index = next(i for i in range(1000) if i not in {row.index for row in self.rows.values()})
         life = self._lives.get(index, -1) + 1
         self._lives[index] = life
         row = Row(index, life, list(token_ids), num_prompt or len(token_ids), list(blocks), computed, options)
         self.rows[name] = row
-        self._grow(row, len(token_ids))
+        self._grow(row, len(token_ids) + room)
         self.step.added.append((row, len(token_ids) - computed if num_tokens is None else num_tokens))
         self.tokens.setdefault(name, [])
         self.logprobs.setdefault(name, [])

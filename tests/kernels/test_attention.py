@@ -1,0 +1,175 @@
+"""Every CPU backend against the reference, for prefill, chunks and decode mixed; and what makes them invariant."""
+
+import itertools
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.cpu_compiled import CompiledCpuBackend
+from paged_kernels.cpu_library import load_library
+from paged_kernels.cpu_tiles import TiledCpuBackend
+from paged_kernels.reference import ReferenceBackend
+
+from worker_svc.container import peak_bytes
+
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}
+SHAPES = [(4, 4, 16, 16), (8, 2, 64, 16), (9, 3, 64, 32), (7, 1, 80, 8), (4, 2, 24, 5), (2, 2, 128, 1), (5, 5, 96, 48)]
+
+
+def backends():
+    return [CompiledCpuBackend(load_library(os.environ, lambda _: None)), TiledCpuBackend()]
+
+
+@dataclass
+class Case:
+    """Sequences of (already cached, new) tokens with random contents; blocks in random order, unused ones full of NaN."""
+
+    sequences: list[tuple[int, int]]
+    heads: int
+    shape: CacheShape
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __post_init__(self):
+        self.rng = torch.Generator().manual_seed(self.seed)
+        self.contents = [self._random(old + new) for old, new in self.sequences]
+
+    def _random(self, tokens):
+        kv = (tokens, self.shape.num_kv_heads, self.shape.head_dim)
+        query = torch.randn(tokens, self.heads, self.shape.head_dim, generator=self.rng).to(self.dtype)
+        return query, *(torch.randn(kv, generator=self.rng).to(self.dtype) for _ in range(2))
+
+    def run(self, backend, rule, *, chunks=None, shuffle=1, padding=0):
+        """Results [tokens, heads, dim] of each sequence's new tokens. `chunks`: number of new tokens of each step (None = all)."""
+        size = self.shape.block_size
+        width = max(-(-(old + new) // size) for old, new in self.sequences)
+        order = torch.randperm(len(self.sequences) * width + 3, generator=torch.Generator().manual_seed(shuffle))
+        tables = order[: len(self.sequences) * width].view(-1, width).to(torch.int32)
+        cache = torch.full((2, len(order), self.shape.block_elements), float("nan"), dtype=self.dtype)
+        for i, (old, _) in enumerate(self.sequences):
+            _, keys, values = self.contents[i]
+            backend.write_kv(keys[:old], values[:old], cache, self._slots(tables[i], 0, old), self.shape)
+        done = [old for old, _ in self.sequences]
+        results = [[] for _ in self.sequences]
+        while any(d < old + new for d, (old, new) in zip(done, self.sequences, strict=True)):
+            ends = [min(d + (chunks or 10**9), sum(s)) for d, s in zip(done, self.sequences, strict=True)]
+            for i, part in enumerate(self._step(backend, rule, cache, tables, done, ends, padding)):
+                results[i].append(part)
+            done = ends
+        return [torch.cat(parts) for parts in results]
+
+    def _slots(self, table, begin, end):
+        places = torch.arange(begin, end)
+        size = self.shape.block_size
+        return table.long()[places // size] * size + places % size
+
+    def _step(self, backend, rule, cache, tables, begins, ends, padding):
+        spans = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        counts = [len(span) for span in spans]
+        packed = [
+            torch.cat([content[k][s.start : s.stop] for content, s in zip(self.contents, spans, strict=True)])
+            for k in range(3)
+        ]
+        packed = [torch.cat([x, torch.randn(padding, *x.shape[1:]).to(x.dtype)]) for x in packed]
+        slots = torch.cat([self._slots(t, s.start, s.stop) for t, s in zip(tables, spans, strict=True)])
+        pad = torch.zeros(padding, dtype=torch.int32)
+        batch = AttentionBatch(
+            sequences=torch.cat(
+                [torch.arange(len(spans), dtype=torch.int32).repeat_interleave(torch.tensor(counts)), pad]
+            ),
+            positions=torch.cat([torch.tensor([*itertools.chain(*spans)], dtype=torch.int32), pad]),
+            slots=torch.cat([slots, torch.full((padding,), PADDING_SLOT)]),
+            block_tables=tables,
+            offsets=np.cumsum([0, *counts], dtype=np.int32),
+        )
+        query, key, value = packed
+        backend.write_kv(key, value, cache, batch.slots, self.shape)
+        out = backend.paged_attention(query, cache, batch, self.shape, rule)
+        assert not out[sum(counts) :].any(), "padding attends to nothing"
+        return out[: sum(counts)].split(counts)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
+def test_equals_reference(heads, kv_heads, dim, block_size, dtype):
+    """Prefill, chunked prefill and decode in one call; GQA; odd head and block sizes; window and softcap; stale NaNs ignored."""
+    case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, CacheShape(block_size, kv_heads, dim), dtype)
+    for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
+        expected = case.run(ReferenceBackend(), rule)
+        for backend in backends():
+            for one, other in zip(expected, case.run(backend, rule, padding=3), strict=True):
+                assert (one.float() - other.float()).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
+def test_bits_do_not_depend_on_batch_chunks_or_blocks(heads, kv_heads, dim, block_size, dtype):
+    """The kernels' part of the invariance contract."""
+    rng = np.random.default_rng(block_size)
+    sequences = [(int(rng.integers(0, 90)), int(rng.integers(1, 40))) for _ in range(4)]
+    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 61)
+    case = Case(sequences, heads, shape, dtype)
+    for backend in backends():
+        expected = case.run(backend, rule)
+        for other in (
+            case.run(backend, rule, chunks=1, shuffle=2),
+            case.run(backend, rule, chunks=7, shuffle=3, padding=5),
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(expected, other, strict=True))
+        single = Case(sequences[:1], heads, shape, dtype)
+        assert torch.equal(single.run(backend, rule)[0], expected[0])
+
+
+def test_thread_count_changes_nothing():
+    """Threads decide who computes, not how."""
+    case = Case([(100, 30), (0, 50)], 8, CacheShape(16, 2, 32))
+    before = torch.get_num_threads()
+    try:
+        for backend in backends():
+            results = []
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                results.append(torch.cat(case.run(backend, AttentionRule(0.2))))
+            assert torch.equal(results[0], results[1])
+            assert torch.equal(results[0], results[2])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nan_stays_in_its_sequence():
+    """A sequence whose keys are NaN gives NaN; its neighbours are untouched."""
+    case = Case([(20, 4), (20, 4)], 4, CacheShape(16, 2, 16))
+    clean = case.run(ReferenceBackend(), AttentionRule(0.25))[1]
+    case.contents[0][1][3] = float("nan")
+    for backend in backends():
+        spoiled, other = case.run(backend, AttentionRule(0.25))
+        assert spoiled.isnan().any()
+        assert torch.allclose(other, clean, atol=3e-6)
+
+
+class Measured:
+    """A backend whose attention calls are watched for memory."""
+
+    def __init__(self, backend):
+        self.write_kv, self._attention, self.peak_bytes = backend.write_kv, backend.paged_attention, 0
+
+    def paged_attention(self, *args):
+        found = []
+        self.peak_bytes = peak_bytes(lambda: found.append(self._attention(*args)))
+        return found[0]
+
+
+def test_long_context_is_not_gathered():
+    """Decoding over a long context needs memory for a tile, not for the context."""
+    tokens, shape = 32_768, CacheShape(16, 4, 64)
+    context_bytes = 2 * tokens * 4 * 64 * 4
+    case = Case([(tokens - 1, 1)], 4, shape)
+    reference = Measured(ReferenceBackend())
+    expected = case.run(reference, AttentionRule(0.125))[0]
+    assert reference.peak_bytes > context_bytes / 2, "the measurement sees gathering"
+    for backend in map(Measured, backends()):
+        assert (case.run(backend, AttentionRule(0.125))[0] - expected).abs().max() < 1e-6
+        assert backend.peak_bytes < context_bytes / 8

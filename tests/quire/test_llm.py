@@ -1,0 +1,164 @@
+"""`LLM` in this process: R4-R8, against `transformers.generate`, and equal to the three services with the same seed."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from quire import LLM, Client, RequestOutput, SamplingParams
+from quire.stack import LocalStack, default_model
+from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
+from tests.e2e.oracle import expected, mixed_jobs
+from tests.quire.up_process import ROOT
+
+MAX_MODEL_LEN = 256
+PROMPTS = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """`models/tiny` in float32, with a budget that forces chunks and a pool that forces preemption."""
+    with LLM(
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        num_gpu_blocks_override=32,
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        swap_space="1MiB",
+    ) as made:
+        yield made
+
+
+def _greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
+
+
+def test_greedy_equals_transformers_in_input_order(llm: LLM) -> None:
+    """Tokens equal and logprobs within 1e-4, chunked and preempted; outputs in the order of the prompts (R7)."""
+    jobs = mixed_jobs(12, 4000, seed=1)
+    outputs = llm.generate([list(job.prompt) for job in jobs], [_greedy(job.max_tokens) for job in jobs])
+    for job, output in zip(jobs, outputs, strict=True):
+        want = expected(default_model(), job)
+        got = output.outputs[0]
+        assert output.prompt_token_ids == list(job.prompt)
+        assert got.token_ids == want.token_ids
+        values = [entry[token].logprob for token, entry in zip(got.token_ids, got.logprobs, strict=True)]
+        assert values == pytest.approx(want.logprobs, abs=1e-4)
+        assert got.cumulative_logprob == pytest.approx(sum(values))
+        assert (got.finish_reason, output.finished) == ("length", True)
+    assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
+
+
+def test_forms_of_prompts(llm: LLM) -> None:
+    """One or many of: text, ids, dicts as in vLLM; equal prompts, equal greedy outputs."""
+    ids = llm.generate("import os", _greedy(4))[0].prompt_token_ids
+    forms = ["import os", ids, {"prompt": "import os"}, {"prompt_token_ids": ids}]
+    texts = {llm.generate(form, _greedy(4))[0].text for form in [*forms, [ids]]}
+    texts |= {output.text for output in llm.generate(forms, _greedy(4))}
+    assert len(texts) == 1
+    assert llm.generate([], _greedy(4)) == []
+
+
+def test_defaults_seeds_and_stops(llm: LLM) -> None:
+    """16 tokens unless said otherwise; a drawn seed is told and repeats the output; stop strings are cut off."""
+    first = llm.generate("def f(", SamplingParams(ignore_eos=True))[0]
+    assert len(first.outputs[0].token_ids) == 16
+    again = llm.generate("def f(", SamplingParams(ignore_eos=True, seed=first.seed))[0]
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    drawn = {llm.generate("def f(", SamplingParams())[0].seed for _ in range(3)}
+    assert len(drawn) == 3
+    stop = first.text[5:8]
+    stopped = llm.generate("def f(", SamplingParams(ignore_eos=True, seed=first.seed, stop=stop))[0]
+    assert stopped.text == first.text[: first.text.index(stop)]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
+    token = first.outputs[0].token_ids[3]
+    ended = llm.generate("def f(", SamplingParams(ignore_eos=True, seed=first.seed, stop_token_ids=[token]))[0]
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", token)
+    assert ended.outputs[0].token_ids[-1] == token
+
+
+def test_wrong_requests_disturb_nobody(llm: LLM) -> None:
+    """Typed errors, nothing left running, and the next call works."""
+    for prompt, error in [("", InvalidArgument), ([10**6], InvalidArgument), ([1] * MAX_MODEL_LEN, OutOfRange)]:
+        with pytest.raises(error):
+            llm.generate(["fine", prompt], _greedy(4))
+        assert not llm.has_unfinished_requests()
+    with pytest.raises(InvalidArgument, match="sampling_params"):
+        llm.generate(["a", "b"], [SamplingParams()])
+    assert len(llm.generate("fine", _greedy(4))[0].outputs[0].token_ids) == 4
+
+
+def test_step_by_step_with_abort(llm: LLM) -> None:
+    """R4, R5: add, step, abort; cumulative outputs; each request told as finished once; unknown ids are ignored."""
+    for name in ("a", "b", "c"):
+        llm.add_request(name, f"class {name}:", _greedy(20))
+    with pytest.raises(AlreadyExists):
+        llm.add_request("a", "again", _greedy(1))
+    with pytest.raises(FailedPrecondition):
+        llm.generate("x")
+    ends: dict[str, RequestOutput] = {}
+    lengths: dict[str, int] = {}
+    steps = 0
+    while llm.has_unfinished_requests():
+        steps += 1
+        for output in llm.step():
+            num_tokens = len(output.outputs[0].token_ids)
+            assert num_tokens >= lengths.get(output.request_id, 0)
+            lengths[output.request_id] = num_tokens
+            if output.finished:
+                assert output.request_id not in ends
+                ends[output.request_id] = output
+        if steps == 5:
+            llm.abort(["b", "unknown"])
+    assert {name: output.outputs[0].finish_reason for name, output in ends.items()} == {
+        "a": "length",
+        "b": "abort",
+        "c": "length",
+    }
+    assert 0 < lengths["b"] < 20
+    assert lengths["a"] == lengths["c"] == 20
+
+
+def test_same_seed_same_tokens_as_the_services(llm: LLM) -> None:
+    """One (seed, request): the same tokens, text and logprobs in process and through three processes (invariance contract)."""
+    params = [SamplingParams(temperature=0.8, top_p=0.95, seed=seed, max_tokens=24, logprobs=1) for seed in range(4)]
+    here = llm.generate(PROMPTS, params)
+    with LocalStack(worker_args=("--dtype", "float32")) as stack, Client(stack.grpc_address) as client:
+        there = [client.generate(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+        with LLM(target=stack.grpc_address) as remote:
+            behind = remote.generate(PROMPTS, params)
+    for ours, theirs, third in zip(here, there, behind, strict=True):
+        assert ours.outputs[0] == theirs.outputs[0] == third.outputs[0]
+    assert [o.prompt for o in behind] == PROMPTS
+    assert [o.prompt_token_ids for o in behind] == [o.prompt_token_ids for o in here]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"model": "no/such/model"}, "no/such/model"),
+        ({"dtype": "float8"}, "--dtype"),
+        ({"kv_cache_memory": "lots"}, "kv_cache_memory"),
+        ({"max_tokens": 3}, "max-tokens"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, object], text: str) -> None:
+    """ConfigError names what is wrong, before anything is loaded."""
+    with pytest.raises(ConfigError, match=text):
+        LLM(**settings)  # type: ignore[arg-type]
+
+
+def test_the_overview_articles_program() -> None:
+    """Four prompts, temperature 0.8, top_p 0.95: runs as it stands, outputs in input order (issue 2)."""
+    command = [sys.executable, "examples/offline.py"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    lines = re.findall(r"^Prompt: (.*), Generated text: (['\"].+['\"])$", result.stdout, re.M)
+    assert [prompt for prompt, _ in lines] == [repr(prompt) for prompt in PROMPTS]
+    assert all(len(text) > 5 for _, text in lines)
