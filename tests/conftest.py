@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import worker_svc.openmp  # noqa: F401  (before torch, here and in every process that tests start)
 from quire.otlp_receiver import OtlpReceiver
 
 

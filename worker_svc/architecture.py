@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from paged_kernels.backend import CacheShape
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
 from worker_svc.attention import LayerCall
 from worker_svc.checkpoint import Checkpoint

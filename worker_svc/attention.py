@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"

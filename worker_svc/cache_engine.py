@@ -1,6 +1,10 @@
 """The KV tensors of one worker: a device pool and a host pool, and the moves between their blocks. Knows ids, not sequences."""
 
+import math
+
+import numpy as np
 import torch
+
 from paged_kernels.backend import CacheShape, Pairs, copy_blocks, swap_blocks
 
 
@@ -21,8 +25,10 @@ class CacheEngine:
         device: torch.device,
     ) -> None:
         self.shape = shape
-        self.device_pool = torch.zeros(num_layers, 2, num_gpu_blocks, shape.block_elements, dtype=dtype, device=device)
-        self.host_pool = torch.zeros(num_layers, 2, num_cpu_blocks, shape.block_elements, dtype=dtype)
+        sizes = (num_layers, 2, num_gpu_blocks, shape.block_elements)
+        on_host = device.type == "cpu"
+        self.device_pool = _host_zeros(sizes, dtype) if on_host else torch.zeros(sizes, dtype=dtype, device=device)
+        self.host_pool = _host_zeros((num_layers, 2, num_cpu_blocks, shape.block_elements), dtype)
 
     def swap_in(self, pairs: Pairs) -> None:
         """(host block, device block) pairs."""
@@ -41,3 +47,10 @@ class CacheEngine:
         self.swap_in(swap_in)
         self.swap_out(swap_out)
         self.copy(copies)
+
+
+def _host_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages come to be when they are first written; `torch.zeros` writes them all, which takes about a second."""
+    if 0 in sizes:
+        return torch.zeros(sizes, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(sizes) * dtype.itemsize, np.uint8)).view(dtype).view(sizes)

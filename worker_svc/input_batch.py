@@ -5,12 +5,13 @@ Padding tokens come after the real ones: token 0 at position 0, written nowhere,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch
 
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch
 from worker_svc.invariance import RowRule
 from worker_svc.row_batch import PackedTokens
 from worker_svc.rows import RowTable, StepBatch
@@ -52,7 +53,7 @@ def model_inputs(packed: PackedTokens, block_tables: NDArray[np.int32], rule: Ro
         )
 
 
-def _padded(column: NDArray, size: int, fill: int) -> NDArray:
+def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
     if len(column) == size:
         return np.ascontiguousarray(column)
     out = np.full(size, fill, column.dtype)

@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass
 
 import torch
+
 from paged_kernels.backend import CacheShape
 from paged_kernels.registry import make_backend
-
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import architecture, attention, bundle, checkpoint, container, memory, rotary

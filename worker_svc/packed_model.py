@@ -6,9 +6,9 @@ Owns the transformers model and its connection to the paged cache. Knows neither
 from collections.abc import Iterable
 
 import torch
-from paged_kernels.backend import CacheShape, KernelBackend
 from transformers import PreTrainedModel
 
+from paged_kernels.backend import CacheShape, KernelBackend
 from worker_svc import attention
 from worker_svc.input_batch import ModelInput
 from worker_svc.invariance import RowModules

@@ -1,6 +1,8 @@
 """Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: paged_attention.cpp."""
 
 import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -69,8 +71,8 @@ class CompiledCpuBackend:
         return out
 
 
-def _functions(library: ctypes.CDLL, name: str, types: list[type]) -> dict[torch.dtype, ctypes._CFuncPtr]:
-    functions = {}
+def _functions(library: ctypes.CDLL, name: str, types: Sequence[Any]) -> dict[torch.dtype, Callable[..., None]]:
+    functions: dict[torch.dtype, Callable[..., None]] = {}
     for dtype, suffix in _NAMES.items():
         function = library[f"{name}_{suffix}"]
         function.argtypes, function.restype = types, None

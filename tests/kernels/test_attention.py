@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.reference import ReferenceBackend
-
 from worker_svc.container import peak_bytes
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}

@@ -1,6 +1,7 @@
 """Block moves: R123, R124."""
 
 import torch
+
 from paged_kernels.backend import copy_blocks, swap_blocks
 
 

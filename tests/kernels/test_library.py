@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import NoCompiledKernels, build, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend

@@ -1,1 +1,0 @@
-import worker_svc.openmp  # noqa: F401  (before torch)
