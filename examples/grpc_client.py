@@ -1,4 +1,3 @@
-# ruff: noqa: T201  (an example prints)
 """The gRPC API: a stream, a chat, many requests at once, and a typed error. Start `quire up` first.
 
 python examples/grpc_client.py [HOST:PORT]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201  (an example prints)
 """Offline generation in this process: no server, vLLM's interface.
 
 python examples/offline.py [MODEL]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201  (an example prints)
 """The OpenAI API with OpenAI's own client (`pip install openai`). Start `quire up` first.
 
 python examples/openai_client.py [URL]

@@ -139,9 +139,12 @@ class RowProbe:
         weights = [p for p in self.module.parameters(recurse=False) if p.ndim == 2]
         if self.dtype.itemsize >= 4 or len(weights) != 1 or weights[0].nbytes > _MOST_SHARPENED_BYTES:
             return self
-        module = copy.deepcopy(self.module)
-        for parameter in module.parameters(recurse=False):
-            parameter.data = _cancelling(parameter) if parameter.ndim == 2 else torch.zeros_like(parameter)
+        # Not a deep copy: a module may refer to the whole model and to its cache.
+        module = copy.copy(self.module)
+        module._parameters = dict(module._parameters) | {
+            name: nn.Parameter(_cancelling(p) if p.ndim == 2 else torch.zeros_like(p), requires_grad=False)
+            for name, p in self.module.named_parameters(recurse=False)
+        }
         return RowProbe(module, self.ndim, self.features, self.dtype)
 
     def anchor_rows(self) -> torch.Tensor:

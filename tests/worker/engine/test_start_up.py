@@ -315,3 +315,13 @@ def test_mixture_of_experts_says_that_invariance_is_off(tmp_path, caplog):
     assert "invariance contract is off" in caplog.text
     with pytest.raises(ConfigError, match="--invariant"):
         make_engine(path, invariant=True)
+
+
+def test_a_profile_that_failed_can_be_asked_for_again(tmp_path):
+    """Whoever asks second is told the same: the longest length that fits, not an internal error."""
+    path = make_checkpoint("llama", tmp_path / "m", dtype="bfloat16")
+    engine = engine_of(path, dtype="bfloat16", num_gpu_blocks_override=2)
+    engine.load(lambda _stage, _fraction: None)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="--max-model-len 32"):
+            engine.profile(64, 4)
