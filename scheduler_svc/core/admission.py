@@ -1,6 +1,6 @@
 """Admission checks: whether a waiting sequence may start."""
 
-from scheduler_svc.core.parts import Verdict
+from scheduler_svc.core.policy import Verdict
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.state import CoreState
 

@@ -1,21 +1,15 @@
 """The seams of a policy (design.md 4): each part is a small object behind one of these protocols.
 
 A policy is an ordering, a list of phases, admission checks, a preemption, a placement, cache rules and a progress. Parts never ask
-for a preset's name; what differs between presets is which parts they are made of.
+for a preset's name; what differs between presets is which parts they are made of. Phases and admission, which see the whole
+state, have their seams in `policy.py`.
 """
 
-import enum
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from block_manager.ledger import Ledger
 from block_manager.rules.v1_pool import PrefixHit
-from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.request import Sequence
-
-if TYPE_CHECKING:
-    from scheduler_svc.core.state import CoreState
-    from scheduler_svc.core.step_draft import StepDraft
 
 Key = tuple[float | int | str, ...]
 
@@ -27,32 +21,6 @@ class Ordering(Protocol):
 
     def key(self, sequence: Sequence) -> Key:
         """Smaller = sooner."""
-
-
-class Phase(Protocol):
-    """One stage of planning a step. Only phases move sequences between queues."""
-
-    def run(self, state: "CoreState", budget: StepBudget, draft: "StepDraft") -> None:
-        """Adds to the draft what this phase schedules, within the budget."""
-
-
-class Verdict(enum.Enum):
-    """What admission says of a waiting sequence."""
-
-    ENTER = "enter"
-    SKIP = "skip"
-    STOP = "stop"
-    REJECT = "reject"
-
-
-class Admission(Protocol):
-    """Whether waiting sequences may start."""
-
-    def gate(self, state: "CoreState", now: float) -> bool:
-        """Asked once per turn: may anybody start at all?"""
-
-    def check(self, sequence: Sequence, state: "CoreState") -> Verdict:
-        """Asked for the head of the queue."""
 
 
 class Preemption(Protocol):
@@ -133,12 +101,3 @@ class CacheRules(Protocol):
 
     def reset_prefixes(self) -> None:
         """The memory behind the blocks is gone."""
-
-
-def first_refusal(checks: Iterable[Admission], sequence: Sequence, state: "CoreState") -> Verdict:
-    """The first verdict that is not ENTER, else ENTER."""
-    for check in checks:
-        verdict = check.check(sequence, state)
-        if verdict is not Verdict.ENTER:
-            return verdict
-    return Verdict.ENTER

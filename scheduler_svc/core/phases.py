@@ -4,7 +4,8 @@ There is no prefill and no decode: every sequence closes the gap between compute
 """
 
 from scheduler_svc.core.budget import StepBudget
-from scheduler_svc.core.parts import Admission, Preemption, Progress, Verdict, first_refusal
+from scheduler_svc.core.parts import Preemption, Progress
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.request import Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft

@@ -5,9 +5,10 @@ from block_manager.rules.v1_pool import V1PoolRules
 from scheduler_svc.core.admission import MaxSeqs
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.ordering import Fcfs, Priority
-from scheduler_svc.core.parts import Ordering, Phase, Preemption
+from scheduler_svc.core.parts import Ordering, Preemption
 from scheduler_svc.core.phases import MixedRunning, MixedWaiting
 from scheduler_svc.core.placement import SingleLane
+from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.preemption import LeastImportantByRecompute, NewestByRecompute
 from scheduler_svc.core.progress import AtSchedule
 from scheduler_svc.core.queues import queue_for

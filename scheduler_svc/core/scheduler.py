@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from block_manager import integrity
 from block_manager.ledger import PoolReport
 from scheduler_svc.core.budget import StepBudget
-from scheduler_svc.core.parts import Phase, Placement, Progress
+from scheduler_svc.core.parts import Placement, Progress
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.request import Request, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
