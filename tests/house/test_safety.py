@@ -13,7 +13,6 @@ BANNED_BUILTINS = {"eval", "exec"}
 BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
 BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
 # The training script reads back the checkpoint that it wrote itself, restricted to tensors.
-ALLOWED = {"models/train_tiny.py": "torch.load(weights_only=True)"}
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/|work/\w)")
 
 
@@ -68,8 +67,7 @@ def test_no_foreign_code_is_run_anywhere() -> None:
     files = python_files()
     assert len(files) > 30
     found = [f"{name_of(path)}:{danger}" for path in files for danger in dangers(path.read_text(encoding="utf-8"))]
-    allowed = [f for f in found if f.endswith(f": {ALLOWED.get(f.partition(':')[0])}")]
-    assert found == allowed, found
+    assert not found, found
 
 
 def test_no_machine_paths() -> None:
