@@ -99,7 +99,7 @@ class _Gateway:
 
     def _on_state(self) -> None:
         state = self._link.state
-        self._catalog.want(state.limits, state.reason)
+        self._catalog.want(state.limits, state.reason, warming=state.warming or state.serving)
         self._health_changed.set()
 
     def _not_ready_because(self) -> str:

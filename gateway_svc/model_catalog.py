@@ -50,6 +50,7 @@ class ModelCatalog:
         self._ready = asyncio.Event()
         self._num_waiting = 0
         self.reason = "no worker has loaded a model yet"
+        self.warming = False
         self.on_change: Callable[[], None] = lambda: None
 
     # --- for the doors -----------------------------------------------------------------------------------------------
@@ -68,11 +69,13 @@ class ModelCatalog:
                 f"there is no model {name!r} here; served: {self._current.name}",
                 reason="MODEL_NOT_FOUND",
                 metadata={"model": name[:128], "served": self._current.name},
+                resource_type="model",
+                resource_name=name[:128],
             )
         return self._current
 
     async def wait(self, name: str, timeout_s: float) -> ServedModel:
-        """As `get`, waiting for the first model up to `timeout_s` or the set warm-up time."""
+        """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds."""
         if self._current is None:
             await self._wait_ready(min(timeout_s, self._settings.warm_up_s))
         return self.get(name)
@@ -82,8 +85,14 @@ class ModelCatalog:
             raise self._unavailable()
         self._num_waiting += 1
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ready.wait(), timeout_s)
+            left_s = timeout_s
+            while left_s > 0 and not self._ready.is_set():
+                patience_s = min(left_s, self._settings.unreachable_s)
+                left_s -= patience_s
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ready.wait(), patience_s)
+                if not self.warming:
+                    return
         finally:
             self._num_waiting -= 1
 
@@ -92,8 +101,9 @@ class ModelCatalog:
 
     # --- from the link -----------------------------------------------------------------------------------------------
 
-    def want(self, limits: common_pb2.ModelLimits | None, reason: str) -> None:
-        """The scheduler serves this model now; `reason` says why none, where it has none."""
+    def want(self, limits: common_pb2.ModelLimits | None, reason: str, *, warming: bool) -> None:
+        """The scheduler serves this model now; `reason` says why none, where it has none; `warming`: one is on the way."""
+        self.warming = warming
         if limits is None or not limits.bundle_digest:
             self.reason = reason or self.reason
         elif limits != self._wanted:

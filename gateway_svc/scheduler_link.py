@@ -38,10 +38,14 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class LinkState:
-    """What the scheduler said last. `limits`: model and limits, None until known. `reason`: why not serving, for people."""
+    """What the scheduler said last. `limits`: model and limits, None until known. `reason`: why not serving, for people.
+
+    `warming`: not serving yet, but a worker is loading.
+    """
 
     attached: bool = False
     serving: bool = False
+    warming: bool = False
     reason: str = "the scheduler has not been reached yet"
     limits: common_pb2.ModelLimits | None = None
     admin_address: str = ""
@@ -168,7 +172,7 @@ class SchedulerLink:
     # --- its state ---------------------------------------------------------------------------------------------------
 
     def _set_service(self, state: engine_pb2.ServiceState) -> None:
-        self.state.serving, self.state.reason = state.serving, state.reason
+        self.state.serving, self.state.warming, self.state.reason = state.serving, state.warming, state.reason
         if state.HasField("limits"):
             self.state.limits = state.limits
         self.on_state()

@@ -24,10 +24,12 @@ class GatewaySettings(BaseModel):
     """Deadline of requests whose client gave none, and the longest deadline that counts."""
     max_waiting_requests: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait here while the scheduler is away or no model is loaded."""
-    scheduler_away_s: Seconds = 60.0
+    scheduler_away_s: Seconds = 30.0
     """How long requests outlive a lost scheduler before they end with UNAVAILABLE."""
     warm_up_s: Seconds = 60.0
-    """How long a request waits for the first model to be loaded."""
+    """How long a request waits for the first model while a worker is loading it."""
+    unreachable_s: Seconds = 5.0
+    """How long a request waits for the first model while nobody is loading one: no scheduler, no worker."""
     max_buffered_tokens: Annotated[int, Field(ge=1)] = 4_000_000
     """Tokens kept for readers that are slower than generation; beyond it the slowest stream ends."""
     drain_s: Annotated[float, Field(ge=0)] = 2.0

@@ -64,6 +64,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     f"model bundle {request.digest} is not served here; {limits.bundle_digest} is",
                     reason="BUNDLE_DIGEST",
                     metadata={"wanted": request.digest, "served": limits.bundle_digest},
+                    resource_type="model bundle",
+                    resource_name=request.digest,
                 )
             for start in range(0, len(bundle), BUNDLE_CHUNK_BYTES):
                 yield engine_pb2.GetModelBundleResponse(chunk=bundle[start : start + BUNDLE_CHUNK_BYTES])

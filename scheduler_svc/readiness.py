@@ -13,6 +13,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self.serving = False
+        self.warming = False
         self.reason = "no worker has loaded a model yet"
         self.limits: common_pb2.ModelLimits | None = None
         self.bundle = b""
@@ -25,18 +26,20 @@ class Readiness:
     def ready(self, limits: common_pb2.ModelLimits, bundle: bytes) -> None:
         """A worker can run steps."""
         self.limits, self.bundle = limits, bundle
-        self._set(serving=True, reason="")
+        self._set(serving=True, reason="", warming=False)
 
-    def not_ready(self, reason: str) -> None:
-        """No worker can; `reason` for people. The model, once known, stays known."""
-        if self.serving or reason != self.reason:
-            self._set(serving=False, reason=reason)
+    def not_ready(self, reason: str, *, warming: bool = False) -> None:
+        """No worker can; `reason` for people. `warming`: one is on the way. The model, once known, stays known."""
+        if (self.serving, self.reason, self.warming) != (False, reason, warming):
+            self._set(serving=False, reason=reason, warming=warming)
 
     def state(self) -> engine_pb2.ServiceState:
         """Its wire form."""
-        return engine_pb2.ServiceState(serving=self.serving, reason=self.reason, limits=self.limits)
+        return engine_pb2.ServiceState(
+            serving=self.serving, reason=self.reason, limits=self.limits, warming=self.warming
+        )
 
-    def _set(self, *, serving: bool, reason: str) -> None:
-        self.serving, self.reason = serving, reason
+    def _set(self, *, serving: bool, reason: str, warming: bool) -> None:
+        self.serving, self.reason, self.warming = serving, reason, warming
         for listener in self._listeners:
             listener()

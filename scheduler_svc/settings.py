@@ -29,7 +29,7 @@ class SchedulerSettings(BaseModel):
 
     max_waiting_requests: int = Field(default=4096, ge=1)
     max_waiting_tokens: int = Field(default=4_000_000, ge=1)
-    no_worker_timeout_s: float = Field(default=600.0, gt=0)
+    no_worker_timeout_s: float = Field(default=30.0, gt=0)
     frontend_grace_s: float = Field(default=10.0, ge=0)
     max_retained_tokens: int = Field(default=1_000_000, ge=0)
 

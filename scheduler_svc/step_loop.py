@@ -229,6 +229,8 @@ class StepLoop:
         self._book.wake.clear()
 
     def _fail_unserved(self) -> None:
+        if self._readiness.warming:
+            self._unserved_since_ns = monotonic_ns()
         too_long_ns = monotonic_ns() - int(self._settings.no_worker_timeout_s * NS_PER_S)
         if too_long_ns >= self._unserved_since_ns:
             self._intake.fail_unserved(self.core, too_long_ns, self._readiness.reason)

@@ -136,12 +136,14 @@ class WorkerLink:
             if progress.stage != stage:
                 stage = progress.stage
                 log.info("worker %s is loading: %s (%d %%)", self.address, stage, round(100 * progress.fraction))
-            self._readiness.not_ready(f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %")
+            self._readiness.not_ready(
+                f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %", warming=True
+            )
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
     async def _allocate(self, stub: worker_pb2_grpc.WorkerServiceStub) -> CacheCounts:
         settings = self._settings
-        self._readiness.not_ready("the worker is measuring its memory")
+        self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(
             worker_pb2.ProfileCacheRequest(
                 max_num_batched_tokens=settings.max_num_batched_tokens, max_num_seqs=settings.max_num_seqs
@@ -287,7 +289,8 @@ class WorkerLink:
     async def _say_goodbye(self) -> None:
         if self._run is not None and self._reader is not None:
             await self._run.done_writing()
-            await self._reader
+            # Not `await reader`: however it ends, also cancelled, the goodbye was said.
+            await asyncio.wait({self._reader})
 
 
 def _at_most(wanted: int | None, fits: int, setting: str) -> int:

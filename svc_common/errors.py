@@ -24,6 +24,7 @@ Errors carry a status name and plain details. Only `svc_common.rpc` maps them to
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,15 @@ class OutOfRange(QuireError):
 
 
 class NotFound(QuireError):
-    """No such model, request or digest."""
+    """No such model, request or digest; `resource_type` and `resource_name` say what was asked for (both empty = not said)."""
 
     status = "NOT_FOUND"
     http_status = 404
+
+    def __init__(self, message: str, *, resource_type: str = "", resource_name: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.resource_type = resource_type
+        self.resource_name = resource_name
 
 
 class AlreadyExists(QuireError):

@@ -157,6 +157,9 @@ def to_rich_status(error: errors.QuireError) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_detail(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if isinstance(error, errors.NotFound) and error.resource_type:
+        kind, name = error.resource_type, error.resource_name
+        details.append(_detail(error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name)))
     code = code_pb2.Code.Value(error.status)
     return status_pb2.Status(code=code, message=error.message, details=details)
 
@@ -204,14 +207,17 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
 
 def _with_details(cls: type[errors.QuireError], status: status_pb2.Status) -> errors.QuireError:
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    resource = error_details_pb2.ResourceInfo()
     for detail in status.details:
-        for message in (info, bad, retry):
+        for message in (info, bad, retry, resource):
             if detail.Is(message.DESCRIPTOR):
                 detail.Unpack(message)
-    return cls(
-        status.message,
-        reason=info.reason,
-        metadata=dict(info.metadata),
-        violations=[errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
-        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
-    )
+    details: dict[str, Any] = {
+        "reason": info.reason,
+        "metadata": dict(info.metadata),
+        "violations": [errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
+        "retry_after_s": retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+    }
+    if issubclass(cls, errors.NotFound):
+        details |= {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+    return cls(status.message, **details)

@@ -236,6 +236,17 @@ async def test_bad_input_of_the_other_methods(stack: LocalStack, method: str, ra
 
 
 @asynchronous
+async def test_an_unknown_model_is_named_in_resource_info(stack: LocalStack) -> None:
+    """The table of errors: unknown model = NOT_FOUND with ResourceInfo."""
+    async with stub_of(stack) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetModel(pb.GetModelRequest(model="nope"), timeout=TIMEOUT_S)
+    error = rpc.from_rpc_error(caught.value)
+    assert isinstance(error, NotFound)
+    assert (error.resource_type, error.resource_name) == ("model", "nope")
+
+
+@asynchronous
 async def test_a_bad_request_id_is_refused(stack: LocalStack) -> None:
     """Length and characters."""
     async with stub_of(stack) as stub:

@@ -335,14 +335,30 @@ async def test_requests_wait_for_a_scheduler_that_comes_later() -> None:
 
 @asynchronous
 async def test_waiting_is_bounded_in_number_and_time() -> None:
-    """Beyond either bound: UNAVAILABLE with a retry time."""
-    async with gateway("127.0.0.1:1", max_waiting_requests=1, warm_up_s=0.5) as running:
+    """Beyond either bound: UNAVAILABLE with a retry time. Where nobody is loading a model the time is short."""
+    async with gateway("127.0.0.1:1", max_waiting_requests=1, unreachable_s=0.5) as running:
         waiting = running.stub.Generate(HELLO, timeout=20)
         await asyncio.sleep(0.1)
         for call in (running.stub.Generate(HELLO, timeout=20), waiting):
             error = await error_of(call)
             assert (error.status, error.reason) == ("UNAVAILABLE", "NO_MODEL")
             assert error.retry_after_s is not None
+
+
+@asynchronous
+async def test_a_request_waits_long_only_while_a_worker_is_loading() -> None:
+    """P5: patient while the model is on its way, and quick to say that nobody is there."""
+    async with engine() as scheduler:
+        scheduler.welcome.ClearField("limits")
+        scheduler.welcome.state.CopyFrom(engine_pb2.ServiceState(reason="the worker is loading", warming=True))
+        async with gateway(scheduler.address, unreachable_s=0.2, warm_up_s=1.0) as running:
+            attachment = await scheduler.attached()
+            call = running.stub.Generate(HELLO, timeout=20)
+            await asyncio.sleep(0.5)
+            assert not call.done(), "a worker is loading"
+            attachment.send(engine_pb2.EngineMessage(state=engine_pb2.ServiceState(reason="the worker died")))
+            error = await error_of(call)
+            assert (error.status, error.reason, error.message) == ("UNAVAILABLE", "NO_MODEL", "the worker died")
 
 
 @asynchronous

@@ -154,14 +154,16 @@ class HeldRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ...) -> None: ...
 
 class ServiceState(_message.Message):
-    __slots__ = ("serving", "reason", "limits")
+    __slots__ = ("serving", "reason", "limits", "warming")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    WARMING_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     reason: str
     limits: _common_pb2.ModelLimits
-    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
+    warming: bool
+    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., warming: bool = ...) -> None: ...
 
 class TokenColumns(_message.Message):
     __slots__ = ("handles", "choices", "token_offsets", "counts", "token_ids", "logprobs")
