@@ -7,9 +7,8 @@ which cancels the rest, then the servers end.
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,6 +25,7 @@ from gateway_svc.pipeline import Pipeline
 from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.settings import GatewaySettings
 from svc_common import rpc, telemetry
+from svc_common.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.E
     gateway = _Gateway(settings)
     try:
         addresses = await gateway.start()
-        with _stop_on_signals(stop):
+        with stop_on_signals(stop):
             on_ready(*addresses)
             await gateway.run_until(stop)
     finally:
@@ -179,16 +179,3 @@ class _Gateway:
             await asyncio.wait(self._tasks[-1:], timeout=STOP_GRACE_S + 1)
             self._tasks[-1].cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

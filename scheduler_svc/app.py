@@ -6,8 +6,7 @@ No torch, no transformers: it listens within a second and queues requests while 
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
@@ -29,6 +28,7 @@ from scheduler_svc.step_loop import StepLoop
 from scheduler_svc.worker_link import WorkerLink
 from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
+from svc_common.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def serve(
     service = _SchedulerService(settings)
     try:
         await service.start()
-        with _stop_on_signals(stop):
+        with stop_on_signals(stop):
             on_ready(service.address, service.admin_address)
             await service.run(stop)
     finally:
@@ -148,16 +148,3 @@ class _SchedulerService:
         if self._health_task is not None:
             await self._health_task
         self._telemetry.shutdown()
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

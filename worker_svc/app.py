@@ -7,10 +7,8 @@ and the engine thread end.
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import rpc, telemetry
+from svc_common.signals import stop_on_signals
 from worker_svc.engine import Engine
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Ownership
@@ -92,7 +91,7 @@ async def serve_engine(
     worker = _Worker(settings, make_engine, watchers or Watchers())
     try:
         address = await worker.start(settings)
-        with _stop_on_signals(stop):
+        with stop_on_signals(stop):
             loading = worker.lifecycle.load()
             on_ready(address)
             await _until(stop, loading)
@@ -173,18 +172,3 @@ async def _until(stop: asyncio.Event, loading: asyncio.Task[None]) -> None:
         await stopped
     finally:
         stopped.cancel()
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    # Only the main thread can be interrupted; elsewhere (in a program of the caller's) `stop` ends it.
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

@@ -1,0 +1,22 @@
+"""How a service is asked to stop: SIGTERM and Ctrl-C set an event; what stopping means is each service's own."""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT set `stop`. Only a main thread gets signals; in another, only the caller's own `stop` ends it."""
+    loop = asyncio.get_running_loop()
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
