@@ -7,10 +7,9 @@ from typing import Any, Self
 import grpc
 
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
-from quire.calls import typed_errors
+from quire.calls import ADMIN, typed_errors
 from svc_common import rpc
 
-_WHAT = "operators' API"
 _UNARY_TIMEOUT_S = 30.0
 
 
@@ -35,14 +34,14 @@ class AdminClient:
         request = admin_pb2.WatchSchedulerRequest(since_step=since, follow=follow, tables=tables)
         call = self._stub.WatchScheduler(request)
         try:
-            with typed_errors(self.target, _WHAT):
+            with typed_errors(self.target, ADMIN):
                 yield from call
         finally:
             call.cancel()
 
     def blocks(self) -> admin_pb2.GetBlocksResponse:
         """Pools, tables and reference counts at one instant."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, ADMIN):
             return self._stub.GetBlocks(admin_pb2.GetBlocksRequest(), timeout=_UNARY_TIMEOUT_S)
 
 

@@ -1,30 +1,58 @@
-"""Errors of calls as people meet them: the typed error that the service sent, or what to do when nobody listens."""
+"""Errors of calls as people meet them: the typed error that the service sent, or what to do when nobody, or another, listens."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from svc_common import rpc
-from svc_common.errors import QuireError, Unavailable
+from svc_common.errors import QuireError, Unavailable, Unimplemented
 
 _CONNECT_FAILURES = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a client wants to reach, and under which word `quire up` prints its address."""
+
+    name: str
+    printed_as: str
+
+
+GATEWAY = Door("gateway", "grpc=")
+ADMIN = Door("admin listener (operators' API)", "admin=")
+
+
 @contextlib.contextmanager
-def typed_errors(target: str, what: str) -> Iterator[None]:
-    """Turns gRPC errors into QuireErrors. `what` listens at `target` ("gateway"), for the message when nobody does."""
+def typed_errors(target: str, door: Door) -> Iterator[None]:
+    """Turns gRPC errors into QuireErrors; the transport's own say what to do about `door`, which is wanted at `target`."""
     try:
         yield
     except grpc.RpcError as error:
-        raise _explained(rpc.from_rpc_error(error), target, what) from None
+        typed = rpc.from_rpc_error(error)
+        raise (typed if _is_answer(error) else _explained(typed, target, door)) from None
 
 
-def _explained(error: QuireError, target: str, what: str) -> QuireError:
-    if not isinstance(error, Unavailable) or not any(text in error.message.lower() for text in _CONNECT_FAILURES):
-        return error
-    return Unavailable(
-        f"no {what} answers at {target}; start one with `quire up`, or give the address that it printed",
-        reason="CONNECT_FAILED",
-        metadata={"target": target},
-    )
+def _is_answer(error: Any) -> bool:
+    """Whether one of our services sent it: these add details, the transport never does."""
+    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else ()
+    return any(key == "grpc-status-details-bin" for key, _ in trailing or ())
+
+
+def _explained(error: QuireError, target: str, door: Door) -> QuireError:
+    if isinstance(error, Unimplemented):
+        return Unimplemented(
+            f"what listens at {target} is no {door.name}; give the address that `quire up` prints as {door.printed_as}",
+            reason="WRONG_LISTENER",
+            metadata={"target": target},
+        )
+    if isinstance(error, Unavailable) and any(text in error.message.lower() for text in _CONNECT_FAILURES):
+        return Unavailable(
+            f"no {door.name} answers at {target}; start one with `quire up`, or give the address that it prints as "
+            f"{door.printed_as}",
+            reason="CONNECT_FAILED",
+            metadata={"target": target},
+        )
+    return error

@@ -21,17 +21,17 @@ from opentelemetry import propagate
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire import messages
-from quire.calls import typed_errors
+from quire.calls import GATEWAY, typed_errors
 from quire.messages import EventMerger, Message, Prompt, RequestOptions
 from quire.outputs import Delta, ModelCard, RequestOutput
 from quire.sampling_params import SamplingParams
 from svc_common import rpc
 
-_WHAT = "gateway"
 _NO_OPTIONS = RequestOptions()
 _CONTROL_TIMEOUT_S = 30.0
 
-# Only UNAVAILABLE, and gRPC itself retries only before the first message: nothing is ever generated twice.
+# For connections that break: only UNAVAILABLE, and gRPC itself retries only before the first message, so nothing is generated
+# twice. What a service answered is final (svc_common.rpc.abort sends the pushback), so that no wait of a gateway is repeated.
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
@@ -61,7 +61,7 @@ _OPTIONS: list[tuple[str, Any]] = [
 def _metadata(request_id: str) -> list[tuple[str, str]]:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    if request_id:
+    if messages.valid_request_id(request_id):
         carrier["x-request-id"] = request_id
     return list(carrier.items())
 
@@ -85,12 +85,12 @@ class Stream:
     @property
     def trace_id(self) -> str:
         """Trace of the request, 32 hex digits; empty when it is not traced. Waits for the server's first word."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             return str(dict(self._call.initial_metadata()).get("x-trace-id", ""))
 
     def __iter__(self) -> Iterator[Delta]:
         try:
-            with typed_errors(self.target, _WHAT):
+            with typed_errors(self.target, GATEWAY):
                 for event in self._call:
                     delta = self._merger.add(event)
                     if delta is not None:
@@ -124,12 +124,12 @@ class AsyncStream:
 
     async def trace_id(self) -> str:
         """See Stream.trace_id."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             return str(dict(await self._call.initial_metadata()).get("x-trace-id", ""))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
-            with typed_errors(self.target, _WHAT):
+            with typed_errors(self.target, GATEWAY):
                 async for event in self._call:
                     delta = self._merger.add(event)
                     if delta is not None:
@@ -177,7 +177,7 @@ class Client:
     ) -> RequestOutput:
         """Completes text or token ids; without parameters the server's defaults apply (up to the model's context)."""
         request = messages.generate_request(prompt, sampling_params, options)
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = self._stub.Generate(request, timeout=timeout_s, metadata=_metadata(request_id))
         return messages.merged(response, prompt)
 
@@ -206,7 +206,7 @@ class Client:
     ) -> RequestOutput:
         """Answers a conversation, [{"role": "user", "content": "..."}, ...], or a single user turn."""
         request = messages.chat_request(conversation, sampling_params, options)
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = self._stub.Chat(request, timeout=timeout_s, metadata=_metadata(request_id))
         return messages.merged(response, None)
 
@@ -226,24 +226,24 @@ class Client:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, whoever runs it; an unknown or finished id is not an error."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S)
 
     def tokenize(self, text: str, model: str = "") -> list[int]:
         """Token ids, those special ones included that the tokenizer adds by itself."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             request = pb.TokenizeRequest(model=model, text=messages.valid_text("text", text))
             return list(self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """Text of token ids; special tokens are left out."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             request = pb.DetokenizeRequest(model=model, token_ids=messages.valid_ids("token_ids", token_ids))
             return str(self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S).text)
 
     def models(self) -> list[ModelCard]:
         """The models served."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = self._stub.ListModels(pb.ListModelsRequest(), timeout=_CONTROL_TIMEOUT_S)
         return [messages.model_card(model) for model in response.models]
 
@@ -279,7 +279,7 @@ class AsyncClient:
     ) -> RequestOutput:
         """See Client.generate."""
         request = messages.generate_request(prompt, sampling_params, options)
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = await self._stub.Generate(request, timeout=timeout_s, metadata=_metadata(request_id))
         return messages.merged(response, prompt)
 
@@ -308,7 +308,7 @@ class AsyncClient:
     ) -> RequestOutput:
         """See Client.chat."""
         request = messages.chat_request(conversation, sampling_params, options)
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = await self._stub.Chat(request, timeout=timeout_s, metadata=_metadata(request_id))
         return messages.merged(response, None)
 
@@ -328,24 +328,24 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> None:
         """See Client.cancel."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S)
 
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """See Client.tokenize."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             request = pb.TokenizeRequest(model=model, text=messages.valid_text("text", text))
             return list((await self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """See Client.detokenize."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             request = pb.DetokenizeRequest(model=model, token_ids=messages.valid_ids("token_ids", token_ids))
             return str((await self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S)).text)
 
     async def models(self) -> list[ModelCard]:
         """See Client.models."""
-        with typed_errors(self.target, _WHAT):
+        with typed_errors(self.target, GATEWAY):
             response = await self._stub.ListModels(pb.ListModelsRequest(), timeout=_CONTROL_TIMEOUT_S)
         return [messages.model_card(model) for model in response.models]
 

@@ -15,9 +15,11 @@ from gateway_svc.text_stream import Piece, TextStream
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from quire import messages
+from quire.llm_settings import named_as_in_python
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.scheduling import scheduler_settings
 from quire.stack import default_model
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
@@ -25,7 +27,6 @@ from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.row_planner import RowPlanner, RowSampling, WorkerResult
-from scheduler_svc.settings import SchedulerSettings
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, QuireError
 from worker_svc.engine import Engine, Progress
@@ -282,18 +283,19 @@ def load(
     worker_settings: Mapping[str, Any],
     draw_seed: Callable[[], int],
 ) -> InProcessEngine:
-    """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings."""
-    given = {
-        name: value
-        for name, value in {**worker_settings, "model": model or default_model()}.items()
-        if value is not None
-    }
-    settings = WorkerSettings.of(**given)
-    defaults = SchedulerSettings()
+    """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings.
+
+    ConfigError, by the options' Python names, for what cannot work; numbers are checked before anything is loaded.
+    """
+    chosen = scheduler_settings(str, **scheduling)
     options = SchedulingOptions(
-        **{
-            name: getattr(defaults, name) if scheduling.get(name) is None else scheduling[name]
-            for name in ("policy", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
-        }
+        policy=chosen.policy,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        enable_prefix_caching=chosen.enable_prefix_caching,
     )
-    return InProcessEngine(ModelEngine(settings), options, draw_seed=draw_seed, progress=lambda stage, fraction: None)
+    with named_as_in_python():
+        given = {**worker_settings, "model": model or default_model()}
+        settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})
+        engine = ModelEngine(settings)
+        return InProcessEngine(engine, options, draw_seed=draw_seed, progress=lambda stage, fraction: None)

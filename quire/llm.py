@@ -14,6 +14,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,13 +22,14 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quire.messages import Prompt, RequestOptions
+from quire import llm_settings
+from quire.messages import Prompt, RequestOptions, valid_ids, valid_request_id, valid_text
 from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
-from quire.sizes import GIB, parse_size
-from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
+from quire.sampling_params import SamplingParams, is_listing
+from svc_common.errors import FailedPrecondition, InvalidArgument
 
 AnyPrompt = str | Sequence[int] | Mapping[str, Any]
+_PROMPT_KEYS = ("prompt_token_ids", "prompt")
 
 
 class Backend(Protocol):
@@ -77,25 +79,20 @@ class LLM:
         swap_space: float | str | None = None,
         **worker_settings: Any,
     ) -> None:
+        llm_settings.refuse_unknown(worker_settings)
         draw_seed = _seed_source(seed)
+        memory = {"kv_cache_memory": kv_cache_memory, "swap_space": swap_space}
+        scheduling = {
+            "policy": policy,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "enable_prefix_caching": enable_prefix_caching,
+        }
         if target is not None:
-            given: dict[str, Any] = {
-                "policy": policy,
-                "max_num_seqs": max_num_seqs,
-                "max_num_batched_tokens": max_num_batched_tokens,
-            }
-            given |= {"enable_prefix_caching": enable_prefix_caching, "kv_cache_memory": kv_cache_memory}
-            given |= {"swap_space": swap_space, **worker_settings}
-            _refuse_in_process_settings(given)
+            llm_settings.refuse_with_target(scheduling | memory | worker_settings)
             self._backend = _remote(target, draw_seed, str(model or ""))
         else:
-            scheduling = {
-                "policy": policy,
-                "max_num_seqs": max_num_seqs,
-                "max_num_batched_tokens": max_num_batched_tokens,
-                "enable_prefix_caching": enable_prefix_caching,
-            }
-            worker_settings |= _memory_settings(kv_cache_memory, swap_space)
+            worker_settings |= llm_settings.memory_values(kv_cache_memory, swap_space)
             self._backend = _in_process(model, scheduling, worker_settings, draw_seed)
 
     def __enter__(self) -> Self:
@@ -158,9 +155,14 @@ class LLM:
     def add_request(
         self, request_id: str, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
     ) -> None:
-        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`."""
-        one = _plain_prompt(prompt)
-        self._backend.add(request_id, one, sampling_params or SamplingParams(), RequestOptions(priority=priority))
+        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`.
+
+        InvalidArgument for an id that is no text or empty, and for wrong prompts and parameters.
+        """
+        if not valid_request_id(request_id):
+            raise InvalidArgument.field("request_id", "is empty; outputs could not be told apart by it")
+        one, params = _plain_prompt(prompt), _one_params(sampling_params)
+        self._backend.add(request_id, one, params, RequestOptions(priority=priority))
 
     def step(self) -> list[RequestOutput]:
         """Runs one step in process, or waits for news behind a gateway; requests with something new (R5).
@@ -207,49 +209,55 @@ def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:
     return remote.RemoteEngine(target, draw_seed=draw_seed, model=model)
 
 
-def _refuse_in_process_settings(given: Mapping[str, Any]) -> None:
-    names = sorted(name for name, value in given.items() if value is not None)
-    if names:
-        raise ConfigError(
-            f"{', '.join(names)}: settings of an engine in this process; with target=, give them to `quire up`",
-            reason="NOT_WITH_TARGET",
-        )
-
-
-def _memory_settings(kv_cache_memory: int | str | None, swap_space: float | str | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    if kv_cache_memory is not None:
-        settings["kv_cache_memory_bytes"] = parse_size(str(kv_cache_memory), "kv_cache_memory")
-    if swap_space is not None:
-        settings["swap_space_gib"] = parse_size(str(swap_space), "swap_space", plain_unit=GIB) / GIB
-    return settings
-
-
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
 def _prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    if not is_listing(prompts):
         return [_plain_prompt(prompts)]  # type: ignore[arg-type]
-    return [_plain_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+    items = list(prompts)
+    if items and isinstance(items[0], Integral):
+        return [_plain_prompt(items)]
+    return [_plain_prompt(prompt) for prompt in items]
 
 
 def _plain_prompt(prompt: AnyPrompt) -> Prompt:
+    """Text or token ids, at least one; InvalidArgument naming `prompt`, here and behind a gateway alike, for all else."""
     if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
-    if isinstance(prompt, str):
-        return prompt
-    if not all(isinstance(token, int) for token in prompt):
-        raise InvalidArgument.field("prompts", "must be texts or lists of token ids")
-    return list(prompt)
+        prompt = _of_mapping(prompt)
+    if not isinstance(prompt, str) and not is_listing(prompt):
+        raise _wrong_prompt(f"is of type {type(prompt).__name__}")
+    plain: Prompt = valid_text("prompt", prompt) if isinstance(prompt, str) else valid_ids("prompt", prompt)
+    if not plain:
+        raise InvalidArgument.field("prompt", "is empty; send at least one token")
+    return plain
+
+
+def _of_mapping(prompt: Mapping[str, Any]) -> Any:
+    given = [prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None]
+    if not given:
+        raise _wrong_prompt("is a dict with neither of the two keys")
+    return given[0]
+
+
+def _wrong_prompt(what: str) -> InvalidArgument:
+    forms = ", ".join(f'{{"{key}": ...}}' for key in _PROMPT_KEYS)
+    return InvalidArgument.field("prompt", f"{what}; give a text, a list of token ids, or one of {forms}")
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * n
-    if len(params) != n:
-        raise InvalidArgument.field("sampling_params", f"has {len(params)} entries for {n} prompts")
-    return list(params)
+    if not is_listing(params):
+        return [_one_params(params)] * n  # type: ignore[arg-type]
+    many = list(params)  # type: ignore[arg-type]
+    if len(many) != n:
+        raise InvalidArgument.field("sampling_params", f"has {len(many)} entries for {n} prompts")
+    return [_one_params(one) for one in many]
+
+
+def _one_params(params: SamplingParams | None) -> SamplingParams:
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidArgument.field("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
+    return SamplingParams() if params is None else params
 
 
 def _progress_bar(*, shown: bool) -> Progress:

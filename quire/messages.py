@@ -7,12 +7,13 @@ from typing import Any
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from quire.outputs import CompletionOutput, Delta, ModelCard, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, is_listing, is_whole
 from svc_common.errors import InvalidArgument
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
 _UINT32_MAX = 2**32 - 1
+_PRIORITY_MAX = 2**31 - 1
 
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -37,6 +38,8 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
     request = pb.GenerateRequest(**_common(params, options))
     if isinstance(prompt, str):
         request.text = valid_text("prompt", prompt)
+    elif not is_listing(prompt):
+        raise InvalidArgument.field("prompt", f"must be a text or a list of token ids, not {type(prompt).__name__}")
     else:
         request.token_ids.SetInParent()
         request.token_ids.ids.extend(valid_ids("prompt", prompt))
@@ -48,17 +51,25 @@ def chat_request(
 ) -> pb.ChatRequest:
     """An answer to a conversation; a plain string is one user turn."""
     turns: Sequence[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    wire = [
-        pb.Message(role=turn["role"], content=valid_text(f"messages[{i}].content", turn["content"]))
-        for i, turn in enumerate(turns)
-    ]
-    return pb.ChatRequest(messages=wire, **_common(params, options))
+    if not is_listing(turns):
+        raise InvalidArgument.field("messages", f"must be a text or a list of turns, not {type(turns).__name__}")
+    return pb.ChatRequest(messages=[_turn(i, turn) for i, turn in enumerate(turns)], **_common(params, options))
+
+
+def _turn(i: int, turn: Message) -> pb.Message:
+    if not isinstance(turn, Mapping):
+        raise InvalidArgument.field(f"messages[{i}]", 'must be {"role": ..., "content": ...}')
+    return pb.Message(
+        **{name: valid_text(f"messages[{i}].{name}", turn.get(name)) for name in ("role", "content")}  # type: ignore[arg-type]
+    )
 
 
 def _common(params: SamplingParams | None, options: RequestOptions) -> dict[str, Any]:
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidArgument.field("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
     fields: dict[str, Any] = {
         "model": options.model,
-        "scheduling": pb.Scheduling(priority=options.priority),
+        "scheduling": pb.Scheduling(priority=_valid_priority(options.priority)),
         "cache": pb.CacheOptions(cache_salt=options.cache_salt, no_reuse=options.no_cache_reuse),
         "labels": dict(options.labels),
     }
@@ -72,7 +83,7 @@ def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         stop_strings=[valid_text("stop", s) for s in params.stop_strings],
-        stop_token_ids=valid_ids("stop_token_ids", params.stop_token_ids),
+        stop_token_ids=valid_ids("stop_token_ids", () if params.stop_token_ids is None else params.stop_token_ids),
         ignore_eos=params.ignore_eos,
     )
     top_k = None if params.top_k is None else max(params.top_k, 0)
@@ -80,8 +91,23 @@ def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
     return {"sampling": sampling, "stop": stop, "response": pb.ResponseOptions(logprobs=params.wants_logprobs)}
 
 
+def valid_request_id(request_id: str) -> str:
+    """`request_id`, possibly empty, or InvalidArgument where it is none that can travel in metadata."""
+    if not isinstance(request_id, str) or not request_id.isascii() or (request_id and not request_id.isprintable()):
+        raise InvalidArgument.field("request_id", f"is {request_id!r}; must be a text of printable ASCII characters")
+    return request_id
+
+
+def _valid_priority(priority: int) -> int:
+    if not is_whole(priority) or abs(priority) > _PRIORITY_MAX:
+        raise InvalidArgument.field("priority", f"is {priority!r}; must be a whole number of 32 bits")
+    return int(priority)
+
+
 def valid_text(name: str, text: str) -> str:
-    """`text`, or InvalidArgument where it holds a lone surrogate (it could not travel)."""
+    """`text`, or InvalidArgument where it is none, or holds a lone surrogate (it could not travel)."""
+    if not isinstance(text, str):
+        raise InvalidArgument.field(name, f"must be a text, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -90,12 +116,13 @@ def valid_text(name: str, text: str) -> str:
 
 
 def valid_ids(name: str, ids: Sequence[int]) -> list[int]:
-    """`ids` as plain ints, or InvalidArgument where one fits no uint32."""
-    plain = [int(i) for i in ids]
-    bad = next((i for i in plain if not 0 <= i <= _UINT32_MAX), None)
-    if bad is not None:
-        raise InvalidArgument.field(name, f"has {bad}, which is no token id")
-    return plain
+    """`ids` as plain ints, or InvalidArgument where they are no list, or one is no whole number or fits no uint32."""
+    if not is_listing(ids):
+        raise InvalidArgument.field(name, f"must be a list of token ids, not {type(ids).__name__}")
+    bad = [i for i in ids if not is_whole(i) or not 0 <= i <= _UINT32_MAX]
+    if bad:
+        raise InvalidArgument.field(name, f"has {bad[0]!r}, which is no token id")
+    return [int(i) for i in ids]
 
 
 def model_card(model: pb.Model) -> ModelCard:

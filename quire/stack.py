@@ -21,14 +21,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import ports
 from quire.processes import LineSink, ServiceProcess, ignore_line
+from quire.scheduling import scheduler_settings
+from quire.settings import option_name
 from quire.worker_watch import LargestStep, WorkerWatch
-from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError, DeadlineExceeded
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
 _BUILT_IN_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
-_SEQS, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _STOP_ORDER = ("gateway", "scheduler", "worker")
 
 
@@ -71,8 +71,8 @@ class StackOptions:
             "scheduler": [
                 *("scheduler", "--worker", f"{self.host}:{port['worker --port']}", *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
-                *(_SEQS, str(self.largest_step.max_num_seqs)),
-                *(_TOKENS, str(self.largest_step.max_num_batched_tokens)),
+                *("--max-num-seqs", str(self.largest_step.max_num_seqs)),
+                *("--max-num-batched-tokens", str(self.largest_step.max_num_batched_tokens)),
                 *self.scheduler_args,
             ],
             "gateway": [
@@ -84,18 +84,19 @@ class StackOptions:
 
     @property
     def largest_step(self) -> LargestStep:
-        """What the cache is sized for."""
-        defaults = SchedulerSettings()
-        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
-        return LargestStep(
-            max_num_batched_tokens=self._given(_TOKENS) or tokens or defaults.max_num_batched_tokens,
-            max_num_seqs=self._given(_SEQS) or seqs or defaults.max_num_seqs,
+        """What the cache is sized for. ConfigError for numbers that cannot work."""
+        settings = scheduler_settings(
+            option_name,
+            max_num_seqs=self._given("max_num_seqs"),
+            max_num_batched_tokens=self._given("max_num_batched_tokens"),
         )
+        return LargestStep(max_num_batched_tokens=settings.max_num_batched_tokens, max_num_seqs=settings.max_num_seqs)
 
-    def _given(self, option: str) -> int | None:
-        """The number after `option` in `scheduler_args`, where it is there; the last one counts."""
-        values = [value for name, value in pairwise(self.scheduler_args) if name == option]
-        return int(values[-1]) if values else None
+    def _given(self, field: str) -> int | str | None:
+        """What `scheduler_args` say of a field, where they do (the last one counts), else the field."""
+        values = [value for name, value in pairwise(self.scheduler_args) if name == option_name(field)]
+        given: int | str | None = values[-1] if values else getattr(self, field)
+        return given
 
     @property
     def wanted_ports(self) -> dict[str, int]:

@@ -28,6 +28,10 @@ INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 _CLIENT_KEEPALIVE_MS = 2_000
 
+# An answer is final: a client whose service config retries UNAVAILABLE is to retry broken connections, not our refusals, which
+# may have waited long and say themselves when to come again (RetryInfo).
+_FINAL = ("grpc-retry-pushback-ms", "-1")
+
 _CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", _CLIENT_KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 2_000),
@@ -174,7 +178,9 @@ def hide(error: BaseException) -> errors.Internal:
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
     """Ends the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
     known = error if isinstance(error, errors.QuireError) else hide(error)
-    await context.abort_with_status(rpc_status.to_status(to_rich_status(known)))  # type: ignore[attr-defined]
+    status: Any = rpc_status.to_status(to_rich_status(known))
+    final = status._replace(trailing_metadata=(*status.trailing_metadata, _FINAL))
+    await context.abort_with_status(final)  # type: ignore[attr-defined]
 
 
 @contextlib.asynccontextmanager

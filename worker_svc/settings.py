@@ -12,8 +12,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def option_of(field: str) -> str:
-    """The command-line option that sets `field`."""
-    return "--" + field.replace("_", "-")
+    """The command-line option that sets `field`; options leave the unit out, since values carry it ("512MiB")."""
+    return "--" + field.removesuffix("_bytes").removesuffix("_gib").replace("_", "-")
 
 
 class ShellSettings(BaseModel):

@@ -9,6 +9,7 @@ import typer
 from quire.cli import options as o
 from quire.cli.groups import new_app
 from quire.client import Client
+from svc_common.errors import Unavailable
 
 app = new_app()
 
@@ -24,9 +25,12 @@ def models(
     [bold]quire models --target gateway.example:50051 --json[/bold]
     """
     with Client(o.host_and_port(target, "--target")) as client:
-        for card in client.models():
-            if as_json:
-                typer.echo(json.dumps(dataclasses.asdict(card)))
-                continue
-            chat = "chat" if card.chat else "completion only"
-            typer.echo(f"{card.name}  {card.max_model_len} tokens  vocabulary {card.vocab_size}  {chat}")
+        cards = client.models()
+    if not cards:
+        raise Unavailable(f"no model is loaded yet behind {target}; try again when its worker is ready")
+    for card in cards:
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(card)))
+            continue
+        chat = "chat" if card.chat else "completion only"
+        typer.echo(f"{card.name}  {card.max_model_len} tokens  vocabulary {card.vocab_size}  {chat}")

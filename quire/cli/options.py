@@ -1,11 +1,10 @@
-"""Options that several commands share, under vLLM's names where vLLM has them, and the sizes that people write."""
+"""Options that several commands share, under vLLM's names where vLLM has them, and the addresses that people write."""
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
 
 from svc_common.errors import ConfigError
 
@@ -27,22 +26,6 @@ def host_and_port(address: str, option: str) -> str:
             reason="BAD_ADDRESS",
         )
     return address
-
-
-Settings = TypeVar("Settings", bound=BaseModel)
-
-
-def settings_of(cls: type[Settings], options: dict[str, str], **values: Any) -> Settings:
-    """Settings from `values` (None = not given). ConfigError naming the option; `options`: field -> option where they differ."""
-    try:
-        return cls(**{name: value for name, value in values.items() if value is not None})
-    except ValidationError as error:
-        wrong = []
-        for item in error.errors():
-            field = str(item["loc"][0]) if item["loc"] else ""
-            option = options.get(field, "--" + field.replace("_", "-"))
-            wrong.append(f"{option}: {item['msg'].removeprefix('Value error, ')} (given: {item['input']})")
-        raise ConfigError("; ".join(wrong), reason="INVALID_SETTING") from None
 
 
 _SERVER, _MODEL, _MEMORY, _SCHEDULING = "Where it listens", "Model", "Memory", "Scheduling"
@@ -170,7 +153,11 @@ KvCacheMemory = Annotated[
 Policy = Annotated[str, typer.Option(help="Scheduling policy.", rich_help_panel=_SCHEDULING)]
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option(help="Most sequences in one step. Default: 256.", show_default=False, rich_help_panel=_SCHEDULING),
+    typer.Option(
+        help="Most sequences in one step. Default: 256, or the tokens of a step where these are fewer.",
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,

@@ -9,6 +9,7 @@ from gateway_svc.settings import GatewaySettings
 from quire.cli import options as o
 from quire.cli import service
 from quire.cli.groups import new_app
+from quire.settings import option_name, settings_of
 
 app = new_app()
 
@@ -31,9 +32,9 @@ def serve_gateway(
 
       [bold]quire serve gateway --scheduler 127.0.0.1:50060[/bold]
     """
-    settings = o.settings_of(
+    settings = settings_of(
         GatewaySettings,
-        {},
+        option_name,
         scheduler=o.host_and_port(scheduler, "--scheduler"),
         host=host,
         grpc_port=port,

@@ -7,8 +7,9 @@ import typer
 from quire.cli import options as o
 from quire.cli import service
 from quire.cli.groups import new_app
+from quire.scheduling import scheduler_settings
+from quire.settings import option_name
 from scheduler_svc import app as scheduler
-from scheduler_svc.settings import SchedulerSettings
 
 app = new_app()
 
@@ -32,9 +33,8 @@ def serve_scheduler(
 
       [bold]quire serve scheduler --worker 127.0.0.1:50061[/bold]
     """
-    settings = o.settings_of(
-        SchedulerSettings,
-        {},
+    settings = scheduler_settings(
+        option_name,
         workers=tuple(o.host_and_port(address, "--worker") for address in worker or [o.DEFAULT_WORKER]),
         host=host,
         port=port,

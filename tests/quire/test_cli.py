@@ -1,16 +1,19 @@
 """The command line: help, quick start, and a clear error with its own status for every mistake (issue 2, "Bad input")."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quire.cli.options import host_and_port
+from quire.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
 from quire.stack import default_model
 from svc_common.errors import ConfigError
@@ -127,6 +130,35 @@ def test_unknown_policy_and_setting() -> None:
     """Named with what exists, by the option's name."""
     _assert_config_error(run_quire("up", "--simulated", *FREE_PORTS, "--policy", "best"), "best", "vllm-v1")
     _assert_config_error(run_quire("serve", "scheduler", "--max-num-seqs", "0"), "--max-num-seqs")
+
+
+@pytest.mark.parametrize("option", ["--max-num-seqs", "--max-num-batched-tokens"])
+def test_zero_is_not_the_default(option: str) -> None:
+    """`quire up` refuses it before anything is started."""
+    result = run_quire("up", "--simulated", *FREE_PORTS, option, "0")
+    _assert_config_error(result, option)
+    assert result.stdout == ""
+
+
+def test_no_model_yet_and_no_admin_listener() -> None:
+    """`quire models` says that there is none, `quire steps` that it asks the wrong listener; status 1."""
+    free = ("--port", "0", "--http-port", "0", "--admin-port", "0")
+    gateway = ServiceProcess(
+        "gateway", ["gateway", *free, "--scheduler", "127.0.0.1:1"], environ=os.environ, on_line=ignore_line
+    )
+    try:
+        while not (gateway.announced and gateway.address):
+            gateway.check()
+            time.sleep(0.02)
+        models = run_quire("models", "--target", gateway.address)
+        steps = run_quire("steps", "--admin", gateway.address)
+    finally:
+        gateway.terminate()
+        gateway.wait(10)
+    assert (models.returncode, models.stdout) == (1, "")
+    assert "no model is loaded yet" in models.stderr
+    assert (steps.returncode, steps.stdout) == (1, "")
+    assert gateway.address in steps.stderr and "admin=" in steps.stderr
 
 
 def test_unknown_model_path(tmp_path: Path) -> None:

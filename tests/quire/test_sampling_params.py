@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import quire
@@ -29,6 +30,22 @@ from svc_common.errors import InvalidArgument
         ("stop", ["a"] * 17),
         ("stop_token_ids", [-1]),
         ("logprobs", 5),
+        ("n", []),
+        ("temperature", "a"),
+        ("temperature", True),
+        ("top_p", "0.5"),
+        ("top_k", 1.5),
+        ("seed", "7"),
+        ("max_tokens", 1.5),
+        ("max_tokens", 2**32),
+        ("min_tokens", None),
+        ("stop", 5),
+        ("stop", [1]),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [1.5]),
+        ("ignore_eos", "no"),
+        ("logprobs", "all"),
     ],
 )
 def test_wrong_fields_are_named(field: str, value: object) -> None:
@@ -36,6 +53,17 @@ def test_wrong_fields_are_named(field: str, value: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         SamplingParams(**{field: value})
     assert [v.field for v in caught.value.violations] == [field]
+
+
+def test_kinds_that_are_as_good() -> None:
+    """vLLM's None for no stops, and numpy's numbers and arrays."""
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), stop=None, stop_token_ids=np.array([7])
+    )
+    request = messages.generate_request(np.array([1, 2]), params, RequestOptions())
+    assert (request.stop.max_tokens, list(request.stop.stop_token_ids)) == (3, [7])
+    assert list(request.token_ids.ids) == [1, 2]
+    assert SamplingParams(stop_token_ids=None).stop_strings == []
 
 
 def test_all_wrong_fields_at_once() -> None:
@@ -62,12 +90,35 @@ def test_what_is_given_reaches_the_wire_and_nothing_else() -> None:
     assert not request.response.logprobs
 
 
-@pytest.mark.parametrize("prompt", ["caf\udce9", [-1], [2**32]])
+@pytest.mark.parametrize("prompt", ["caf\udce9", [-1], [2**32], [1.5], [True], None, 5, b"ab", {"prompt": "x"}])
 def test_prompts_that_cannot_travel(prompt: object) -> None:
-    """A lone surrogate and numbers that are no ids are refused here, by field."""
+    """A lone surrogate, numbers that are no ids, and what is no prompt at all are refused here, by field."""
     with pytest.raises(InvalidArgument) as caught:
         messages.generate_request(prompt, None, RequestOptions())  # type: ignore[arg-type]
     assert caught.value.violations[0].field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "field"),
+    [
+        ({}, RequestOptions(), "sampling_params"),
+        (None, RequestOptions(priority="high"), "priority"),  # type: ignore[arg-type]
+        (None, RequestOptions(priority=2**31), "priority"),
+    ],
+)
+def test_other_wrong_arguments(params: object, options: RequestOptions, field: str) -> None:
+    """Typed as well, not whatever protobuf says."""
+    with pytest.raises(InvalidArgument) as caught:
+        messages.generate_request("x", params, options)  # type: ignore[arg-type]
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("conversation", [None, 5, ["hi"], [{"role": "user"}], [{"role": 1, "content": "x"}]])
+def test_conversations_that_are_none(conversation: object) -> None:
+    """Named by the turn."""
+    with pytest.raises(InvalidArgument) as caught:
+        messages.chat_request(conversation, None, RequestOptions())  # type: ignore[arg-type]
+    assert caught.value.violations[0].field.startswith("messages")
 
 
 def test_every_public_name_can_be_had() -> None:

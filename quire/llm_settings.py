@@ -1,0 +1,70 @@
+"""Options of `LLM`: which there are, what they are to a worker, and errors that name them as the program does.
+
+Not here: the checks themselves (settings of worker and scheduler).
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quire.sizes import GIB, parse_size
+from svc_common.errors import ConfigError
+
+SCHEDULING = ("policy", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
+MEMORY = ("kv_cache_memory", "swap_space")
+WORKER = (
+    *("served_model_name", "dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
+    *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads"),
+)
+ALWAYS = ("model", "target", "seed")
+
+# The services speak of options as the command line has them; a value behind one reads as an assignment here.
+_OPTION = re.compile(r"(?<![\w/.-])--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value> (?=\d|cpu\b))?")
+_OUR_NAMES = {"kv_cache_memory_bytes": "kv_cache_memory", "swap_space_gib": "swap_space"}
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> None:
+    """ConfigError naming those of `given` that are no options of a worker, and all there are."""
+    unknown = sorted(set(given) - set(WORKER))
+    if unknown:
+        known = ", ".join(sorted([*ALWAYS, *SCHEDULING, *MEMORY, *WORKER]))
+        many = "options" if len(unknown) > 1 else "option"
+        raise ConfigError(f"unknown {many} {', '.join(unknown)}; there are: {known}", reason="INVALID_SETTING")
+
+
+def refuse_with_target(given: Mapping[str, Any]) -> None:
+    """ConfigError naming those that are given, where a gateway's operator has to choose them."""
+    names = sorted(name for name, value in given.items() if value is not None)
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)}: settings of an engine in this process; with target=, give them to `quire up`",
+            reason="NOT_WITH_TARGET",
+        )
+
+
+def memory_values(kv_cache_memory: int | str | None, swap_space: float | str | None) -> dict[str, Any]:
+    """Fields of WorkerSettings for the two sizes. ConfigError for what is no size."""
+    values: dict[str, Any] = {}
+    if kv_cache_memory is not None:
+        values["kv_cache_memory_bytes"] = parse_size(str(kv_cache_memory), "kv_cache_memory")
+    if swap_space is not None:
+        values["swap_space_gib"] = parse_size(str(swap_space), "swap_space", plain_unit=GIB) / GIB
+    return values
+
+
+@contextlib.contextmanager
+def named_as_in_python() -> Iterator[None]:
+    """ConfigErrors that speak of `--max-model-len 64` leave speaking of `max_model_len=64`."""
+    try:
+        yield
+    except ConfigError as error:
+        message = _OPTION.sub(_python_name, error.message)
+        raise ConfigError(
+            message, reason=error.reason, metadata=error.metadata, violations=error.violations
+        ) from error.__cause__
+
+
+def _python_name(found: re.Match[str]) -> str:
+    name = found["name"].replace("-", "_")
+    return _OUR_NAMES.get(name, name) + ("=" if found["value"] else "")
