@@ -13,3 +13,17 @@ def otlp() -> Iterator[OtlpReceiver]:
     """An OTLP/gRPC trace receiver on a free port; `otlp.environ()` points services at it."""
     with OtlpReceiver() as receiver:
         yield receiver
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints how much each test did that says so by `record_property("size", ...)`: samples and wholes can be told apart."""
+    sizes = [
+        value
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "size"
+    ]
+    if sizes:
+        terminalreporter.section("sizes")
+        for size in sorted(sizes):
+            terminalreporter.write_line(size)

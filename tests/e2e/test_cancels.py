@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -71,7 +72,7 @@ def _until_free(stack: LocalStack) -> dict:
     return report
 
 
-def _check(count: int) -> None:
+def _check(count: int) -> str:
     with LocalStack(simulated=True, worker_args=("--time-scale", "1")) as stack:
         asyncio.run(_storm(stack.grpc_address, 50))
         before = _descriptors(stack)
@@ -87,20 +88,20 @@ def _check(count: int) -> None:
         with Client(stack.grpc_address) as client:
             assert len(client.generate("z", SamplingParams(max_tokens=5, ignore_eos=True)).outputs[0].token_ids) == 5
     assert min(done[kind] for kind in ("cancel", "deadline", "disconnect")) > count // 10
-    print(f"{count} requests left at random moments: {dict(done)}")
+    return f"left at random moments: {count} requests, {dict(sorted(done.items()))}"
 
 
 @pytest.mark.timeout(240)
-def test_sample() -> None:
+def test_sample(record_property: Callable[[str, object], None]) -> None:
     """200 of them."""
-    _check(200)
+    record_property("size", _check(200))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_whole() -> None:
+def test_whole(record_property: Callable[[str, object], None]) -> None:
     """1,000 of them."""
-    _check(1000)
+    record_property("size", _check(1000))
 
 
 def test_blocks_are_free_before_the_next_plan(stack: LocalStack, client: Client) -> None:

@@ -3,6 +3,7 @@
 A sample here (two models, 24 requests at once), the whole in `make test-long` (six models, 64 at once); both sizes are printed.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def _check(output: RequestOutput, want: Expected) -> None:
     assert got.finish_reason == "length"
 
 
-def _compare(name: str, count: int, folder: Path) -> None:
+def _compare(name: str, count: int, folder: Path) -> str:
     path, vocab_size = _checkpoint(name, folder)
     jobs = mixed_jobs(count, vocab_size)
     wanted = [expected(path, job) for job in jobs]
@@ -58,18 +59,19 @@ def _compare(name: str, count: int, folder: Path) -> None:
         for output, want in zip(outputs, wanted, strict=True):
             _check(output, want)
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
-    print(f"{name}: {count} requests at once, {sum(len(w.token_ids) for w in wanted)} tokens equal")
+    num_tokens = sum(len(want.token_ids) for want in wanted)
+    return f"equal to generate: {name}, {count} requests at once, {num_tokens} tokens"
 
 
 @pytest.mark.parametrize("name", [TINY, "qwen3"])
-def test_sample(name: str, tmp_path: Path) -> None:
+def test_sample(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Alone, then 24 at once, chunked and preempted."""
-    _compare(name, 24, tmp_path)
+    record_property("size", _compare(name, 24, tmp_path))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [TINY, *FAMILIES])
-def test_whole(name: str, tmp_path: Path) -> None:
+def test_whole(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Alone, then 64 at once, chunked and preempted, for each family."""
-    _compare(name, 64, tmp_path)
+    record_property("size", _compare(name, 64, tmp_path))
