@@ -24,7 +24,7 @@ class ShellSettings(BaseModel):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
-    owner_lease_s: Annotated[float, Field(ge=0)] = 10.0
+    owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
     """How long an owner whose stream is gone keeps the worker."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
     """One `worker.step` span per so many steps, where traces are on; failed steps always."""
