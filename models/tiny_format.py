@@ -71,7 +71,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     stops = tokenizer.convert_tokens_to_ids([END_OF_TEXT, END_OF_TURN])
     ids = {"bos_token_id": stops[0], "pad_token_id": stops[0], "eos_token_id": stops}
     model = LlamaForCausalLM(model_config(ids))
-    model.generation_config = GenerationConfig(**ids)
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, **ids)
     return model
 
 
