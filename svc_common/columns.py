@@ -4,11 +4,14 @@ Encoding and decoding cost about a microsecond per array whatever its length, wh
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc_common.errors import InvalidArgument
+
+Array = NDArray[Any]
 
 I32 = np.dtype("<i4")
 U32 = np.dtype("<u4")
@@ -24,7 +27,7 @@ def pack(values: Sequence[int] | Sequence[float] | NDArray[np.generic], dtype: n
 
 def unpack(
     data: bytes, field: str, dtype: np.dtype = I32, *, length: int | None = None, minimum: int | None = None
-) -> NDArray:
+) -> Array:
     """A read-only view of `data` as `dtype`.
 
     `length`: how many elements there must be; `minimum`: least allowed value. Raises InvalidArgument naming `field`.
@@ -52,7 +55,7 @@ def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
     return pack([x for pair in pairs for x in pair])
 
 
-def split(flat: NDArray, counts: NDArray, field: str) -> list[NDArray]:
+def split(flat: Array, counts: Array, field: str) -> list[Array]:
     """Cuts a concatenation into runs of `counts` elements; InvalidArgument when they do not add up."""
     if int(counts.sum()) != len(flat):
         raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {int(counts.sum())}")

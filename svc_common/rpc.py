@@ -175,7 +175,7 @@ def hide(error: BaseException) -> errors.Internal:
     return errors.Internal(f"internal error {error_id}", reason="INTERNAL", metadata={"error_id": error_id})
 
 
-async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
     """Ends the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
     known = error if isinstance(error, errors.QuireError) else hide(error)
     status: Any = rpc_status.to_status(to_rich_status(known))
@@ -184,7 +184,7 @@ async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None
 
 
 @contextlib.asynccontextmanager
-async def errors_to_status(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def errors_to_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
     """Wraps a handler's body: what it raises ends the call as `abort` does. Cancellation passes through."""
     try:
         yield
