@@ -18,7 +18,7 @@ class SchedulerSettings(BaseModel):
     workers: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=50060, ge=0, le=65535)
-    admin_port: int = Field(default=50052, ge=0, le=65535)
+    admin_port: int = Field(default=50062, ge=0, le=65535)
 
     policy: str = "vllm-v1"
     max_num_seqs: int = Field(default=256, ge=1, le=65536)

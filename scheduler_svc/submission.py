@@ -91,7 +91,6 @@ def to_core(submission: Submission, core_id: str, tokens: list[int], limits: com
         ),
         arrival_time=submission.arrival_ns / NS_PER_S,
         priority=submission.priority,
-        deadline=submission.deadline_ns / NS_PER_S if submission.deadline_ns is not None else None,
         cache_salt=submission.cache_salt,
         no_cache_reuse=submission.no_cache_reuse,
         committed=list(tokens),

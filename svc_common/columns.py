@@ -42,14 +42,6 @@ def unpack(
     return array
 
 
-def unpack_pairs(data: bytes, field: str) -> list[tuple[int, int]]:
-    """Pairs of non-negative int32 (source, destination)."""
-    flat = unpack(data, field, minimum=0)
-    if len(flat) % 2:
-        raise InvalidArgument.field(field, f"has {len(flat)} elements, which are no pairs")
-    return [(int(a), int(b)) for a, b in flat.reshape(-1, 2)]
-
-
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
     """Bytes of (source, destination) pairs."""
     return pack([x for pair in pairs for x in pair])

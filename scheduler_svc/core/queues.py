@@ -2,7 +2,7 @@
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from scheduler_svc.core.parts import Key, Ordering
@@ -107,8 +107,3 @@ class SortedQueue:
 def queue_for(ordering: Ordering) -> SequenceQueue:
     """The queue that serves in this ordering."""
     return SortedQueue(ordering) if ordering.sorts_waiting else ArrivalQueue()
-
-
-def names(sequences: Iterable[Sequence]) -> list[str]:
-    """Request ids in queue order."""
-    return [sequence.request.request_id for sequence in sequences]

@@ -74,17 +74,12 @@ class Sequence:
         """Tokens generated so far; they survive preemption (R27)."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def is_prefill(self) -> bool:
-        """More than the next token is left to compute, or nothing was generated yet."""
-        return self.num_computed_tokens < self.num_tokens - 1 or self.num_output_tokens == 0
-
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A client's request as the core sees it.
 
-    `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock. `deadline`: same clock, None = none.
+    `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock.
     `cache_salt`: only equal salts share prefix blocks (R138). `committed`: output tokens made in an earlier life.
     """
 
@@ -93,7 +88,6 @@ class Request:
     stop: StopRules
     arrival_time: float
     priority: int = 0
-    deadline: float | None = None
     cache_salt: str = ""
     no_cache_reuse: bool = False
     committed: list[int] = field(default_factory=list)

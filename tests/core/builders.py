@@ -55,3 +55,8 @@ def one_step(core: Scheduler, now: float = 0.0) -> tuple[StepPlan, StepOutcome]:
 def shares(plan: StepPlan) -> dict[str, int]:
     """Tokens by request id."""
     return {e.request_id: e.num_tokens for e in plan.scheduled}
+
+
+def waiting(core: Scheduler) -> list[str]:
+    """Request ids in the order of the waiting queue."""
+    return [sequence.request.request_id for sequence in core.state.waiting]

@@ -3,10 +3,9 @@
 import pytest
 
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.queues import names
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import AlreadyExists, ConfigError, InvalidArgument, OutOfRange
-from tests.core.builders import EOS, answer, make_core, make_request, one_step, shares
+from tests.core.builders import EOS, answer, make_core, make_request, one_step, shares, waiting
 
 
 def test_budget_of_ten_with_prompts_3_5_12() -> None:
@@ -62,7 +61,7 @@ def test_the_newest_leaves_when_blocks_run_out() -> None:
     assert plans[-1].preempted == [("b", "recompute")]
     sequence = core.request("b").sequences[0]
     assert (sequence.num_computed_tokens, sequence.num_output_tokens) == (0, 2)
-    assert names(core.state.waiting) == ["b", "c"]
+    assert waiting(core) == ["b", "c"]
 
 
 def test_priority_preempts_the_least_important() -> None:
@@ -247,7 +246,7 @@ def test_a_lost_worker_makes_everything_wait_again() -> None:
     one_step(core)
     core.schedule(0)
     core.reset_sequences_of_lost_worker()
-    assert names(core.state.waiting) == ["a", "b", "c"]
+    assert waiting(core) == ["a", "b", "c"]
     plan, _ = one_step(core)
     assert [(e.request_id, e.computed_before, e.num_tokens, e.fresh) for e in plan.scheduled] == [
         (name, 0, 10, True) for name in "abc"

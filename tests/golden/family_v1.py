@@ -5,7 +5,6 @@ from typing import Any
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.queues import names
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from tests.golden.scenario import Scenario, require
 
@@ -132,7 +131,10 @@ class _Run:
 
     def _queues(self) -> dict[str, list[str]]:
         state = self._core.state
-        return {"waiting": names(state.waiting), "running": names(state.running)}
+        return {
+            "waiting": [sequence.request.request_id for sequence in state.waiting],
+            "running": [sequence.request.request_id for sequence in state.running],
+        }
 
     def _tables(self) -> dict[str, list[int]]:
         canonical: dict[str, int] = {}
