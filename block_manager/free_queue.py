@@ -50,8 +50,10 @@ class FreeQueue:
         self._free[block] = False
         self._len -= 1
 
-    def append(self, block: int) -> None:
-        """Frees a block: it will be the last to be taken."""
+    def append(
+        self, block: int, *, hashed: bool = False, num_hashed_tokens: int = 0, last_accessed: float = 0.0
+    ) -> None:
+        """Frees a block: it will be the last to be taken, whatever it holds."""
         assert not self._free[block], f"block {block} is free already"
         last = self._prev[self._end]
         self._next[last], self._prev[block] = block, last

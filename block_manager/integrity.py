@@ -19,8 +19,8 @@ def check(ledger: Ledger) -> list[str]:
 
 
 def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> list[str]:
-    held = Counter(block for table in tables for block in set(table))
-    free = list(pool.free_queue)
+    held = Counter(block for table in tables for block in set(table) - pool.reserved)
+    free = list(pool.free_blocks)
     found = []
     if len(free) + len(held) != pool.num_usable:
         found.append(f"{device}: {len(free)} free + {len(held)} referenced != {pool.num_usable} blocks")
@@ -34,7 +34,7 @@ def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> li
         for b, count in enumerate(pool.refs)
         if count != held[b]
     ]
-    found += [f"{device}: reserved block {b} was handed out" for b in range(pool.num_reserved) if b in held]
+    found += [f"{device}: reserved block {b} is free" for b in free if b in pool.reserved]
     cached = sum(pool.hash_of[b] is not None for b in free)
     if cached != pool.counts().cached:
         found.append(f"{device}: {cached} free blocks hold a prefix, {pool.counts().cached} are counted")

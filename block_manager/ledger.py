@@ -18,10 +18,10 @@ class PoolReport:
 class Ledger:
     """Owner of the pools and tables. Cache rules are its only writers; tables hold device block ids in logical order."""
 
-    def __init__(self, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, num_reserved: int = 0) -> None:
+    def __init__(self, block_size: int, gpu: BlockPool, cpu: BlockPool) -> None:
         self.block_size = block_size
-        self.gpu = BlockPool(num_gpu_blocks, num_reserved=num_reserved)
-        self.cpu = BlockPool(num_cpu_blocks)
+        self.gpu = gpu
+        self.cpu = cpu
         self.tables: dict[str, list[int]] = {}
         self.host_tables: dict[str, list[int]] = {}
 

@@ -1,9 +1,12 @@
 """Blocks of one device: reference counts, free order, and which of them hold a known prefix."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from block_manager.free_queue import FreeQueue
+
+NEVER_ACCESSED = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,43 +18,64 @@ class PoolCounts:
     cached: int
 
 
+class FreeBlocks(Protocol):
+    """The free blocks of a pool and the order in which they are taken."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, block: int) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+
+    def pop(self) -> int:
+        """Takes the next one. IndexError when empty."""
+
+    def remove(self, block: int) -> None:
+        """Takes one back to life."""
+
+    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
+        """Frees one. `hashed`: it ends a known prefix, of `num_hashed_tokens` tokens."""
+
+
 class BlockPool:
     """Owner of reference counts and of the prefix map of one device (R99, R109, R110, R137).
 
     The first `num_reserved` blocks are never handed out (V1 keeps block 0 as the null block). A free block keeps its hash until
-    it is allocated again; a hit takes it out of the free queue. Two blocks may carry one hash: lookups find the older one.
+    it is allocated again; a hit takes it out of the free blocks. Two blocks may carry one hash: lookups find the older one.
+    `free_blocks`: which free block is taken next; None: the one that was freed longest ago (R137).
     """
 
-    def __init__(self, num_blocks: int, *, num_reserved: int = 0) -> None:
+    def __init__(self, num_blocks: int, *, num_reserved: int = 0, free_blocks: FreeBlocks | None = None) -> None:
         self.num_blocks = num_blocks
-        self.num_reserved = min(num_reserved, num_blocks)
+        self.reserved = set(range(min(num_reserved, num_blocks)))
         self.refs = [0] * num_blocks
-        self.free_queue = FreeQueue(num_blocks, self.num_reserved)
+        self.free_blocks = free_blocks if free_blocks is not None else FreeQueue(num_blocks, len(self.reserved))
         self.hash_of: list[bytes | None] = [None] * num_blocks
+        self.num_hashed_tokens = [0] * num_blocks
+        self.last_accessed = [NEVER_ACCESSED] * num_blocks
         self._by_hash: dict[bytes, dict[int, None]] = {}
         self._num_free_hashed = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
-        return len(self.free_queue)
+        return len(self.free_blocks)
 
     @property
     def num_usable(self) -> int:
         """Blocks that can ever be allocated."""
-        return self.num_blocks - self.num_reserved
+        return self.num_blocks - len(self.reserved)
 
     def counts(self) -> PoolCounts:
         """Figures for reports."""
         return PoolCounts(self.num_usable, self.num_free, self._num_free_hashed)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each, oldest freed first; their old hashes are dropped. IndexError when short."""
+        """`count` blocks with one reference each; their old hashes and times are dropped. IndexError when short."""
         if count > self.num_free:
             raise IndexError(f"{count} blocks wanted, {self.num_free} free")
-        blocks = [self.free_queue.pop() for _ in range(count)]
+        blocks = [self.free_blocks.pop() for _ in range(count)]
         for block in blocks:
             self.refs[block] = 1
+            self.last_accessed[block] = NEVER_ACCESSED
             if self.hash_of[block] is not None:
                 self._num_free_hashed -= 1
                 self._forget(block)
@@ -61,25 +85,33 @@ class BlockPool:
         """One more reference each; a free block comes back to life with its contents."""
         for block in blocks:
             if self.refs[block] == 0:
-                self.free_queue.remove(block)
+                self.free_blocks.remove(block)
                 self._num_free_hashed -= self.hash_of[block] is not None
             self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less each; at zero the block goes to the tail of the free queue, in the order given (R17)."""
+        """One reference less each; at zero the block is free, in the order given (R17). ValueError when it is free already."""
         for block in blocks:
-            assert self.refs[block] > 0, f"block {block} is freed twice"
+            if self.refs[block] <= 0:
+                raise ValueError(f"block {block} is freed twice")
             self.refs[block] -= 1
             if self.refs[block] == 0:
-                self.free_queue.append(block)
-                self._num_free_hashed += self.hash_of[block] is not None
+                self._free(block)
+
+    def reserve(self) -> int:
+        """A block that is taken out of use for good, a placeholder that no sequence owns (R105). IndexError when short."""
+        [block] = self.allocate(1)
+        self.refs[block] = 0
+        self.reserved.add(block)
+        return block
 
     # --- prefixes ------------------------------------------------------------------------------------------------
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Says which prefix a referenced, full block ends."""
+    def register(self, block: int, block_hash: bytes, num_hashed_tokens: int = 0) -> None:
+        """Says which prefix a referenced, full block ends, and how many tokens that has. The first word stands."""
         if self.hash_of[block] is None:
             self.hash_of[block] = block_hash
+            self.num_hashed_tokens[block] = num_hashed_tokens
             self._by_hash.setdefault(block_hash, {})[block] = None
 
     def lookup(self, block_hash: bytes) -> int | None:
@@ -97,6 +129,16 @@ class BlockPool:
         self._by_hash.clear()
         self.hash_of = [None] * self.num_blocks
         self._num_free_hashed = 0
+
+    def _free(self, block: int) -> None:
+        hashed = self.hash_of[block] is not None
+        self._num_free_hashed += hashed
+        self.free_blocks.append(
+            block,
+            hashed=hashed,
+            num_hashed_tokens=self.num_hashed_tokens[block],
+            last_accessed=self.last_accessed[block],
+        )
 
     def _forget(self, block: int) -> None:
         block_hash = self.hash_of[block]

@@ -9,6 +9,7 @@ from block_manager import integrity
 from block_manager.free_queue import FreeQueue
 from block_manager.hashing import HashChain
 from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))
@@ -52,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(2, 9), reserved=st.integers(0, 1))
     def build(self, blocks: int, reserved: int) -> None:
-        self.ledger = Ledger(block_size=4, num_gpu_blocks=blocks, num_cpu_blocks=0, num_reserved=reserved)
+        self.ledger = Ledger(4, BlockPool(blocks, num_reserved=reserved), BlockPool(0))
         self.pool = self.ledger.gpu
         self.count = 0
 
@@ -62,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(IndexError):
                 self.pool.allocate(n)
             return
-        expected = list(self.pool.free_queue)[:n]
+        expected = list(self.pool.free_blocks)[:n]
         self.count += 1
         self.ledger.tables[f"t{self.count}"] = self.pool.allocate(n)
         assert self.ledger.tables[f"t{self.count}"] == expected
@@ -115,13 +116,13 @@ def _break_table(ledger: Ledger) -> None:
 
 
 def _break_free(ledger: Ledger) -> None:
-    ledger.gpu.free_queue.append(1)
+    ledger.gpu.free_blocks.append(1)
 
 
 @pytest.mark.parametrize("damage", [_break_count, _break_table, _break_free])
 def test_the_check_finds_damage(damage) -> None:
     """A check that cannot fail would be none."""
-    ledger = Ledger(block_size=4, num_gpu_blocks=5, num_cpu_blocks=0)
+    ledger = Ledger(4, BlockPool(5), BlockPool(0))
     ledger.tables["a"] = ledger.gpu.allocate(2)
     assert ledger.tables["a"] == [0, 1]
     damage(ledger)

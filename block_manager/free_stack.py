@@ -1,0 +1,76 @@
+"""Free blocks taken last-freed first, alone or with an evictor behind them (R99, R109, R117)."""
+
+from collections.abc import Iterable, Iterator
+
+from block_manager.evictor import LruEvictor
+
+
+class FreeStack:
+    """Free blocks whose contents nobody wants again; `blocks` in the order in which they lie, the last is taken first."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._blocks = list(blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(self._blocks)
+
+    def pop(self) -> int:
+        """Takes the last freed. IndexError when empty."""
+        return self._blocks.pop()
+
+    def remove(self, block: int) -> None:
+        """Takes out one in the middle; O(n), as nothing in a stack is ever hit."""
+        self._blocks.remove(block)
+
+    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
+        """Frees a block."""
+        self._blocks.append(block)
+
+
+class StackThenEvictor:
+    """Blank blocks first; when there are none, the evictor says which contents go (R109, R117).
+
+    `keep_all`: every freed block goes to the evictor (2023), else only those that hold a known prefix (0.6.3).
+    """
+
+    def __init__(self, blocks: Iterable[int], *, keep_all: bool) -> None:
+        self._blank = FreeStack(blocks)
+        self._keep_all = keep_all
+        self.evictor = LruEvictor()
+
+    def __len__(self) -> int:
+        return len(self._blank) + len(self.evictor)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self.evictor or block in self._blank
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._blank
+        yield from self.evictor
+
+    def pop(self) -> int:
+        """Takes a blank block, else evicts. IndexError when empty."""
+        if len(self._blank):
+            return self._blank.pop()
+        if not len(self.evictor):
+            raise IndexError("no free block")
+        return self.evictor.evict()
+
+    def remove(self, block: int) -> None:
+        """A hit on freed contents."""
+        self.evictor.remove(block)
+
+    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
+        """Frees a block."""
+        if hashed or self._keep_all:
+            self.evictor.add(block, num_hashed_tokens, last_accessed)
+        else:
+            self._blank.append(
+                block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed
+            )
