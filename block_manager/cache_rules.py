@@ -34,6 +34,10 @@ class CachedSequence(Protocol):
         """Tokens whose KV is in its blocks, or promised to be by a step under way."""
 
     @property
+    def num_scheduled_tokens(self) -> int:
+        """Its tokens in the step last planned; asked at `commit`."""
+
+    @property
     def num_placeholders(self) -> int:
         """Tokens that steps under way will make (asynchronous scheduling)."""
 
@@ -48,6 +52,10 @@ class CachedSequence(Protocol):
     @property
     def no_cache_reuse(self) -> bool:
         """Never takes cached blocks."""
+
+    @property
+    def sibling_names(self) -> Sequence[str]:
+        """Names of older samples of its request that are not in its group; they have the same prompt (R19)."""
 
 
 class AllocStatus(enum.Enum):
@@ -124,6 +132,9 @@ class CacheRules(Protocol):
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
         """Whether there are blocks for `num_new_tokens` more of each."""
 
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """The same by what `extend` really takes, where `can_extend` counts a worst case (R65, R66)."""
+
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Room for `num_new_tokens` more."""
 
@@ -135,6 +146,9 @@ class CacheRules(Protocol):
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Leading blocks common to all of them that need no computing, never the last of a table (R115, R121)."""
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
 
     def settle(self, sequence: CachedSequence) -> None:
         """Its tokens changed by a result: what became full and sure may be found by others (R151)."""
@@ -166,3 +180,6 @@ class CacheRules(Protocol):
 
     def reset_prefixes(self) -> None:
         """No block may be found by its contents any more: the memory is gone, or somebody asked (R142)."""
+
+    def try_reset_prefixes(self) -> bool:
+        """`reset_prefixes` on request: False, and nothing done, while any block is in use (R142)."""

@@ -64,6 +64,11 @@ class BlockPool:
         """Blocks that can ever be allocated."""
         return self.num_blocks - len(self.reserved)
 
+    @property
+    def num_prefixes(self) -> int:
+        """Different hashes that can be found, of blocks in use and free."""
+        return len(self._by_hash)
+
     def counts(self) -> PoolCounts:
         """Figures for reports."""
         return PoolCounts(self.num_usable, self.num_free, self._num_free_hashed)

@@ -251,7 +251,7 @@ def _build_core(
         max_num_batched_tokens=options.max_num_batched_tokens,
         prefix_caching=options.enable_prefix_caching,
     )
-    return presets.build(options.policy, core_limits)
+    return presets.build(options.policy, core_limits, policy="priority")
 
 
 def _core_request(request_id: str, resolved: validation.ResolvedRequest, limits: common_pb2.ModelLimits) -> Request:

@@ -283,7 +283,7 @@ class StepLoop:
     def _build_core(self, owned: Ownership) -> None:
         """A core for what this worker has; requests of the old one enter it as if they came anew, with their tokens."""
         step = self.core.step if self.core is not None else self._last_step
-        self.core = presets.build(self._settings.policy, core_limits(self._settings, owned))
+        self.core = presets.build(self._settings.policy, core_limits(self._settings, owned), policy="priority")
         self.core.step = step
         self._log.policy = self.core.policy
         for live in self._book.live():

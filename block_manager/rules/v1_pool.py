@@ -1,57 +1,35 @@
-"""Cache rules of vLLM V1: allocate what the step needs, register full blocks at once, free in reverse (R134-R138)."""
+"""Cache rules of vLLM V1: allocate what the step needs, register full blocks at once, free in reverse (R134-R138).
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+Samples of one request share the full blocks of the prompt, and by copy-on-write what they fork with (R19, R20).
+"""
 
-from block_manager.hashing import HashChain
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.no_swap import NoSwap
+from block_manager.rules.prefix_book import PrefixBook
 
 
-class CachedSequence(Protocol):
-    """What the rules need to know of a sequence."""
-
-    @property
-    def name(self) -> str:
-        """Key of its block table."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Known tokens."""
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose KV is in its blocks, or promised to be by a step under way."""
-
-    @property
-    def cache_salt(self) -> str:
-        """Only equal salts share blocks."""
-
-    @property
-    def no_cache_reuse(self) -> bool:
-        """Never takes cached blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """Blocks of the longest known prefix, in logical order, and how many tokens they hold."""
-
-    block_ids: tuple[int, ...] = ()
-    num_tokens: int = 0
-
-
-class V1PoolRules:
-    """Owner of the ledger's device pool under V1's rules; block 0 is the null block and never used (R137)."""
-
-    NUM_RESERVED = 1
+class V1PoolRules(NoSwap):
+    """Writer of the ledger under V1's rules; block 0 is the null block and never used (R137)."""
 
     def __init__(self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool) -> None:
         self.ledger = ledger
         self._pool = ledger.gpu
         self._max_model_len = max_model_len
-        self._prefix_caching = prefix_caching
-        self._chains: dict[str, HashChain] = {}
-        self._num_registered: dict[str, int] = {}
+        self._prefixes = PrefixBook(ledger, enabled=prefix_caching)
+
+    @classmethod
+    def make(
+        cls, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, max_model_len: int, prefix_caching: bool
+    ) -> Self:
+        """Rules over a ledger of their own. `num_gpu_blocks` includes the null block."""
+        ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks))
+        return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching)
 
     @property
     def num_free_gpu(self) -> int:
@@ -68,87 +46,157 @@ class V1PoolRules:
         """Tokens that one sequence could hold with the whole pool to itself."""
         return self._pool.num_usable * self.ledger.block_size
 
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(lookups, hits) in blocks of all that were admitted; only full blocks that could be found count (R119)."""
+        return self._prefixes.num_lookups, self._prefixes.num_hits
+
+    # --- a group starts ---------------------------------------------------------------------------------------------
+
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """The longest cached prefix that leaves at least one token to compute (R134)."""
-        if not self._prefix_caching or sequence.no_cache_reuse:
-            return PrefixHit()
-        most = (len(sequence.token_ids) - 1) // self.ledger.block_size
-        blocks: list[int] = []
-        for block_hash in self._chain(sequence).upto(sequence.token_ids, most)[:most]:
-            block = self._pool.lookup(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
+        """Its longest known prefix: cached blocks, or those of an older sample of its request (R19, R134)."""
+        blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
 
-    def can_admit(self, sequence: CachedSequence, hit: PrefixHit, num_new_tokens: int) -> bool:
-        """Whether `admit` has the blocks it needs (R136)."""
-        return self._num_needed(sequence, hit, num_new_tokens) <= self._pool.num_free
+    def can_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> AllocStatus:
+        """OK or LATER; V1 never says NEVER (R136)."""
+        needed = self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
+        return AllocStatus.OK if needed <= self._pool.num_free else AllocStatus.LATER
 
-    def admit(self, sequence: CachedSequence, hit: PrefixHit, num_new_tokens: int) -> list[int]:
-        """Gives a sequence without blocks its hits and room for `num_new_tokens` behind them; its whole table."""
+    def admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """Makes their tables: hits and room behind them for the first, at least the prompt's full blocks if others share it."""
+        first, *others = sequences
         self._pool.share(hit.block_ids)
-        self.ledger.tables[sequence.name] = list(hit.block_ids)
-        self._num_registered[sequence.name] = len(hit.block_ids)
-        self._grow(sequence, hit.num_tokens + num_new_tokens)
-        return list(self.ledger.tables[sequence.name])
+        table = self.ledger.tables[first.name] = list(hit.block_ids)
+        self._prefixes.open(first, len(hit.block_ids))
+        self._prefixes.count(first, len(hit.block_ids))
+        upto = hit.num_tokens + num_new_tokens
+        table += self._pool.allocate(self._num_blocks_of_first(sequences, upto + num_lookahead) - len(table))
+        self._prefixes.promise(first, upto)
+        for other in others:
+            shared = table[: self._num_prompt_blocks(first)]
+            self._pool.share(shared)
+            own = self._blocks_for(len(other.token_ids)) - len(shared)
+            self.ledger.tables[other.name] = shared + self._pool.allocate(own)
+            self._prefixes.open(other, 0)
 
-    def can_extend(self, sequence: CachedSequence, num_new_tokens: int) -> bool:
-        """Whether `extend` has the blocks it needs."""
-        return self._num_needed(sequence, PrefixHit(), num_new_tokens) <= self._pool.num_free
+    # --- a group goes on --------------------------------------------------------------------------------------------
 
-    def extend(self, sequence: CachedSequence, num_new_tokens: int) -> list[int]:
-        """Room for `num_new_tokens` more; the blocks that were added."""
-        return self._grow(sequence, sequence.num_computed_tokens + num_new_tokens)
+    def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """Whether there are blocks for `num_new_tokens` more of each, copies of shared blocks included (R16, R20)."""
+        return self._num_to_extend(sequences, num_new_tokens + num_lookahead) <= self._pool.num_free
+
+    def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
+        """Room for `num_new_tokens` more. A shared block that they go into is copied first; its last owner needs none (R20)."""
+        table = self.ledger.tables[sequence.name]
+        upto = sequence.num_computed_tokens + num_new_tokens
+        shared = self._shared_written(sequence, table, upto + num_lookahead, self._pool.refs)
+        copies = [self._copy(table, i) for i in shared]
+        added = self._pool.allocate(max(0, self._blocks_for(upto + num_lookahead) - len(table)))
+        table += added
+        self._prefixes.promise(sequence, upto)
+        return Growth(added, copies, bool(copies))
+
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        if parent.name in self.ledger.tables:
+            table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
+            self._pool.share(table)
+            self._prefixes.open_fork(parent, child)
+
+    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+        """Nothing: full blocks are known when they are allocated, and the free order is that of freeing (R136, R137)."""
+
+    def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """0: hits relieve the budget instead, their tokens are never scheduled."""
+        return 0
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        if not self._prefixes.enabled or not sequences:
+            return 0
+        table = self.ledger.tables.get(sequences[0].name, [])
+        own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
+        return next(own, len(table))
+
+    def settle(self, sequence: CachedSequence) -> None:
+        """Blocks that tokens of a result made full can be found; not those of who lost its blocks meanwhile (R151)."""
+        if sequence.name in self.ledger.tables:
+            self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """The step that was to compute its tokens from that offset on never did: nobody may find them. No table: no-op."""
-        first = num_computed_tokens // self.ledger.block_size
-        for block in self.ledger.tables.get(sequence.name, [])[first:]:
-            self._pool.unregister(block)
+        if sequence.name in self.ledger.tables:
+            self._prefixes.retract(sequence, num_computed_tokens)
+
+    # --- a sequence ends --------------------------------------------------------------------------------------------
 
     def release(self, sequence: CachedSequence) -> None:
         """Frees its blocks, last first, so that the front of a prefix is evicted last (R137). No table: no-op (R97)."""
         self._pool.release(reversed(self.ledger.tables.pop(sequence.name, [])))
-        self._num_registered.pop(sequence.name, None)
+        self._prefixes.close(sequence.name)
 
     def forget(self, sequence: CachedSequence) -> None:
         """The sequence is over: drops what was remembered for it besides blocks."""
-        self._chains.pop(sequence.name, None)
+        self._prefixes.forget(sequence.name)
 
     def reset_prefixes(self) -> None:
-        """The worker's memory is gone: no block holds what it held."""
+        """No block may be found by its contents any more."""
         self._pool.reset_prefixes()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    def try_reset_prefixes(self) -> bool:
+        """The same, unless a block is in use: then False (R142)."""
+        if self.ledger.tables or self.ledger.host_tables:
+            return False
+        self.reset_prefixes()
+        return True
 
-    def _chain(self, sequence: CachedSequence) -> HashChain:
-        chain = self._chains.get(sequence.name)
-        if chain is None:
-            chain = self._chains[sequence.name] = HashChain(self.ledger.block_size, sequence.cache_salt)
-        return chain
+    # --- needs --------------------------------------------------------------------------------------------------------
 
-    def _num_needed(self, sequence: CachedSequence, hit: PrefixHit, num_new_tokens: int) -> int:
-        upto = min(sequence.num_computed_tokens + hit.num_tokens + num_new_tokens, self._max_model_len)
-        owned = len(self.ledger.tables.get(sequence.name, ()))
-        revived = sum(self._pool.refs[b] == 0 for b in hit.block_ids)
-        return max(0, self.ledger.blocks_for(upto) - len(hit.block_ids) - owned) + revived
+    def _blocks_for(self, num_tokens: int) -> int:
+        return self.ledger.blocks_for(min(num_tokens, self._max_model_len))
 
-    def _grow(self, sequence: CachedSequence, upto: int) -> list[int]:
-        table = self.ledger.tables[sequence.name]
-        missing = self.ledger.blocks_for(min(upto, self._max_model_len)) - len(table)
-        added = self._pool.allocate(missing) if missing > 0 else []
-        table += added
-        if self._prefix_caching:
-            self._register_full(sequence, min(upto, len(sequence.token_ids)))
-        return added
+    def _num_prompt_blocks(self, sequence: CachedSequence) -> int:
+        return sequence.num_prompt_tokens // self.ledger.block_size
 
-    def _register_full(self, sequence: CachedSequence, num_tokens: int) -> None:
-        full, first = num_tokens // self.ledger.block_size, self._num_registered[sequence.name]
-        if full <= first:
-            return
-        hashes = self._chain(sequence).upto(sequence.token_ids, full)
-        table = self.ledger.tables[sequence.name]
-        for i in range(first, full):
-            self._pool.register(table[i], hashes[i])
-        self._num_registered[sequence.name] = full
+    def _num_blocks_of_first(self, sequences: Sequence[CachedSequence], num_tokens: int) -> int:
+        shared = self._num_prompt_blocks(sequences[0]) if len(sequences) > 1 else 0
+        return max(self._blocks_for(num_tokens), shared)
+
+    def _num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        revived = sum(self._pool.refs[block] == 0 for block in hit.block_ids)
+        first = self._num_blocks_of_first(sequences, hit.num_tokens + num_new_tokens) - len(hit.block_ids)
+        shared = self._num_prompt_blocks(sequences[0])
+        return revived + first + sum(self._blocks_for(len(s.token_ids)) - shared for s in sequences[1:])
+
+    def _num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+        goals = [(s, self.ledger.tables[s.name], s.num_computed_tokens + num_new_tokens) for s in sequences]
+        return self._num_to_reach(goals, self._pool.refs)
+
+    def _num_to_reach(self, goals: Iterable[tuple[CachedSequence, list[int], int]], refs: list[int]) -> int:
+        """Blocks that sequences need so that their tables hold tokens up to an offset each, copies included."""
+        needed = 0
+        writers: Counter[int] = Counter()
+        for sequence, table, upto in goals:
+            needed += max(0, self._blocks_for(upto) - len(table))
+            writers.update(table[i] for i in self._shared_written(sequence, table, upto, refs))
+        return needed + sum(min(num, refs[block] - 1) for block, num in writers.items())
+
+    def _shared_written(self, sequence: CachedSequence, table: list[int], upto: int, refs: list[int]) -> list[int]:
+        """Places in its table of shared blocks that tokens up to that offset go into, with contents of its own.
+
+        Full blocks of the prompt are left out: all their owners would write the same.
+        """
+        first = max(sequence.num_computed_tokens, sequence.num_prompt_tokens) // self.ledger.block_size
+        end = min(len(table), self._blocks_for(upto))
+        return [i for i in range(first, end) if refs[table[i]] > 1]
+
+    def _copy(self, table: list[int], place: int) -> Pair:
+        source = table[place]
+        [table[place]] = self._pool.allocate(1)
+        self._pool.release([source])
+        return source, table[place]

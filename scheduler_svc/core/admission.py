@@ -1,18 +1,76 @@
-"""Admission checks: whether a waiting sequence may start."""
+"""Admission checks: whether a waiting group may start."""
 
 from scheduler_svc.core.policy import Verdict
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
 
 
-class MaxSeqs:
-    """No more than `max_num_seqs` run at a time (R132)."""
+class OpenGate:
+    """A check without a gate and without a memory: the parts below say more."""
 
-    def gate(self, state: CoreState, now: float) -> bool:
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
         """Always open."""
         return True
 
-    def check(self, sequence: Sequence, state: CoreState) -> Verdict:
-        """STOP at the limit."""
-        full = len(state.running) >= state.limits.max_num_seqs
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """Anybody."""
+        return Verdict.ENTER
+
+    def close(self, num_started: int) -> None:
+        """Nothing to remember."""
+
+
+class MaxSeqs(OpenGate):
+    """No more than `max_num_seqs` sequences run at a time (R132)."""
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """STOP where it would be more."""
+        num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
+        full = num_running + group.max_num_running_seqs > state.limits.max_num_seqs
         return Verdict.STOP if full else Verdict.ENTER
+
+
+class LoraSlots(OpenGate):
+    """At most `max_loras` adapters in a batch; who would need one more is passed over (R53)."""
+
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = max_loras
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """SKIP where it would be more."""
+        lora_id = group.request.lora_id
+        full = lora_id > 0 and lora_id not in draft.lora_ids and len(draft.lora_ids) >= self._max_loras
+        return Verdict.SKIP if full else Verdict.ENTER
+
+
+class Delay(OpenGate):
+    """Prompts wait for company: until the oldest waited `delay_factor` times the last prompt step's duration (R57)."""
+
+    def __init__(self, delay_factor: float) -> None:
+        self._factor = delay_factor
+        self._prev_time = 0.0
+        self._prev_prompt = False
+        self._last_prompt_latency = 0.0
+
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+        """Open when it waited long enough, or nobody runs. Asking twice in a step forgets that the last one was a prompt's."""
+        if self._prev_prompt:
+            self._last_prompt_latency = draft.now - self._prev_time
+        self._prev_time, self._prev_prompt = draft.now, False
+        if self._factor <= 0 or not len(state.waiting) or not state.running:
+            return True
+        earliest = min(group.request.arrival_time for group in state.waiting)
+        return draft.now - earliest > self._factor * self._last_prompt_latency
+
+    def close(self, num_started: int) -> None:
+        """Remembers that this step has prompts."""
+        self._prev_prompt = self._prev_prompt or num_started > 0
+
+
+class WholeBatch(OpenGate):
+    """Static batching: nobody joins a batch under way; the slowest keeps all others waiting (R1: what is to be avoided)."""
+
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+        """Open while a batch is put together: until the worker holds its first."""
+        return not state.running or state.running[0].live[0].name not in state.on_worker

@@ -33,9 +33,3 @@ class CoreLimits:
                 f"({self.max_num_seqs}): every running sequence needs one token per step (R48)",
                 reason="BAD_LIMIT",
             )
-        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_model_len "
-                f"({self.max_model_len}) without chunked prefill: the longest prompt would never fit a step (R48)",
-                reason="BAD_LIMIT",
-            )

@@ -1,7 +1,7 @@
 """Orderings: who comes first."""
 
 from scheduler_svc.core.parts import Key
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Group
 
 
 class Fcfs:
@@ -9,9 +9,9 @@ class Fcfs:
 
     sorts_waiting = False
 
-    def key(self, sequence: Sequence) -> Key:
+    def key(self, group: Group) -> Key:
         """Arrival time, seconds."""
-        return (sequence.request.arrival_time,)
+        return (group.request.arrival_time,)
 
 
 class Priority:
@@ -19,7 +19,6 @@ class Priority:
 
     sorts_waiting = True
 
-    def key(self, sequence: Sequence) -> Key:
-        """Priority, then arrival time, then id, so that the order never depends on anything else."""
-        request = sequence.request
-        return (request.priority, request.arrival_time, request.request_id)
+    def key(self, group: Group) -> Key:
+        """Priority, then arrival time."""
+        return (group.request.priority, group.request.arrival_time)

@@ -2,24 +2,24 @@
 
 
 class SingleLane:
-    """One worker group, one plan in flight (the plain loop: result k before plan k+1)."""
+    """One worker group with at most `depth` plans under way (1: result k before plan k+1)."""
 
-    def __init__(self) -> None:
-        self._in_flight: int | None = None
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self._in_flight: dict[int, None] = {}
 
-    def next_lane(self) -> int | None:
-        """Lane 0 unless its plan is still out."""
-        return 0 if self._in_flight is None else None
+    def free_lanes(self) -> list[int]:
+        """Lane 0 unless it is full."""
+        return [0] if len(self._in_flight) < self.depth else []
 
     def on_planned(self, lane: int, step: int) -> None:
-        """Lane 0 is busy."""
-        self._in_flight = step
+        """The plan is under way."""
+        self._in_flight[step] = None
 
     def on_result(self, step: int) -> None:
-        """Lane 0 is free again."""
-        if step == self._in_flight:
-            self._in_flight = None
+        """It is not any more."""
+        self._in_flight.pop(step, None)
 
     def reset(self) -> None:
-        """Lane 0 is free."""
-        self._in_flight = None
+        """Nothing is."""
+        self._in_flight.clear()

@@ -1,23 +1,84 @@
-"""Preemptions: who leaves when blocks run out."""
+"""Preemptions: who leaves when blocks run out, and how it leaves."""
 
-from scheduler_svc.core.request import Sequence
+from typing import Protocol
 
+from scheduler_svc.core.errors import StepFailed
+from scheduler_svc.core.request import Group, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
 
-class NewestByRecompute:
-    """The last that started; its KV is computed again later (R130, R131)."""
-
-    mode = "recompute"
-
-    def victim(self, running: list[Sequence]) -> Sequence:
-        """The tail."""
-        return running[-1]
+RECOMPUTE = "recompute"
+SWAP = "swap"
 
 
-class LeastImportantByRecompute:
-    """The largest (priority, arrival time) among the running (R130)."""
+def newest(candidates: list[Group]) -> Group:
+    """The last that started (R60, R130)."""
+    return candidates[-1]
 
-    mode = "recompute"
 
-    def victim(self, running: list[Sequence]) -> Sequence:
-        """The first of those with the largest key."""
-        return max(running, key=lambda s: (s.request.priority, s.request.arrival_time))
+def least_important(candidates: list[Group]) -> Group:
+    """The first of those with the largest (priority, arrival time) (R130)."""
+    return max(candidates, key=lambda g: (g.request.priority, g.request.arrival_time))
+
+
+class Who(Protocol):
+    """Chooses the victim."""
+
+    def __call__(self, candidates: list[Group]) -> Group:
+        """One of them (not empty), in running order."""
+
+
+class Recompute:
+    """The victim's KV is dropped and computed again later; generated tokens are kept (R77, R131)."""
+
+    def __init__(self, who: Who) -> None:
+        self._who = who
+
+    def victim(self, candidates: list[Group]) -> Group:
+        """Whom the choice names."""
+        return self._who(candidates)
+
+    def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+        """Frees all blocks of the group."""
+        for sequence in group.live:
+            state.cache.release(sequence)
+            state.leave_worker(sequence)
+            sequence.status = SequenceStatus.PREEMPTED
+            sequence.num_preemptions += 1
+            sequence.draft_token_ids = []
+            sequence.restart()
+        group.num_fruitless += 1
+        draft.preempted.append((group.request.request_id, RECOMPUTE))
+        return RECOMPUTE
+
+
+class SwapOrRecompute(Recompute):
+    """By what the operator says, else groups of one sequence are computed again and larger ones swapped (R76, R78).
+
+    `when_host_is_full`: "fail_step" as the reference does (R75), or "recompute".
+    """
+
+    def __init__(self, who: Who, mode: str | None, when_host_is_full: str) -> None:
+        super().__init__(who)
+        self._mode = mode
+        self._fails = when_host_is_full == "fail_step"
+
+    def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+        """StepFailed when it must be swapped, cannot, and that is to fail the step."""
+        mode = self._mode or (RECOMPUTE if group.max_num_running_seqs == 1 else SWAP)
+        if mode == RECOMPUTE:
+            return super().preempt(group, state, draft)
+        if state.cache.can_swap_out(group.live):
+            return self._swap_out(group, state, draft)
+        if self._fails:
+            raise StepFailed(group.request.request_id, list(draft.preempted))
+        return super().preempt(group, state, draft)
+
+    def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+        draft.swap_out.add(group.request.request_id, state.cache.swap_out(group.live))
+        for sequence in group.live:
+            state.leave_worker(sequence)
+            sequence.status = SequenceStatus.SWAPPED
+            sequence.num_preemptions += 1
+        draft.preempted.append((group.request.request_id, SWAP))
+        return SWAP

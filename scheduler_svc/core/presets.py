@@ -1,62 +1,134 @@
-"""Presets: which parts make which scheduler. A preset is nothing but its parts."""
+"""Presets: which parts make which scheduler. A preset is a `PolicySpec`; `build` puts the parts together, the same way for all."""
 
-from block_manager.ledger import Ledger
+from dataclasses import replace
+from typing import Any
+
+from block_manager.cache_rules import CacheRules
+from block_manager.rules.no_blocks import NoBlocks
+from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.admission import MaxSeqs
+from block_manager.rules.vllm_063 import Vllm063Rules
+from block_manager.rules.vllm_2023 import Vllm2023Rules
+from scheduler_svc.core.admission import Delay, LoraSlots, MaxSeqs, WholeBatch
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.late_outputs import OneStepLate
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.ordering import Fcfs, Priority
-from scheduler_svc.core.parts import Ordering, Preemption
-from scheduler_svc.core.phases import MixedRunning, MixedWaiting
+from scheduler_svc.core.outputs import AtOnce, OutputRules
+from scheduler_svc.core.parts import Ordering, Progress
+from scheduler_svc.core.phases.decode import Decodes
+from scheduler_svc.core.phases.mixed import MixedRunning, MixedWaiting
+from scheduler_svc.core.phases.prefill import Prefills
+from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
+from scheduler_svc.core.phases.shares import Chunks, WholeChunks, WholePrompts
+from scheduler_svc.core.phases.swapped import SwapIns
+from scheduler_svc.core.phases.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.placement import SingleLane
-from scheduler_svc.core.policy import Phase
-from scheduler_svc.core.preemption import LeastImportantByRecompute, NewestByRecompute
-from scheduler_svc.core.progress import AtSchedule
-from scheduler_svc.core.queues import queue_for
+from scheduler_svc.core.policy import Admission, Phase
+from scheduler_svc.core.preemption import SwapOrRecompute, least_important, newest
+from scheduler_svc.core.progress import AfterResult, AtSchedule, WithPlaceholders
+from scheduler_svc.core.progress_guard import ProgressGuard
+from scheduler_svc.core.queues import ArrivalQueue, queue_for
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "vllm-v1"
 
-
-def build(policy: str, limits: CoreLimits, *, order: str = "priority") -> Scheduler:
-    """The scheduler of a preset. `order`: "fcfs" or "priority" (equal priorities: by arrival). ConfigError names what exists."""
-    if policy not in _PRESETS:
-        raise ConfigError(
-            f"unknown policy {policy!r}; there are: {', '.join(sorted(_PRESETS))}", reason="UNKNOWN_POLICY"
-        )
-    if order not in _ORDERS:
-        raise ConfigError(f"unknown order {order!r}; there are: {', '.join(sorted(_ORDERS))}", reason="UNKNOWN_ORDER")
-    return _PRESETS[policy](policy, limits, order)
+_V0 = PolicySpec("vllm-v0", phases="prefill_or_decode", cache="vllm_063", progress="after_result", grouping="request")
+_PRESETS = {
+    spec.name: spec
+    for spec in (
+        replace(_V0, name="vllm-2023", cache="vllm_2023"),
+        _V0,
+        replace(_V0, name="vllm-v0-chunked", phases="decode_then_prefill"),
+        PolicySpec("vllm-v1"),
+        PolicySpec("vllm-v1-async", progress="placeholders", batch_queue=2),
+        PolicySpec("static", batching="static"),
+    )
+}
 
 
 def policy_names() -> list[str]:
-    """Names that `build` knows."""
+    """Names that `preset` knows."""
     return sorted(_PRESETS)
 
 
-def _vllm_v1(policy: str, limits: CoreLimits, order: str) -> Scheduler:
-    ordering, preemption = _ORDERS[order]()
-    progress = AtSchedule()
-    ledger = Ledger(
-        block_size=limits.block_size,
-        num_gpu_blocks=limits.num_gpu_blocks,
-        num_cpu_blocks=limits.num_cpu_blocks,
-        num_reserved=V1PoolRules.NUM_RESERVED,
+def preset(name: str, /, **knobs: Any) -> PolicySpec:
+    """The spec of that name, with other knobs. ConfigError names what exists."""
+    if name not in _PRESETS:
+        raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(policy_names())}", reason="UNKNOWN_POLICY")
+    return replace(_PRESETS[name], **knobs)
+
+
+def build(policy: str | PolicySpec, limits: CoreLimits, /, **knobs: Any) -> Scheduler:
+    """The scheduler of a preset or spec. ConfigError for limits that contradict it."""
+    spec = preset(policy, **knobs) if isinstance(policy, str) else replace(policy, **knobs)
+    spec.check(limits)
+    progress = _progress(spec)
+    outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
+    ordering: Ordering = Priority() if spec.policy == "priority" else Fcfs()
+    v1 = spec.phases == "mixed"
+    state = CoreState(
+        limits=limits,
+        cache=_cache(spec, limits),
+        waiting=queue_for(ordering) if v1 else ArrivalQueue(),
+        max_total_tokens=limits.max_model_len + (not v1),
+        guard=ProgressGuard(),
     )
-    cache = V1PoolRules(ledger, max_model_len=limits.max_model_len, prefix_caching=limits.prefix_caching)
-    state = CoreState(limits, cache, queue_for(ordering))
-    phases: list[Phase] = [MixedRunning(preemption, progress), MixedWaiting([MaxSeqs()], progress)]
-    return Scheduler(policy, state, phases, SingleLane(), progress)
+    intake = Intake(Request.as_samples if spec.grouping == "sample" else Request.as_one_group, refuses_misfits=v1)
+    phases = _mixed(spec, progress) if v1 else [_v0(spec, ordering, outputs)]
+    return Scheduler(spec.name, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
 
 
-def _fcfs() -> tuple[Ordering, Preemption]:
-    return Fcfs(), NewestByRecompute()
+def _progress(spec: PolicySpec) -> Progress:
+    if spec.progress == "placeholders":
+        return WithPlaceholders(spec.num_spec_tokens)
+    return AtSchedule() if spec.progress == "at_schedule" else AfterResult()
 
 
-def _priority() -> tuple[Ordering, Preemption]:
-    return Priority(), LeastImportantByRecompute()
+def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
+    sizes: dict[str, Any] = {
+        "block_size": limits.block_size,
+        "num_gpu_blocks": limits.num_gpu_blocks,
+        "num_cpu_blocks": limits.num_cpu_blocks,
+        "max_model_len": limits.max_model_len,
+        "prefix_caching": limits.prefix_caching,
+    }
+    if spec.cache == "v1_pool":
+        return V1PoolRules.make(**sizes)
+    if spec.cache == "none":
+        return NoBlocks(max_model_len=limits.max_model_len)
+    if spec.cache == "quire":
+        return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks)
+    of_v0 = Vllm063Rules if spec.cache == "vllm_063" else Vllm2023Rules
+    return of_v0.make(**sizes, watermark_blocks=spec.watermark_blocks, sliding_window=spec.sliding_window)
 
 
-_ORDERS = {"fcfs": _fcfs, "priority": _priority}
-_PRESETS = {"vllm-v1": _vllm_v1}
+def _mixed(spec: PolicySpec, progress: Progress) -> list[Phase]:
+    who = least_important if spec.policy == "priority" else newest
+    mode = spec.preemption_mode if spec.can_swap else "recompute"
+    preemption = SwapOrRecompute(who, mode, spec.when_host_is_full)
+    admission: list[Admission] = [MaxSeqs()]
+    if spec.max_loras is not None:
+        admission.append(LoraSlots(spec.max_loras))
+    if spec.batching == "static":
+        admission.append(WholeBatch())
+    return [MixedRunning(preemption, progress), MixedWaiting(admission, progress)]
+
+
+def _v0(spec: PolicySpec, ordering: Ordering, outputs: OutputRules) -> Phase:
+    chunked = spec.phases == "decode_then_prefill"
+    whole = WholePrompts(spec.num_lookahead_slots)
+    of_chunks = WholeChunks if spec.is_multi_step else Chunks
+    shares = of_chunks(spec.num_lookahead_slots) if chunked else whole
+    slots: list[Admission] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
+    preemption = SwapOrRecompute(newest, spec.preemption_mode, spec.when_host_is_full)
+    prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
+    decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots)
+    if chunked:
+        return DecodeThenPrefill(prefills, decodes, swap_ins)
+    make_room = PriorityPreemption(ordering, whole, preemption) if spec.policy == "priority" else None
+    return PrefillOrDecode(prefills, decodes, swap_ins, make_room)

@@ -3,13 +3,79 @@
 from scheduler_svc.core.request import Sequence
 
 
+class AfterResult:
+    """When the step that computes them came back (v0): the plain loop needs result k before plan k+1."""
+
+    def num_pending(self, sequence: Sequence) -> int:
+        """Known tokens less computed ones in the prefill, then one (R26)."""
+        return sequence.num_tokens - sequence.num_computed_tokens if sequence.in_prefill else 1
+
+    def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
+        """Nothing yet."""
+
+    def on_result(self, sequence: Sequence, num_tokens: int) -> None:
+        """Counts them."""
+        sequence.num_computed_tokens += num_tokens
+
+    def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
+        """Nothing: nothing was promised."""
+
+
 class AtSchedule:
     """As soon as a step is planned, before it runs (R127, R135)."""
 
     def num_pending(self, sequence: Sequence) -> int:
-        """Known tokens less computed ones."""
-        return sequence.num_tokens - sequence.num_computed_tokens
+        """Known and guessed tokens less computed ones; 0 while its next token is on the way (R147)."""
+        return sequence.num_tokens + len(sequence.draft_token_ids) - sequence.num_computed_tokens
 
-    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+    def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Counts them."""
         sequence.num_computed_tokens += num_tokens
+
+    def on_result(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nothing: they count already."""
+
+    def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
+        """Guesses that were wrong were never computed (R151)."""
+        if num_drafts and sequence.num_computed_tokens > 0:
+            sequence.num_computed_tokens -= num_drafts - (num_new - 1)
+
+
+class WithPlaceholders:
+    """At schedule, and tokens that steps under way will make count as known: plan k+1 goes out before result k (R149-R152).
+
+    `num_spec_tokens`: guesses per step; the worker fills them in where the scheduler puts placeholders (R150).
+    """
+
+    def __init__(self, num_spec_tokens: int = 0) -> None:
+        self._guesses = [-1] * num_spec_tokens
+
+    def num_pending(self, sequence: Sequence) -> int:
+        """0 also when a step under way surely reaches max_tokens (R152), and for groups that need their last result."""
+        placeholders = sequence.num_placeholders
+        if placeholders > 0 and (sequence.group.needs_result or self._reaches_the_end(sequence)):
+            return 0
+        known = sequence.num_tokens + placeholders + len(sequence.draft_token_ids)
+        return known - sequence.num_computed_tokens
+
+    def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
+        """Counts them; a step that reaches the end promises a token and all guesses with it (R149)."""
+        sequence.num_computed_tokens += num_tokens
+        if sequence.num_computed_tokens == sequence.num_tokens + sequence.num_placeholders + num_drafts:
+            sequence.num_placeholders += 1 + num_drafts
+            sequence.draft_token_ids = list(self._guesses)
+
+    def on_result(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nothing: they count already."""
+
+    def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
+        """What was promised came, and guesses that were wrong are off both counts (R151)."""
+        rejected = num_drafts - (num_new - 1) if num_drafts else 0
+        if sequence.num_computed_tokens > 0:
+            sequence.num_computed_tokens -= rejected
+        sequence.num_placeholders = max(0, sequence.num_placeholders - rejected - num_taken)
+
+    @staticmethod
+    def _reaches_the_end(sequence: Sequence) -> bool:
+        sure = sequence.num_computed_tokens + 2 - sequence.num_placeholders
+        return sure >= sequence.num_prompt_tokens + sequence.request.stop.max_tokens

@@ -1,4 +1,4 @@
-"""Queues of sequences in the order that an ordering gives them."""
+"""Queues of groups in the order that an ordering gives them."""
 
 import bisect
 from collections import deque
@@ -6,104 +6,114 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from scheduler_svc.core.parts import Key, Ordering
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Group
 
 
-class SequenceQueue(Protocol):
+class GroupQueue(Protocol):
     """A queue whose head is served next."""
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Sequence]: ...
+    def __iter__(self) -> Iterator[Group]: ...
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, group: Group) -> None:
         """Adds a newcomer."""
 
-    def push_front(self, sequence: Sequence) -> None:
+    def push_front(self, group: Group) -> None:
         """Puts one back that was taken out or preempted."""
 
-    def peek(self) -> Sequence:
+    def peek(self) -> Group:
         """The head; IndexError when empty."""
 
-    def pop(self) -> Sequence:
+    def pop(self) -> Group:
         """Takes the head; IndexError when empty."""
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, group: Group) -> None:
         """Takes one out of the middle; ValueError when it is not there (R30)."""
+
+    def sort(self, ordering: Ordering) -> None:
+        """Puts all in that ordering once; equal keys keep their order (R82)."""
 
 
 class ArrivalQueue:
     """First in, first out; what is put back goes to the front (R44, R131)."""
 
     def __init__(self) -> None:
-        self._items: deque[Sequence] = deque()
+        self._items: deque[Group] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[Group]:
         return iter(self._items)
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, group: Group) -> None:
         """Adds at the tail."""
-        self._items.append(sequence)
+        self._items.append(group)
 
-    def push_front(self, sequence: Sequence) -> None:
+    def push_front(self, group: Group) -> None:
         """Adds at the head."""
-        self._items.appendleft(sequence)
+        self._items.appendleft(group)
 
-    def peek(self) -> Sequence:
+    def peek(self) -> Group:
         """The head."""
         return self._items[0]
 
-    def pop(self) -> Sequence:
+    def pop(self) -> Group:
         """Takes the head."""
         return self._items.popleft()
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, group: Group) -> None:
         """Takes one out."""
-        self._items.remove(sequence)
+        self._items.remove(group)
+
+    def sort(self, ordering: Ordering) -> None:
+        """Puts all in that ordering once."""
+        self._items = deque(sorted(self._items, key=ordering.key))
 
 
 class SortedQueue:
-    """Ordered by a key that does not change while a sequence waits; equal keys keep their order of coming."""
+    """Ordered by a key that does not change while a group waits; equal keys by request id, as the reference breaks ties."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
-        self._items: list[tuple[Key, int, Sequence]] = []
+        self._items: list[tuple[Key, str, int, Group]] = []
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return (item[2] for item in self._items)
+    def __iter__(self) -> Iterator[Group]:
+        return (item[3] for item in self._items)
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, group: Group) -> None:
         """Adds where its key puts it."""
         self._count += 1
-        bisect.insort(self._items, (self._ordering.key(sequence), self._count, sequence))
+        bisect.insort(self._items, (self._ordering.key(group), group.request.request_id, self._count, group))
 
-    def push_front(self, sequence: Sequence) -> None:
+    def push_front(self, group: Group) -> None:
         """The same: the key decides alone."""
-        self.push(sequence)
+        self.push(group)
 
-    def peek(self) -> Sequence:
+    def peek(self) -> Group:
         """The head."""
-        return self._items[0][2]
+        return self._items[0][3]
 
-    def pop(self) -> Sequence:
+    def pop(self) -> Group:
         """Takes the head."""
-        return self._items.pop(0)[2]
+        return self._items.pop(0)[3]
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, group: Group) -> None:
         """Takes one out."""
         for i, item in enumerate(self._items):
-            if item[2] is sequence:
+            if item[3] is group:
                 del self._items[i]
                 return
-        raise ValueError(f"{sequence.name} is not in this queue")
+        raise ValueError(f"request {group.request.request_id} is not in this queue")
+
+    def sort(self, ordering: Ordering) -> None:
+        """Sorted it is already, and stays in its own ordering."""
 
 
-def queue_for(ordering: Ordering) -> SequenceQueue:
+def queue_for(ordering: Ordering) -> GroupQueue:
     """The queue that serves in this ordering."""
     return SortedQueue(ordering) if ordering.sorts_waiting else ArrivalQueue()

@@ -1,6 +1,7 @@
-"""The scheduler core: a pure state machine over queues and blocks (design.md 4).
+"""The scheduler core: a pure state machine (design.md 4).
 
-Plans come out, results go in; time is passed in; nothing here does I/O, reads a clock or iterates over a set.
+`add` and `abort` change queues, `schedule(now)` decides the next step, `update` applies its result. No I/O, no clock, no iteration
+over hashes: equal calls give equal plans (R201). Queues and tables are `state`; the rules are parts (`parts.py`, `policy.py`).
 """
 
 from collections.abc import Iterable
@@ -8,14 +9,16 @@ from collections.abc import Iterable
 from block_manager import integrity
 from block_manager.ledger import PoolReport
 from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.outputs import Flight, OutputRules
 from scheduler_svc.core.parts import Placement, Progress
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
-from scheduler_svc.core.request import Request, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
-from scheduler_svc.core.stop_rules import check_stop
-from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange
+
+STUCK = "it could not go on although nothing else was running: it needs more of the cache than there is"
 
 
 class Scheduler:
@@ -24,22 +27,43 @@ class Scheduler:
     Every request that `add` takes ends exactly once: in `EndedSequence`s of a plan, an outcome, `abort` or `stop_at`.
     """
 
-    def __init__(self, policy: str, state: CoreState, phases: list[Phase], placement: Placement, progress: Progress):
+    def __init__(
+        self,
+        policy: str,
+        state: CoreState,
+        intake: Intake,
+        phases: list[Phase],
+        placement: Placement,
+        progress: Progress,
+        outputs: OutputRules,
+    ) -> None:
         """Parts come from `presets.build`."""
         self.policy = policy
         self.state = state
         self.step = 0
+        self._intake = intake
         self._phases = phases
         self._placement = placement
         self._progress = progress
-        self._in_flight: dict[int, list[tuple[Sequence, int]]] = {}
+        self._outputs = outputs
+        self._in_flight: dict[int, list[Flight]] = {}
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     @property
+    def depth(self) -> int:
+        """Plans that may be under way at once."""
+        return self._placement.depth
+
+    @property
     def has_unfinished(self) -> bool:
-        """Whether any request is left."""
+        """Whether any request is left (R36)."""
         return bool(self.state.requests)
+
+    @property
+    def num_unfinished_groups(self) -> int:
+        """Groups in all three queues (R36)."""
+        return len(self.state.waiting) + len(self.state.running) + len(self.state.swapped)
 
     def request(self, request_id: str) -> Request | None:
         """The live request of that id."""
@@ -47,20 +71,20 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run."""
-        if request.request_id in self.state.requests:
-            raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
-        self._check_fits(request)
+        self._intake.check(request, self.state)
         self.state.requests[request.request_id] = request
-        for sequence in request.sequences:
-            self.state.waiting.push(sequence)
+        for group in request.groups:
+            group.place = Place.WAITING
+            self.state.num_wide += group.width > 1
+            self.state.waiting.push(group)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
         """Ends requests, wherever they stand; their blocks are free at once. Unknown ids are ignored (R35, R141)."""
-        ended = []
+        ended: list[EndedSequence] = []
         for request_id in request_ids:
             request = self.state.requests.get(request_id)
-            for sequence in request.unfinished if request else ():
-                ended.append(self.state.retire(sequence, SequenceStatus.FINISHED_ABORTED))
+            for group in request.groups if request else ():
+                ended += self.state.retire_group(group, SequenceStatus.FINISHED_ABORTED)
         return ended
 
     def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
@@ -75,45 +99,36 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[StepPlan]:
         """One plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
-        plans = []
-        while (lane := self._placement.next_lane()) is not None:
-            plan = self._plan(lane, now)
-            plans.append(plan)
-            if plan.is_empty:
-                break
-        return plans
+        return [self._plan(lane, now) for lane in self._placement.free_lanes()]
 
     def update(self, result: StepResult) -> StepOutcome:
         """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139)."""
-        outcome = StepOutcome()
-        for sequence, computed_before in self._land(result.step):
-            if sequence.status.is_finished:
-                continue
-            if sequence.name in result.failed:
-                self.state.cache.retract(sequence, computed_before)
-                ended = self.state.retire(sequence, SequenceStatus.FINISHED_ABORTED, result.failed[sequence.name])
-                outcome.ended.append(ended)
-            elif tokens := result.tokens.get(sequence.name):
-                self._append(sequence, tokens, outcome)
-        return outcome
+        return self._outputs.apply(self._land(result.step), result, self.state)
+
+    def put_drafts(self, drafts: dict[str, list[int]]) -> None:
+        """Guesses at the next tokens, by sequence name; the next step verifies them. Unknown or over: ignored (R158)."""
+        for name, tokens in drafts.items():
+            if (sequence := self._find(name)) is not None:
+                sequence.draft_token_ids = list(tokens)
 
     def fail_step(self, step: int, why: str) -> StepOutcome:
         """The worker could not run that plan: its sequences end with `why`, nobody else."""
-        alive = [(s, before) for s, before in self._land(step) if not s.status.is_finished]
-        for sequence, computed_before in alive:
-            self.state.cache.retract(sequence, computed_before)
-        return StepOutcome(ended=[self.state.retire(s, SequenceStatus.FINISHED_ABORTED, why) for s, _ in alive])
+        alive = [flight for flight in self._land(step) if not flight.sequence.status.is_finished]
+        for flight in alive:
+            self.state.cache.retract(flight.sequence, flight.computed_before)
+        return StepOutcome(
+            ended=[self.state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
+        )
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
         self._in_flight.clear()
         self._placement.reset()
-        for sequence in reversed(self.state.running):
-            self.state.cache.release(sequence)
-            sequence.status = SequenceStatus.PREEMPTED
-            sequence.num_computed_tokens = 0
-            self.state.waiting.push_front(sequence)
+        self._outputs.reset()
+        for group in reversed([*self.state.running, *self.state.swapped]):
+            self._restart(group)
         self.state.running.clear()
+        self.state.swapped.clear()
         self.state.left.clear()
         self.state.on_worker.clear()
         self.state.cache.reset_prefixes()
@@ -134,55 +149,55 @@ class Scheduler:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _check_fits(self, request: Request) -> None:
-        limits, num_tokens = self.state.limits, request.sequences[0].num_tokens
-        if not num_tokens:
-            raise InvalidArgument.field("prompt", "has no tokens")
-        longest = min(limits.max_model_len - 1, self.state.cache.capacity_tokens)
-        if num_tokens > longest:
-            raise OutOfRange(
-                f"{num_tokens} tokens are more than the {longest} that a prompt may have here "
-                f"(model length {limits.max_model_len}, cache {self.state.cache.capacity_tokens} tokens)",
-                reason="PROMPT_TOO_LONG",
-                metadata={"limit": str(longest), "num_tokens": str(num_tokens)},
-            )
-
     def _plan(self, lane: int, now: float) -> StepPlan:
-        draft = StepDraft(now)
-        budget = StepBudget(self.state.limits.max_num_batched_tokens)
+        limits = self.state.limits
+        draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs))
+        draft.ended += self._outputs.before_plan(self.state)
         for phase in self._phases:
-            phase.run(self.state, budget, draft)
+            phase.run(self.state, draft)
+        self._end_what_is_stuck(draft)
+        draft.commit(self.state)
         self.step += 1
         plan = draft.seal(self.step, lane, self.state)
-        for entry in draft.entries.values():
-            self._progress.on_scheduled(entry.sequence, entry.num_tokens)
-        if not plan.is_empty:
-            self._placement.on_planned(lane, self.step)
-            self._in_flight[self.step] = [(e.sequence, e.computed_before) for e in draft.entries.values()]
+        self._take_off(plan, draft)
         return plan
 
-    def _land(self, step: int) -> list[tuple[Sequence, int]]:
-        """The sequences of a plan that is back, each with its computed tokens before it."""
+    def _take_off(self, plan: StepPlan, draft: StepDraft) -> None:
+        for entry in draft.entries.values():
+            self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
+        if not plan.is_empty:
+            self._placement.on_planned(plan.lane, plan.step)
+            self._in_flight[plan.step] = [
+                Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts) for e in draft.entries.values()
+            ]
+
+    def _end_what_is_stuck(self, draft: StepDraft) -> None:
+        """Nothing runs and nothing can: the first in line ends, so that those behind it are served."""
+        idle = self.has_unfinished and not (draft.entries or draft.ended or self._in_flight)
+        if self.state.guard.on_plan(is_empty=idle):
+            first: Iterable[Group] = [*self.state.swapped[:1], *self.state.running[:1]]
+            group = next(iter(first), None) or self.state.waiting.peek()
+            draft.ended += self.state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+
+    def _land(self, step: int) -> list[Flight]:
+        """The sequences of a plan that is back."""
         self._placement.on_result(step)
         return self._in_flight.pop(step, [])
 
-    def _append(self, sequence: Sequence, tokens: list[int], outcome: StepOutcome) -> None:
-        offset = sequence.num_output_tokens
-        status = None
-        for token in tokens:
-            sequence.token_ids.append(token)
-            status = check_stop(sequence, self.state.limits.max_model_len)
-            if status:
-                break
-        taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
-        outcome.runs.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
-        if status:
-            outcome.ended.append(self.state.retire(sequence, status))
+    def _restart(self, group: Group) -> None:
+        for sequence in group.live:
+            self.state.cache.release(sequence)
+            sequence.status = SequenceStatus.PREEMPTED
+            sequence.num_placeholders = 0
+            sequence.draft_token_ids = []
+            sequence.restart()
+        group.place = Place.WAITING
+        self.state.waiting.push_front(group)
 
     def _find(self, name: str) -> Sequence | None:
-        request = self.state.requests.get(name.rpartition("/")[0])
-        index = int(name.rpartition("/")[2])
+        request_id, _, index = name.rpartition("/")
+        request = self.state.requests.get(request_id)
         for sequence in request.unfinished if request else ():
-            if sequence.index == index:
+            if sequence.index == int(index):
                 return sequence
         return None

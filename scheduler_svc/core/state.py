@@ -2,55 +2,76 @@
 
 from dataclasses import dataclass, field
 
+from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts import CacheRules
 from scheduler_svc.core.plan import EndedSequence
-from scheduler_svc.core.queues import SequenceQueue
-from scheduler_svc.core.request import Request, Sequence, SequenceStatus
+from scheduler_svc.core.progress_guard import ProgressGuard
+from scheduler_svc.core.queues import GroupQueue
+from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 
 
 @dataclass(slots=True)
 class CoreState:
-    """All requests and where their sequences stand.
+    """All requests and where their groups stand.
 
     `left`: sequences that the worker has not been told to forget yet. `on_worker`: names of those it holds.
-    `finished`: requests that ended since the last plan.
+    `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
+    `max_total_tokens`: a sequence that has so many tokens ends.
     """
 
     limits: CoreLimits
     cache: CacheRules
-    waiting: SequenceQueue
-    running: list[Sequence] = field(default_factory=list)
-    swapped: list[Sequence] = field(default_factory=list)
+    waiting: GroupQueue
+    max_total_tokens: int
+    guard: ProgressGuard
+    running: list[Group] = field(default_factory=list)
+    swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
     left: dict[str, None] = field(default_factory=dict)
     on_worker: dict[str, None] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
+    num_wide: int = 0
 
-    def take_out(self, sequence: Sequence) -> None:
+    @property
+    def num_running_seqs(self) -> int:
+        """Sequences that the running groups have or will have (R25)."""
+        return sum(group.max_num_running_seqs for group in self.running)
+
+    def take_out(self, group: Group) -> None:
         """Removes it from whichever queue it is in."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self.running.remove(sequence)
-        elif sequence.status is SequenceStatus.SWAPPED:
-            self.swapped.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        if group.place is Place.RUNNING:
+            self.running.remove(group)
+        elif group.place is Place.SWAPPED:
+            self.swapped.remove(group)
+        elif group.place is Place.WAITING:
+            self.waiting.remove(group)
+        group.place = Place.NOWHERE
 
     def leave_worker(self, sequence: Sequence) -> None:
         """The worker will be told to forget it with the next plan."""
         if self.on_worker.pop(sequence.name, 0) is None:
             self.left[sequence.name] = None
 
+    def start(self, group: Group, now: float) -> None:
+        """A waiting group was given blocks: its sequences run. The caller puts it into `running`."""
+        group.place = Place.RUNNING
+        for sequence in group.live:
+            sequence.status = SequenceStatus.RUNNING
+        if group.request.first_scheduled_time is None:
+            group.request.first_scheduled_time = now
+
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
-        """Ends a sequence, wherever it stands: out of its queue, blocks free, worker to forget it (R17, R35)."""
-        self.take_out(sequence)
+        """Ends a sequence, wherever it stands: blocks free, worker to forget it; its group leaves with its last (R17, R35)."""
         self.cache.release(sequence)
         self.cache.forget(sequence)
         self.leave_worker(sequence)
         sequence.status = status
-        request = sequence.request
-        if request.is_finished:
-            self.requests.pop(request.request_id)
+        group, request = sequence.group, sequence.group.request
+        if group.is_finished:
+            self.take_out(group)
+            self.num_wide -= group.width > 1
+        done = request.is_finished
+        if done and self.requests.pop(request.request_id, None) is not None:
             self.finished.append(request.request_id)
         return EndedSequence(
             name=sequence.name,
@@ -58,7 +79,19 @@ class CoreState:
             index=sequence.index,
             status=status,
             num_output_tokens=sequence.num_output_tokens,
-            request_done=request.is_finished,
+            request_done=done,
             stop_token_id=sequence.stop_token_id,
             error=error,
         )
+
+    def retire_group(self, group: Group, status: SequenceStatus, error: str | None = None) -> list[EndedSequence]:
+        """Ends all live sequences of a group."""
+        return [self.retire(sequence, status, error) for sequence in group.live]
+
+    def drop(self, sequence: Sequence) -> None:
+        """A beam lost: it leaves its group and is no candidate any more (R94). Its group must have another."""
+        self.cache.release(sequence)
+        self.cache.forget(sequence)
+        self.leave_worker(sequence)
+        sequence.status = SequenceStatus.FINISHED_ABORTED
+        sequence.group.remove(sequence.index)

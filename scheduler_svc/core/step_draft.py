@@ -2,56 +2,67 @@
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
+from block_manager.cache_rules import Growth
+from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.state import CoreState
 
 
 @dataclass(slots=True)
 class DraftEntry:
-    """One sequence's share so far. `blocks`: its whole table when `fresh`, else the added ones."""
+    """One sequence's share so far."""
 
     sequence: Sequence
     num_tokens: int
     computed_before: int
-    blocks: list[int]
-    fresh: bool
-    resumed: bool
-
-    def freeze(self) -> ScheduledSequence:
-        """Its form in the plan."""
-        s = self.sequence
-        reach = self.computed_before + self.num_tokens
-        return ScheduledSequence(
-            name=s.name,
-            request_id=s.request.request_id,
-            index=s.index,
-            num_tokens=self.num_tokens,
-            computed_before=self.computed_before,
-            new_block_ids=self.blocks,
-            fresh=self.fresh,
-            resumed=self.resumed,
-            samples=reach >= s.num_tokens,
-            is_prefill=self.num_tokens > 1 or s.num_output_tokens == 0 or reach < s.num_tokens,
-            num_prompt_tokens=s.num_prompt_tokens,
-            token_ids=list(s.token_ids) if self.fresh else None,
-        )
+    num_drafts: int = 0
+    num_cached_blocks: int = 0
+    samples: bool = False
+    is_prefill: bool = False
 
 
 @dataclass(slots=True)
 class StepDraft:
-    """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening."""
+    """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
+
+    `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step.
+    """
 
     now: float
+    budget: StepBudget
     entries: dict[str, DraftEntry] = field(default_factory=dict)
+    growth: dict[str, Growth] = field(default_factory=dict)
+    lora_ids: dict[int, None] = field(default_factory=dict)
+    swap_in: BlockMoves = field(default_factory=BlockMoves)
+    swap_out: BlockMoves = field(default_factory=BlockMoves)
+    copy: BlockMoves = field(default_factory=BlockMoves)
     preempted: list[tuple[str, str]] = field(default_factory=list)
+    num_preempted: int = 0
     lookups: list[tuple[str, int]] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    num_prefill_groups: int = 0
+    num_lookahead_slots: int = 0
 
-    def add(self, sequence: Sequence, num_tokens: int, blocks: list[int], *, fresh: bool, resumed: bool) -> None:
+    def extend(self, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0) -> None:
+        """Gives a running sequence room for `num_tokens` more."""
+        growth = state.cache.extend(sequence, num_tokens, num_lookahead)
+        self.growth[sequence.name] = growth
+        self.copy.add(sequence.request.request_id, growth.copies)
+
+    def add(self, sequence: Sequence, num_tokens: int, num_drafts: int = 0) -> None:
         """Schedules `num_tokens` of a sequence."""
+        sequence.num_scheduled_tokens = num_tokens
+        reach = sequence.num_computed_tokens + num_tokens
+        target = sequence.num_tokens + sequence.num_placeholders
         self.entries[sequence.name] = DraftEntry(
-            sequence, num_tokens, sequence.num_computed_tokens, blocks, fresh, resumed
+            sequence,
+            num_tokens,
+            sequence.num_computed_tokens,
+            num_drafts,
+            samples=reach >= target,
+            is_prefill=num_tokens - num_drafts > 1 or sequence.in_prefill or reach < target,
         )
 
     def withdraw(self, sequence: Sequence, state: CoreState) -> int:
@@ -60,24 +71,76 @@ class StepDraft:
         if entry is None:
             return 0
         state.cache.retract(sequence, entry.computed_before)
+        growth = self.growth.pop(sequence.name, None)
+        if growth is not None:
+            self.copy.discard(sequence.request.request_id, growth.copies)
         return entry.num_tokens
+
+    def commit(self, state: CoreState) -> None:
+        """The step is decided: what caches count as computed, and when blocks were used, is written (R92, R93)."""
+        by_group: dict[int, list[DraftEntry]] = {}
+        for entry in self.entries.values():
+            by_group.setdefault(id(entry.sequence.group), []).append(entry)
+        for entries in by_group.values():
+            num_cached = state.cache.num_computed_blocks([e.sequence for e in entries])
+            for entry in entries:
+                entry.num_cached_blocks = num_cached
+        state.cache.commit([entry.sequence for entry in self.entries.values()], self.now)
 
     def seal(self, step: int, lane: int, state: CoreState) -> StepPlan:
         """The plan, with the queues as they stand now."""
+        scheduled = [self._freeze(entry, state) for entry in self.entries.values()]
         left, state.left = list(state.left), {}
         finished, state.finished = state.finished, []
         return StepPlan(
             step=step,
             lane=lane,
-            scheduled=[entry.freeze() for entry in self.entries.values()],
+            scheduled=scheduled,
+            swap_in_moves=self.swap_in,
+            swap_out_moves=self.swap_out,
+            copy_moves=self.copy,
             preempted=self.preempted,
             left=left,
             finished=finished,
             ended=self.ended,
             lookups=self.lookups,
+            late=self.late,
+            num_batched_tokens=self.budget.num_tokens,
+            num_prefill_groups=self.num_prefill_groups,
+            num_preempted=self.num_preempted,
+            num_lookahead_slots=self.num_lookahead_slots,
             num_waiting=len(state.waiting),
             num_running=len(state.running),
             num_swapped=len(state.swapped),
             free_gpu=state.cache.num_free_gpu,
             free_cpu=state.cache.num_free_cpu,
+        )
+
+    def _freeze(self, entry: DraftEntry, state: CoreState) -> ScheduledSequence:
+        """An entry's form in the plan. A sequence whose table changed in the middle goes to the worker anew."""
+        sequence = entry.sequence
+        growth = self.growth.get(sequence.name)
+        if growth is not None and growth.rewritten:
+            state.leave_worker(sequence)
+        fresh = sequence.name not in state.on_worker
+        state.on_worker[sequence.name] = None
+        if fresh:
+            blocks = list(state.cache.ledger.tables.get(sequence.name, ()))
+        else:
+            blocks = growth.added if growth is not None else []
+        return ScheduledSequence(
+            name=sequence.name,
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            num_tokens=entry.num_tokens,
+            computed_before=entry.computed_before,
+            new_block_ids=blocks,
+            fresh=fresh,
+            resumed=fresh and sequence.num_preemptions > 0,
+            samples=entry.samples,
+            is_prefill=entry.is_prefill,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            token_ids=list(sequence.token_ids) if fresh else None,
+            num_drafts=entry.num_drafts,
+            num_cached_blocks=entry.num_cached_blocks,
         )

@@ -1,18 +1,27 @@
-"""When a sequence ends by itself (R140): below min_tokens never, then EOS, stop ids, lengths."""
+"""When a sequence ends by itself (R95, R140): below min_tokens never, then EOS, stop ids, lengths."""
 
-from scheduler_svc.core.request import Sequence, SequenceStatus
+from scheduler_svc.core.request import Sequence, SequenceStatus, StopRules
 
 
-def check_stop(sequence: Sequence, max_model_len: int) -> SequenceStatus | None:
-    """The final status that its last token brings, or None. Sets `stop_token_id` when a token stopped it."""
-    stop = sequence.request.stop
-    num_output = sequence.num_output_tokens
+def stop_status(
+    stop: StopRules, last: int, num_output: int, num_tokens: int, max_total_tokens: int
+) -> SequenceStatus | None:
+    """The final status that a last token brings to a sequence of that many tokens, or None."""
     if num_output == 0 or num_output < stop.min_tokens:
         return None
-    last = sequence.token_ids[-1]
     if (last in stop.eos_token_ids and not stop.ignore_eos) or last in stop.stop_token_ids:
-        sequence.stop_token_id = last
         return SequenceStatus.FINISHED_STOPPED
-    if sequence.num_tokens >= max_model_len or num_output >= stop.max_tokens:
+    if num_tokens >= max_total_tokens or num_output >= stop.max_tokens:
         return SequenceStatus.FINISHED_LENGTH_CAPPED
     return None
+
+
+def check_stop(sequence: Sequence, max_total_tokens: int) -> SequenceStatus | None:
+    """The final status that its last token brings, or None. Sets `stop_token_id` when a token stopped it."""
+    last = sequence.token_ids[-1]
+    status = stop_status(
+        sequence.request.stop, last, sequence.num_output_tokens, sequence.num_tokens, max_total_tokens
+    )
+    if status is SequenceStatus.FINISHED_STOPPED:
+        sequence.stop_token_id = last
+    return status

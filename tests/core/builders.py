@@ -18,7 +18,7 @@ def make_core(order: str = "fcfs", **limits: int | bool) -> Scheduler:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
     }
-    return presets.build("vllm-v1", CoreLimits(**{**given, **limits}), order=order)
+    return presets.build("vllm-v1", CoreLimits(**{**given, **limits}), policy=order)
 
 
 def make_request(
@@ -59,4 +59,4 @@ def shares(plan: StepPlan) -> dict[str, int]:
 
 def waiting(core: Scheduler) -> list[str]:
     """Request ids in the order of the waiting queue."""
-    return [sequence.request.request_id for sequence in core.state.waiting]
+    return [group.request.request_id for group in core.state.waiting]

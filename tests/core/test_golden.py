@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 def test_no_recording_fails(capsys: pytest.CaptureFixture[str]) -> None:
     """R127-R141: every plain v1 scenario is reproduced; what is not built yet counts as skipped."""
     assert main([str(GOLDEN)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "15 passed, 0 failed, 114 skipped"
+    assert capsys.readouterr().out.splitlines()[-1] == "22 passed, 0 failed, 107 skipped"
 
 
 def test_a_changed_recording_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

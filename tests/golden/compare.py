@@ -8,7 +8,7 @@ _NOT_COMPARED = {"raw", "info"}
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two traces differ."""
+    """The first place where two traces differ. `step`: of the scheduler, or the place in the list of operations."""
 
     step: int
     field: str
@@ -18,10 +18,10 @@ class Difference:
 
 def first_difference(expected: list[dict[str, Any]], got: list[dict[str, Any]]) -> Difference | None:
     """None where all compared fields of all steps are equal."""
-    for want, have in zip(expected, got, strict=False):
+    for index, (want, have) in enumerate(zip(expected, got, strict=False)):
         for field in sorted((want.keys() | have.keys()) - _NOT_COMPARED):
             if found := _differ(field, want.get(field), have.get(field)):
-                return Difference(want.get("step", -1), *found)
+                return Difference(want.get("step", index), *found)
     if len(expected) != len(got):
         return Difference(min(len(expected), len(got)), "number of steps", len(expected), len(got))
     return None

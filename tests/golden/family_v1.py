@@ -55,7 +55,7 @@ class _Run:
             chunked_prefill=config["chunked_prefill"],
             long_prefill_token_threshold=config["long_prefill_token_threshold"],
         )
-        self._core = presets.build("vllm-v1", limits, order=config["policy"])
+        self._core = presets.build("vllm-v1", limits, policy=config["policy"])
 
     def trace(self) -> list[dict[str, Any]]:
         last = max([r["arrival_step"] for r in self._inputs.values()] + [a["step"] for a in self._aborts], default=0)
@@ -132,8 +132,8 @@ class _Run:
     def _queues(self) -> dict[str, list[str]]:
         state = self._core.state
         return {
-            "waiting": [sequence.request.request_id for sequence in state.waiting],
-            "running": [sequence.request.request_id for sequence in state.running],
+            "waiting": [group.request.request_id for group in state.waiting],
+            "running": [group.request.request_id for group in state.running],
         }
 
     def _tables(self) -> dict[str, list[int]]:

@@ -1,0 +1,108 @@
+"""Blocks of one device as 0.6.3 hands them out: full ones by their contents, others blank (R112, R117, R118).
+
+A key of None stands for contents that nobody looks up; without prefix caching all keys are None, and what is left is the plain
+allocator (R99, R106).
+"""
+
+from collections.abc import Iterable
+
+from block_manager.pool import NEVER_ACCESSED, BlockPool
+
+
+class FullBlockAllocator:
+    """Owner of which blocks of a pool are computed, and of the count of lookups by contents.
+
+    A block registered in this step is *touched*: it can be shared at once, but counts as computed only after the step.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.num_queries = 0
+        self.num_hits = 0
+        self._computed = [False] * pool.num_blocks
+        self._touched: list[int] = []
+
+    def allocate(self) -> int:
+        """A blank block. IndexError when there is none."""
+        [block] = self.pool.allocate(1)
+        self._computed[block] = False
+        return block
+
+    def allocate_full(self, key: bytes | None, num_hashed_tokens: int, *, reuse: bool = True) -> int:
+        """A block for contents that end a prefix of `num_hashed_tokens` tokens: a known one, else a new one that is known from now
+        on (R117). Not `reuse`: never a known one. IndexError when there is none."""
+        if key is None:
+            return self.allocate()
+        known = self._query(key) if reuse else None
+        if known is not None:
+            return self._share(known)
+        block = self.allocate()
+        return self.fill(block, key, num_hashed_tokens, reuse=reuse)
+
+    def fill(self, block: int, key: bytes | None, num_hashed_tokens: int, *, reuse: bool = True) -> int:
+        """A private block became full: where its contents are known, the known block instead, else it is known now (R118)."""
+        if key is None:
+            return block
+        known = self.pool.lookup(key)
+        if known is None:
+            self.pool.register(block, key, num_hashed_tokens)
+            self._touched.append(block)
+            return block
+        if not reuse:
+            return block
+        self.pool.release([block])
+        return self._share(known)
+
+    def copy_on_write(self, block: int) -> int:
+        """A shared block is given up for one that may be written (R20)."""
+        self.pool.release([block])
+        return self.allocate()
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a referenced block's KV is known to be there."""
+        return self._computed[block]
+
+    def mark_computed(self) -> None:
+        """The step that fills what was touched is planned (R93)."""
+        for block in self._touched:
+            self._computed[block] = True
+        self._touched.clear()
+
+    def retract(self, blocks: Iterable[int]) -> None:
+        """What these referenced blocks were to hold never came to be in them."""
+        for block in blocks:
+            self.pool.unregister(block)
+            self._computed[block] = False
+
+    def reset(self) -> None:
+        """No contents are known any more."""
+        self.pool.reset_prefixes()
+        self._computed = [False] * self.pool.num_blocks
+        self._touched.clear()
+
+    def num_touched_by(self, keys: Iterable[bytes | None]) -> int:
+        """Blocks that `allocate_full` of all these may take from the free ones, equal ones not joined (R72)."""
+        return sum(self._is_taken(key) for key in keys)
+
+    def num_taken_by(self, keys: Iterable[bytes | None]) -> int:
+        """Blocks that `allocate_full` of all these, one after the other, does take."""
+        keys = list(keys)
+        named = dict.fromkeys(key for key in keys if key is not None)
+        return keys.count(None) + sum(self._is_taken(key) for key in named)
+
+    def _is_taken(self, key: bytes | None) -> bool:
+        known = self.pool.lookup(key) if key is not None else None
+        return known is None or self.pool.refs[known] == 0
+
+    def _query(self, key: bytes) -> int | None:
+        known = self.pool.lookup(key)
+        self.num_queries += 1
+        self.num_hits += known is not None
+        return known
+
+    def _share(self, block: int) -> int:
+        if self.pool.refs[block] == 0:
+            self._computed[block] = True
+            self.pool.last_accessed[block] = NEVER_ACCESSED
+        self.pool.share([block])
+        return block

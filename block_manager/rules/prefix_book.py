@@ -1,0 +1,121 @@
+"""Which prefixes the device blocks of live tables hold: registering what a step fills, finding it again (R107, R134-R138)."""
+
+from dataclasses import dataclass
+
+from block_manager.cache_rules import CachedSequence
+from block_manager.hashing import HashChain
+from block_manager.ledger import Ledger
+
+
+@dataclass(slots=True)
+class _Reach:
+    """`num_tokens`: offset up to which a planned step promised the KV; `num_registered`: leading blocks that can be found."""
+
+    num_tokens: int
+    num_registered: int
+
+
+class PrefixBook:
+    """Owner of the hash chain of every sequence and of how far its table is promised and registered."""
+
+    def __init__(self, ledger: Ledger, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.num_lookups = 0
+        self.num_hits = 0
+        self._ledger = ledger
+        self._chains: dict[str, HashChain] = {}
+        self._reach: dict[str, _Reach] = {}
+
+    def find(self, sequence: CachedSequence) -> list[int]:
+        """Blocks of its longest known prefix that leaves at least one token to compute (R134)."""
+        most = (len(sequence.token_ids) - 1) // self._ledger.block_size
+        known = self._by_hash(sequence, most)
+        promised = self._of_siblings(sequence, most)
+        return promised if len(promised) > len(known) else known
+
+    def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
+        """For each full block among its first `num_tokens` the device block that is known to hold the same, if any."""
+        if not self.enabled or sequence.no_cache_reuse:
+            return []
+        full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
+        return [self._ledger.gpu.lookup(block_hash) for block_hash in self._hashes(sequence, full)[:full]]
+
+    def open(self, sequence: CachedSequence, num_cached_blocks: int) -> None:
+        """It has a table now, whose first blocks are known already."""
+        self._reach[sequence.name] = _Reach(num_cached_blocks * self._ledger.block_size, num_cached_blocks)
+
+    def open_fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """The child has the table of its parent now."""
+        reach = self._reach[parent.name]
+        self._reach[child.name] = _Reach(reach.num_tokens, reach.num_registered)
+
+    def count(self, sequence: CachedSequence, num_hits: int) -> None:
+        """It started with that many blocks found (R119)."""
+        if self.enabled and not sequence.no_cache_reuse:
+            self.num_lookups += (len(sequence.token_ids) - 1) // self._ledger.block_size
+            self.num_hits += num_hits
+
+    def promise(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """A planned step computes its KV up to that offset: others may build on it at once, as they run later (R136)."""
+        self._reach[sequence.name].num_tokens = num_tokens
+        self.register(sequence, num_tokens)
+
+    def register(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """Full blocks among its first `num_tokens` can be found by others, as far as their tokens are known."""
+        full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
+        reach = self._reach[sequence.name]
+        if not self.enabled or full <= reach.num_registered:
+            return
+        hashes = self._hashes(sequence, full)
+        table = self._ledger.tables[sequence.name]
+        for i in range(reach.num_registered, full):
+            self._ledger.gpu.register(table[i], hashes[i], (i + 1) * self._ledger.block_size)
+        reach.num_registered = full
+
+    def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """The KV from that offset on never came to be."""
+        first = num_tokens // self._ledger.block_size
+        reach = self._reach[sequence.name]
+        reach.num_tokens = min(reach.num_tokens, num_tokens)
+        reach.num_registered = min(reach.num_registered, first)
+        for block in self._ledger.tables[sequence.name][first:]:
+            self._ledger.gpu.unregister(block)
+
+    def close(self, name: str) -> None:
+        """It has no table any more."""
+        self._reach.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """The sequence is over."""
+        self._chains.pop(name, None)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _hashes(self, sequence: CachedSequence, num_blocks: int) -> list[bytes]:
+        """Of its first blocks, which must be full, and maybe of more."""
+        chain = self._chains.get(sequence.name)
+        if chain is None:
+            salt = f"{sequence.lora_id}:{sequence.cache_salt}"
+            chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt)
+        return chain.upto(sequence.token_ids, num_blocks)
+
+    def _by_hash(self, sequence: CachedSequence, most: int) -> list[int]:
+        blocks: list[int] = []
+        if self.enabled and not sequence.no_cache_reuse:
+            for block_hash in self._hashes(sequence, most)[:most]:
+                block = self._ledger.gpu.lookup(block_hash)
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:
+        """The full prompt blocks of an older sample of its request are its own too, cached or not (R19)."""
+        best: list[int] = []
+        for name in sequence.sibling_names:
+            if name in self._reach:
+                promised = min(self._reach[name].num_tokens, sequence.num_prompt_tokens)
+                num_blocks = min(promised // self._ledger.block_size, most)
+                if num_blocks > len(best):
+                    best = self._ledger.tables[name][:num_blocks]
+        return best

@@ -1,0 +1,139 @@
+"""Quire's own cache rules: V1's, and groups that move to the host and back with all that they share (R51, R52, R72-R74)."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.v1_pool import V1PoolRules
+
+_WATERMARK = 0.01
+
+
+class QuireRules(V1PoolRules):
+    """Writer of the ledger's tables on both devices. Needs are exact: what will be taken, never an estimate (R204).
+
+    `watermark_blocks` stay free when a group starts or comes back, so that it does not have to leave at once (R52); not when
+    the device is empty, where nobody else could need them.
+    """
+
+    def __init__(self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, watermark_blocks: int = 0) -> None:
+        super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching)
+        self._watermark_blocks = watermark_blocks
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        max_model_len: int,
+        prefix_caching: bool,
+        watermark_blocks: int | None = None,
+    ) -> Self:
+        """Rules over a ledger of their own. `watermark_blocks`: None = 1 % of the device's (R52)."""
+        return cls(
+            Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks)),
+            max_model_len=max_model_len,
+            prefix_caching=prefix_caching,
+            watermark_blocks=int(_WATERMARK * num_gpu_blocks) if watermark_blocks is None else watermark_blocks,
+        )
+
+    def can_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> AllocStatus:
+        """NEVER when all its tokens leave less than the watermark of an empty pool (R51).
+
+        A group that has run before and grown into the watermark is not refused for it.
+        """
+        has_run = any(len(s.token_ids) > s.num_prompt_tokens for s in sequences)
+        total = self._num_to_admit(sequences, PrefixHit(), len(sequences[0].token_ids) + num_lookahead)
+        if self._pool.num_usable - total < (0 if has_run else self._watermark_blocks):
+            return AllocStatus.NEVER
+        return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
+
+    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
+        """Whether the host has room for their distinct blocks (R72)."""
+        return len(_distinct([self.ledger.tables[s.name] for s in sequences])) <= self.ledger.cpu.num_free
+
+    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Moves all their blocks to the host, a shared one once (R73, R74). What they leave behind can still be found."""
+        placed: dict[int, int] = {}
+        for sequence in sequences:
+            table = self.ledger.tables[sequence.name]
+            self.ledger.host_tables[sequence.name] = [_place(block, placed, self.ledger.cpu) for block in table]
+        for sequence in sequences:
+            super().release(sequence)
+        return list(placed.items())
+
+    def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
+        """Whether the device has room for their blocks, less those it still holds, and for all their known tokens (R69)."""
+        host = self.ledger.host_tables
+        num_appended = self._num_to_reach(
+            [(s, host[s.name], len(s.token_ids) + s.num_placeholders + num_lookahead) for s in sequences],
+            self.ledger.cpu.refs,
+        )
+        tables = [host[s.name] for s in sequences]
+        kept = self._kept(sequences, tables)
+        reused = dict.fromkeys(kept.values())
+        num_new = len(_distinct(tables)) - len(kept) + num_appended
+        if num_new + len(reused) > self._pool.num_usable:
+            return AllocStatus.NEVER
+        return self._when(num_new + sum(self._pool.refs[block] == 0 for block in reused))
+
+    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Moves all their blocks back, a shared one once. Full blocks that the device still holds need no copy."""
+        tables = [self.ledger.host_tables.pop(s.name) for s in sequences]
+        kept = self._kept(sequences, tables)
+        for table in tables:  # before any block is allocated: what is free but kept must not be overwritten
+            self._pool.share(kept[block] for block in table if block in kept)
+        placed: dict[int, int] = {}
+        for sequence, table in zip(sequences, tables, strict=True):
+            self.ledger.tables[sequence.name] = [
+                kept[block] if block in kept else _place(block, placed, self._pool) for block in table
+            ]
+            self.ledger.cpu.release(reversed(table))
+            self._prefixes.open(sequence, 0)
+            self._prefixes.promise(sequence, _num_sure_tokens(sequence))
+        return list(placed.items())
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Frees its blocks on whichever device they are (R97, R103)."""
+        self.ledger.cpu.release(reversed(self.ledger.host_tables.pop(sequence.name, [])))
+        super().release(sequence)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _when(self, num_needed: int) -> AllocStatus:
+        reserve = self._watermark_blocks if self.ledger.tables else 0
+        return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
+
+    def _kept(self, sequences: Sequence[CachedSequence], tables: list[list[int]]) -> dict[int, int]:
+        """Which host blocks have their contents on the device: full ones with a known hash."""
+        kept: dict[int, int] = {}
+        for sequence, table in zip(sequences, tables, strict=True):
+            for block, device_block in zip(
+                table, self._prefixes.find_all(sequence, _num_sure_tokens(sequence)), strict=False
+            ):
+                if device_block is not None:
+                    kept[block] = device_block
+        return kept
+
+
+def _num_sure_tokens(sequence: CachedSequence) -> int:
+    return max(0, sequence.num_computed_tokens - sequence.num_placeholders)
+
+
+def _distinct(tables: list[list[int]]) -> dict[int, None]:
+    return dict.fromkeys(block for table in tables for block in table)
+
+
+def _place(source: int, placed: dict[int, int], pool: BlockPool) -> int:
+    """The block that takes the contents of `source`: a new one, or one more reference to that which was placed before."""
+    if source in placed:
+        pool.share([placed[source]])
+    else:
+        [placed[source]] = pool.allocate(1)
+    return placed[source]

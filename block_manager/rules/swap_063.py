@@ -1,0 +1,106 @@
+"""Swapping as 0.6.3 does it: each sequence for itself, so sharing survives only where contents are known (R72, R74, R204)."""
+
+from collections.abc import Sequence
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Pair
+from block_manager.ledger import Ledger
+from block_manager.rules.allocator_063 import FullBlockAllocator
+from block_manager.rules.sliding_window import SlidingWindow
+from block_manager.rules.written import Written
+
+Tables = dict[str, list[int]]
+
+
+class Swap063:
+    """Moves tables between device and host. Host tables leave out what a sliding window dropped."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        device: FullBlockAllocator,
+        host: FullBlockAllocator,
+        written: dict[str, Written],
+        window: SlidingWindow | None,
+    ) -> None:
+        self._ledger = ledger
+        self._device = device
+        self._host = host
+        self._written = written
+        self._window = window
+
+    def can_leave(self, sequences: Sequence[CachedSequence]) -> bool:
+        """Whether the host has room."""
+        tables = [self._ledger.tables[s.name][self._written[s.name].num_dropped :] for s in sequences]
+        return self._status(sequences, tables, self._device, self._host, 0, 0) is AllocStatus.OK
+
+    def can_return(self, sequences: Sequence[CachedSequence], watermark_blocks: int, num_lookahead: int) -> AllocStatus:
+        """Whether the device has room, with what they append next."""
+        tables = [self._ledger.host_tables[s.name] for s in sequences]
+        return self._status(sequences, tables, self._host, self._device, watermark_blocks, num_lookahead)
+
+    def leave(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Device to host."""
+        pairs: list[Pair] = []
+        for sequence in sequences:
+            blocks = self._ledger.tables.pop(sequence.name)[self._written[sequence.name].num_dropped :]
+            moved = self._move(sequence, blocks, self._device, self._host)
+            self._ledger.host_tables[sequence.name] = moved
+            pairs += zip(blocks, moved, strict=True)
+        return pairs
+
+    def come_back(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Host to device."""
+        pairs: list[Pair] = []
+        for sequence in sequences:
+            blocks = self._ledger.host_tables.pop(sequence.name)
+            moved = self._move(sequence, blocks, self._host, self._device)
+            dropped = self._window.placeholders(self._written[sequence.name].num_dropped) if self._window else []
+            self._ledger.tables[sequence.name] = dropped + moved
+            pairs += zip(blocks, moved, strict=True)
+        return pairs
+
+    def _num_full(self, sequence: CachedSequence) -> int:
+        written = self._written[sequence.name]
+        return written.num_tokens // self._ledger.block_size - written.num_dropped
+
+    def _move(
+        self, sequence: CachedSequence, blocks: list[int], source: FullBlockAllocator, target: FullBlockAllocator
+    ) -> list[int]:
+        """Gives up all source blocks, then takes the targets in order, full ones by contents."""
+        written, num_full = self._written[sequence.name], self._num_full(sequence)
+        keys = [source.pool.hash_of[block] for block in blocks]
+        source.pool.release(blocks)
+        moved = []
+        for i, key in enumerate(keys):
+            num_hashed_tokens = (written.num_dropped + i + 1) * self._ledger.block_size
+            moved.append(target.allocate_full(key if i < num_full else None, num_hashed_tokens))
+        return moved
+
+    def _status(
+        self,
+        sequences: Sequence[CachedSequence],
+        tables: Sequence[list[int]],
+        source: FullBlockAllocator,
+        target: FullBlockAllocator,
+        watermark_blocks: int,
+        num_lookahead: int,
+    ) -> AllocStatus:
+        """The recorded rule (R72), and beside it room for what is really taken, which spare lookahead blocks can exceed.
+
+        The watermark protects those who run: where nobody does it is waived, or a group above it would wait for ever.
+        """
+        touched = needed = 0
+        keys: list[bytes | None] = []
+        for sequence, table in zip(sequences, tables, strict=True):
+            written, num_full = self._written[sequence.name], self._num_full(sequence)
+            touched += written.num_touched(sequence, self._ledger.block_size, num_lookahead)
+            goal = self._ledger.blocks_for(len(sequence.token_ids) + num_lookahead) - written.num_dropped
+            needed += max(len(table), goal) - num_full
+            keys += [source.pool.hash_of[block] for block in table[:num_full]]
+        touched += target.num_touched_by(keys)
+        needed += target.num_taken_by(keys)
+        if max(touched, needed) > target.pool.num_usable:
+            return AllocStatus.NEVER
+        free, is_idle = target.pool.num_free, target.pool.num_free == target.pool.num_usable
+        fits = is_idle or (free - touched >= watermark_blocks and needed <= free)
+        return AllocStatus.OK if fits else AllocStatus.LATER

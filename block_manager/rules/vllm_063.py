@@ -1,0 +1,279 @@
+"""Cache rules of vLLM 0.6.3: blocks by what a table has yet to hold, full ones found by contents, swap sequence by sequence.
+
+Sections 4.6, 4.7, 5 and 6 of the requirements, as far as they say 0.6.3; R203, R205 and R206 are put right.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.allocator_063 import FullBlockAllocator
+from block_manager.rules.computed_prefix import common_length
+from block_manager.rules.prefix_keys import FullBlockKeys
+from block_manager.rules.sliding_window import SlidingWindow
+from block_manager.rules.swap_063 import Swap063
+from block_manager.rules.written import Written
+
+
+class Vllm063Rules:
+    """Writer of the ledger under the rules of 0.6.3. `num_new_tokens` plays no part: tokens that are not yet in the table count."""
+
+    def __init__(
+        self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int, sliding_window: int | None = None
+    ) -> None:
+        self.ledger = ledger
+        self._prefix_caching = prefix_caching
+        self._watermark_blocks = watermark_blocks
+        self._blocks = FullBlockAllocator(ledger.gpu)
+        self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching)
+        self._window = SlidingWindow(ledger, sliding_window) if sliding_window is not None else None
+        self._written: dict[str, Written] = {}
+        self._swap = Swap063(ledger, self._blocks, FullBlockAllocator(ledger.cpu), self._written, self._window)
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        max_model_len: int,
+        prefix_caching: bool,
+        watermark_blocks: int | None = None,
+        sliding_window: int | None = None,
+    ) -> Self:
+        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens."""
+        watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
+        gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
+        return cls(
+            Ledger(block_size, gpu, cpu),
+            prefix_caching=prefix_caching,
+            watermark_blocks=watermark,
+            sliding_window=sliding_window,
+        )
+
+    @property
+    def num_free_gpu(self) -> int:
+        """Free device blocks, evictable ones included."""
+        return self.ledger.gpu.num_free
+
+    @property
+    def num_free_cpu(self) -> int:
+        """Free host blocks, evictable ones included."""
+        return self.ledger.cpu.num_free
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest sequence that could be admitted alone; the null block of a sliding window is not its own."""
+        null = int(self._window is not None)
+        return max(0, self.ledger.gpu.num_blocks - self._watermark_blocks - null) * self.ledger.block_size
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(lookups, hits) of full blocks on the device, those of a swap-in included (R119)."""
+        return self._blocks.num_queries, self._blocks.num_hits
+
+    # --- a group starts ---------------------------------------------------------------------------------------------
+
+    def lookup(self, sequence: CachedSequence) -> PrefixHit:
+        """Nothing: hits save blocks here, not tokens of the budget (R119)."""
+        return PrefixHit()
+
+    def can_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> AllocStatus:
+        """As if nothing were cached (R51, R120). Under a sliding window both the recorded rule and the real need hold (R105)."""
+        pool = self.ledger.gpu
+        first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
+        counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
+        taken = self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
+        if pool.num_blocks - counted < self._watermark_blocks or taken + bool(self._window) > pool.num_blocks:
+            return AllocStatus.NEVER
+        missing = taken + (self._window.num_missing if self._window else 0)
+        if pool.num_free - counted >= self._watermark_blocks and missing <= pool.num_free:
+            return AllocStatus.OK
+        return AllocStatus.LATER
+
+    def admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """All blocks of all tokens at once, full ones by contents, in order; others share the prompt's full blocks (R88, R117)."""
+        first, *others = sequences
+        table = self._fill_table(first, [])
+        for other in others:
+            shared = table[: self._num_prompt_blocks(sequences)]
+            self.ledger.gpu.share(shared)
+            self._fill_table(other, shared)
+
+    # --- a group goes on --------------------------------------------------------------------------------------------
+
+    def num_touched(self, sequence: CachedSequence, num_lookahead: int = 0) -> int:
+        """Blocks that its next append may write to, new or not: the worst case of what it takes (R66)."""
+        return self._written[sequence.name].num_touched(sequence, self.ledger.block_size, num_lookahead)
+
+    def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """No more blocks touched than free ones, the exact corner of R66 included. No watermark."""
+        if sum(self.num_touched(s, num_lookahead) for s in sequences) > self.ledger.gpu.num_free:
+            return False
+        return not (self._window and self._window.num_missing) or self._null_fits(sequences, num_lookahead)
+
+    def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
+        """Writes the unseen tokens into the table, with slots for `num_lookahead` more behind them (R67, R68)."""
+        table, written = self.ledger.tables[sequence.name], self._written[sequence.name]
+        before = list(table)
+        if self._window:
+            written.num_dropped = self._window.drop(table, written.num_dropped, sequence.num_computed_tokens)
+        goal = self.ledger.blocks_for(len(sequence.token_ids) + num_lookahead)
+        table += [self._blocks.allocate() for _ in range(goal - len(table))]
+        first = written.num_tokens // self.ledger.block_size
+        last = self.ledger.blocks_for(len(sequence.token_ids))
+        copies = [pair for i in range(first, last) for pair in self._write(sequence, table, i)]
+        written.num_tokens = len(sequence.token_ids)
+        return Growth(table[len(before) :], copies, rewritten=table[: len(before)] != before)
+
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        if parent.name in self.ledger.tables:
+            table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
+            written = self._written[child.name] = self._written[parent.name].fork()
+            self.ledger.gpu.share(table[written.num_dropped :])
+
+    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+        """Blocks registered in this step count as computed; its sequences were accessed `now`, written to blocks when freed."""
+        if self._prefix_caching:
+            for sequence in sequences:
+                self._written[sequence.name].last_accessed = now
+            self._blocks.mark_computed()
+
+    def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Common leading computed blocks, remembered by sequence (R121); asked once for each group and step, before `commit`."""
+        if not self._prefix_caching:
+            return 0
+        found = [self._computed_prefix(sequence) for sequence in sequences]
+        return len(found[0]) if len(found) == 1 else common_length([blocks for blocks in found if blocks])
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        if not self._prefix_caching or not sequences:
+            return 0
+        table = self.ledger.tables.get(sequences[0].name, [])
+        own = (i for i, block in enumerate(table) if self.ledger.gpu.refs[block] != len(self.ledger.tables))
+        return next(own, len(table))
+
+    def settle(self, sequence: CachedSequence) -> None:
+        """Nothing: blocks are registered when their tokens are written."""
+
+    def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
+        """Its blocks from that offset on cannot be found any more and are not computed. Not on the device: no-op."""
+        if sequence.name in self.ledger.tables:
+            first = num_computed_tokens // self.ledger.block_size
+            self._blocks.retract(self.ledger.tables[sequence.name][first:])
+            self._written[sequence.name].computed.cut(first)
+
+    # --- a group moves between device and host ----------------------------------------------------------------------
+
+    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
+        """R72, with the host's blocks and no watermark."""
+        return self._swap.can_leave(sequences)
+
+    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Sequence by sequence, so plain shared blocks become several (R74, R204)."""
+        return self._swap.leave(sequences)
+
+    def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
+        """R72, with the device's blocks and the watermark."""
+        return self._swap.can_return(sequences, self._watermark_blocks, num_lookahead)
+
+    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Sequence by sequence; full blocks that are known on the device are shared (R117)."""
+        return self._swap.come_back(sequences)
+
+    # --- a sequence ends --------------------------------------------------------------------------------------------
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Frees its blocks, first to last, on whichever device; access times belong to the device's alone (R97, R117, R206)."""
+        written = self._written.pop(sequence.name, None)
+        if written is None:
+            return
+        self.ledger.cpu.release(self.ledger.host_tables.pop(sequence.name, []))
+        blocks = self.ledger.tables.pop(sequence.name, [])[written.num_dropped :]
+        if written.last_accessed is not None:
+            for block in blocks:
+                self.ledger.gpu.last_accessed[block] = written.last_accessed
+        self.ledger.gpu.release(blocks)
+
+    def forget(self, sequence: CachedSequence) -> None:
+        """Drops the keys of its blocks."""
+        self._keys.forget(sequence.name)
+
+    def reset_prefixes(self) -> None:
+        """No contents are known any more, on either device (R142)."""
+        self._blocks.reset()
+        self.ledger.cpu.reset_prefixes()
+
+    def try_reset_prefixes(self) -> bool:
+        """The same, unless a block is in use: then False (R142)."""
+        if self.ledger.tables or self.ledger.host_tables:
+            return False
+        self.reset_prefixes()
+        return True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        return sequences[0].num_prompt_tokens // self.ledger.block_size
+
+    def _num_tails(self, sequences: Sequence[CachedSequence]) -> int:
+        shared = self._num_prompt_blocks(sequences)
+        return sum(self.ledger.blocks_for(len(s.token_ids)) - shared for s in sequences[1:])
+
+    def _fill_table(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
+        """The table of a sequence whose first blocks are `shared` already."""
+        size, num_tokens = self.ledger.block_size, len(sequence.token_ids)
+        table = self.ledger.tables[sequence.name] = list(shared)
+        for i in range(len(shared), num_tokens // size):
+            key = self._keys.of(sequence, i)
+            table.append(self._blocks.allocate_full(key, (i + 1) * size, reuse=not sequence.no_cache_reuse))
+        if num_tokens % size:
+            table.append(self._blocks.allocate())
+        self._written[sequence.name] = Written(num_tokens)
+        return table
+
+    def _write(self, sequence: CachedSequence, table: list[int], i: int) -> list[Pair]:
+        """Tokens go into its block `i`: a shared one is copied first (R20), one that gets full may be known already (R121)."""
+        source, end = table[i], (i + 1) * self.ledger.block_size
+        copied = self.ledger.gpu.refs[source] > 1
+        target = self._blocks.copy_on_write(source) if copied else source
+        table[i] = target
+        if end <= len(sequence.token_ids):
+            key = self._keys.of(sequence, i)
+            table[i] = self._blocks.fill(target, key, end, reuse=not sequence.no_cache_reuse)
+        return [(source, target)] if copied else []
+
+    def _computed_prefix(self, sequence: CachedSequence) -> list[int]:
+        table = self.ledger.tables[sequence.name]
+        return self._written[sequence.name].computed.grow(table, self._blocks.is_computed)
+
+    def _null_fits(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> bool:
+        """Whether they can go on although the null block has to be taken first (R105): exact, as `extend` will do it."""
+        assert self._window is not None
+        refs, free = self.ledger.gpu.refs, self.ledger.gpu.num_free - self._window.num_missing
+        for sequence in sequences:
+            table, written = self.ledger.tables[sequence.name], self._written[sequence.name]
+            out = min(self._window.num_out_of_sight(sequence.num_computed_tokens), len(table))
+            freed = sum(refs[block] == 1 for block in table[written.num_dropped : out])
+            free += freed - written.num_taken(sequence, table, refs, self.ledger.block_size, num_lookahead)
+            if free < 0:
+                return False
+        return True
+
+
+def _pool(num_blocks: int, *, prefix_caching: bool) -> BlockPool:
+    """Block 0 first, then the last freed; with caching blank blocks first, then the evictor (R99, R117)."""
+    order = reversed(range(num_blocks))
+    return BlockPool(
+        num_blocks, free_blocks=StackThenEvictor(order, keep_all=False) if prefix_caching else FreeStack(order)
+    )

@@ -1,0 +1,267 @@
+"""Cache rules of the 2023 block manager: one block at a time, every block addressed by the whole prefix, sharing kept in a swap.
+
+Sections 4.6, 4.7, 5 and 6 of the requirements, as far as they say BM1, S2 or S4.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Self
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.allocators_2023 import Allocator, CachedAllocator, UncachedAllocator
+from block_manager.rules.computed_prefix import common_length
+from block_manager.rules.prefix_keys import SplitPrefixKeys
+
+
+class Vllm2023Rules:
+    """Writer of the ledger under the rules of the 2023 manager. It knows no lookahead slots: `num_lookahead` must be 0."""
+
+    def __init__(self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int) -> None:
+        self.ledger = ledger
+        self._prefix_caching = prefix_caching
+        self._watermark_blocks = watermark_blocks
+        self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching)
+        allocator = CachedAllocator if prefix_caching else UncachedAllocator
+        self._gpu: Allocator = allocator(ledger.gpu)
+        self._cpu: Allocator = allocator(ledger.cpu)
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        max_model_len: int,
+        prefix_caching: bool,
+        watermark_blocks: int | None = None,
+        sliding_window: int | None = None,
+    ) -> Self:
+        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` frees
+        nothing: all blocks are kept, as the manager's ring of blocks would overwrite a prompt before it is read."""
+        watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
+        gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
+        return cls(Ledger(block_size, gpu, cpu), prefix_caching=prefix_caching, watermark_blocks=watermark)
+
+    @property
+    def num_free_gpu(self) -> int:
+        """Free device blocks, evictable ones included (R110)."""
+        return self.ledger.gpu.num_free
+
+    @property
+    def num_free_cpu(self) -> int:
+        """Free host blocks, evictable ones included (R110)."""
+        return self.ledger.cpu.num_free
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest sequence that could be admitted alone."""
+        return max(0, self.ledger.gpu.num_blocks - self._watermark_blocks) * self.ledger.block_size
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(allocations, hits) on the device since the start; (0, 0) without caching (R119)."""
+        return self._gpu.num_queries, self._gpu.num_hits
+
+    # --- a group starts ---------------------------------------------------------------------------------------------
+
+    def lookup(self, sequence: CachedSequence) -> PrefixHit:
+        """Nothing: hits save blocks here, not tokens of the budget (R119)."""
+        return PrefixHit()
+
+    def can_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> AllocStatus:
+        """As if nothing were cached (R51, R120)."""
+        assert num_lookahead == 0
+        needed = self._num_tail_blocks(sequences, self._num_prompt_blocks(sequences))
+        if self.ledger.gpu.num_blocks - needed < self._watermark_blocks:
+            return AllocStatus.NEVER
+        return AllocStatus.OK if self.num_free_gpu - needed >= self._watermark_blocks else AllocStatus.LATER
+
+    def admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """All blocks of all tables at once, in order, the partial last one by its contents too (R112); others share the prompt's
+        full blocks with the first (R100)."""
+        first, *others = sequences
+        table = self._fill_table(first, [])
+        for other in others:
+            shared = table[: self._num_prompt_blocks(sequences)]
+            self.ledger.gpu.share(shared)
+            self._fill_table(other, shared)
+
+    # --- a group goes on --------------------------------------------------------------------------------------------
+
+    def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """One free block for each sequence, whether it will need it or not (R65)."""
+        assert num_lookahead == 0
+        missing = (self.ledger.blocks_for(len(s.token_ids)) - len(self.ledger.tables[s.name]) for s in sequences)
+        return sum(max(1, num) for num in missing) <= self.num_free_gpu
+
+    def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
+        """A new last block where the table is short; else the last one, copied where shared, promoted when full (R67)."""
+        table = self.ledger.tables[sequence.name]
+        goal = self.ledger.blocks_for(len(sequence.token_ids))
+        added = [self._new_block(sequence, i) for i in range(len(table), goal)]
+        if added:
+            table += added
+            return Growth(added)
+        last = table[-1]
+        if self.ledger.gpu.refs[last] > 1:
+            table[-1] = self._new_block(sequence, len(table) - 1)
+            self._gpu.release(last)
+            return Growth(copies=[(last, table[-1])], rewritten=True)
+        key = self._full_key(sequence, len(table) - 1)
+        if key is not None:
+            table[-1] = self._gpu.promote(last, key)
+        return Growth(rewritten=table[-1] != last)
+
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        if parent.name in self.ledger.tables:
+            table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
+            self.ledger.gpu.share(table)
+
+    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+        """Their blocks were accessed `now`, and what is full after this step counts as computed (R93)."""
+        if not self._prefix_caching:
+            return
+        for sequence in sequences:
+            table = self.ledger.tables[sequence.name]
+            for block in table:
+                self.ledger.gpu.last_accessed[block] = now
+            self._mark_computed(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens)
+
+    def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Common leading computed blocks of those sequences that have any, never the last of a table (R115)."""
+        tables = (self.ledger.tables[s.name][:-1] for s in sequences)
+        found = [list(takewhile(self._gpu.is_computed, table)) for table in tables]
+        return common_length([blocks for blocks in found if blocks])
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        if not self._prefix_caching or not sequences:
+            return 0
+        table = self.ledger.tables.get(sequences[0].name, [])
+        own = (i for i, block in enumerate(table) if self.ledger.gpu.refs[block] != len(self.ledger.tables))
+        return next(own, len(table))
+
+    def settle(self, sequence: CachedSequence) -> None:
+        """Nothing: a block gets its key when it is taken or full."""
+
+    def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
+        """Its blocks from that offset on cannot be found any more and are not computed. Not on the device: no-op."""
+        first = num_computed_tokens // self.ledger.block_size
+        self._gpu.retract(self.ledger.tables.get(sequence.name, [])[first:])
+
+    # --- a group moves between device and host ----------------------------------------------------------------------
+
+    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
+        """A host block for each distinct block (R72)."""
+        return _num_distinct(self.ledger.tables, sequences) <= self.num_free_cpu
+
+    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """One host block for each distinct block (R74)."""
+        return _move(sequences, self.ledger.tables, self._gpu, self.ledger.host_tables, self._cpu)
+
+    def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
+        """A device block for each distinct block and one more for each sequence, above the watermark (R72), which is waived where
+        nobody runs: a group above it would wait for ever."""
+        assert num_lookahead == 0
+        needed, total = _num_distinct(self.ledger.host_tables, sequences) + len(sequences), self.ledger.gpu.num_blocks
+        if needed > total:
+            return AllocStatus.NEVER
+        fits = self.num_free_gpu == total or self.num_free_gpu - needed >= self._watermark_blocks
+        return AllocStatus.OK if fits else AllocStatus.LATER
+
+    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """One device block for each distinct block, the known one where its contents still lie there (R74)."""
+        return _move(sequences, self.ledger.host_tables, self._cpu, self.ledger.tables, self._gpu)
+
+    # --- a sequence ends --------------------------------------------------------------------------------------------
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Frees its blocks, first to last, on whichever device; no table: no-op (R97, R103)."""
+        self.ledger.gpu.release(self.ledger.tables.pop(sequence.name, []))
+        self.ledger.cpu.release(self.ledger.host_tables.pop(sequence.name, []))
+
+    def forget(self, sequence: CachedSequence) -> None:
+        """Drops the keys of its blocks."""
+        self._keys.forget(sequence.name)
+
+    def reset_prefixes(self) -> None:
+        """No contents are known any more, on either device (R142)."""
+        self._gpu.reset()
+        self._cpu.reset()
+
+    def try_reset_prefixes(self) -> bool:
+        """The same, unless a block is in use: then False (R142)."""
+        if self.ledger.tables or self.ledger.host_tables:
+            return False
+        self.reset_prefixes()
+        return True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        return sequences[0].num_prompt_tokens // self.ledger.block_size
+
+    def _num_tail_blocks(self, sequences: Sequence[CachedSequence], num_shared: int) -> int:
+        return num_shared + sum(self.ledger.blocks_for(len(s.token_ids)) - num_shared for s in sequences)
+
+    def _fill_table(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
+        """The table of a sequence whose first blocks are `shared` already."""
+        table = self.ledger.tables[sequence.name] = list(shared)
+        for i in range(len(shared), self.ledger.blocks_for(len(sequence.token_ids))):
+            table.append(self._gpu.allocate(self._keys.of(sequence, i), (i + 1) * self.ledger.block_size))
+        return table
+
+    def _full_key(self, sequence: CachedSequence, i: int) -> bytes | None:
+        """Key of its block `i`; None while that is not full."""
+        is_full = (i + 1) * self.ledger.block_size <= len(sequence.token_ids)
+        return self._keys.of(sequence, i) if is_full else None
+
+    def _new_block(self, sequence: CachedSequence, i: int) -> int:
+        """A block for its place `i`, private unless full already (R113, R114)."""
+        return self._gpu.allocate(self._full_key(sequence, i), (i + 1) * self.ledger.block_size)
+
+    def _mark_computed(self, table: list[int], num_tokens: int) -> None:
+        full = min(num_tokens // self.ledger.block_size, len(table))
+        for block in takewhile(lambda b: not self._gpu.is_computed(b), reversed(table[:full])):
+            self._gpu.mark_computed(block)
+
+
+def _num_distinct(tables: Mapping[str, Sequence[int]], sequences: Sequence[CachedSequence]) -> int:
+    return len({block for s in sequences for block in tables[s.name]})
+
+
+def _move(
+    sequences: Sequence[CachedSequence],
+    tables: dict[str, list[int]],
+    source: Allocator,
+    target_tables: dict[str, list[int]],
+    target: Allocator,
+) -> list[Pair]:
+    """Block by block: the first meeting takes a target, later ones share it; a source is given up once for each table."""
+    moved: dict[int, int] = {}
+    for sequence in sequences:
+        table = tables.pop(sequence.name)
+        for block in table:
+            if block in moved:
+                target.pool.share([moved[block]])
+            else:
+                moved[block] = target.allocate(source.pool.hash_of[block], source.pool.num_hashed_tokens[block])
+            source.release(block)
+        target_tables[sequence.name] = [moved[block] for block in table]
+    return list(moved.items())
+
+
+def _pool(num_blocks: int, *, prefix_caching: bool) -> BlockPool:
+    """Plain: the highest id first, then the last freed. Cached: blocks in order of id first, then the evictor (R99, R109)."""
+    if prefix_caching:
+        return BlockPool(num_blocks, free_blocks=StackThenEvictor(reversed(range(num_blocks)), keep_all=True))
+    return BlockPool(num_blocks, free_blocks=FreeStack(range(num_blocks)))

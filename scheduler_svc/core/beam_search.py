@@ -1,0 +1,72 @@
+"""Beam search as decisions to fork, continue and drop (R21): the best hypotheses of one group survive each step.
+
+A hypothesis is finished or live. Scores are sums of logprobs over length ** penalty (`BeamRules`). The worker gives for each live
+beam its best 2 x width next tokens, so that enough live ones are left when some finish.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.request import BeamRules, Group, Sequence, SequenceStatus
+from scheduler_svc.core.stop_rules import stop_status
+
+Candidates = dict[str, list[tuple[int, float]]]
+Children = dict[str, list[tuple[int, float]]]
+
+_FINISHED = (SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CAPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """A live beam with one more token."""
+
+    parent: Sequence
+    token_id: int
+    logprob: float
+    score: float
+    finishes: bool
+
+
+def decide(group: Group, candidates: Candidates, max_total_tokens: int) -> Children:
+    """Tokens (with logprobs) by live beam: the first continues it, the others fork it, none drops it."""
+    width, rules = group.width, group.request.beam or BeamRules()
+    found = [c for beam in group.live for c in _continuations(beam, candidates.get(beam.name, []), rules, max_total_tokens)]
+    found.sort(key=lambda c: -c.score)
+    done = sorted((group.request.score(s) for s in group.sequences if s.status in _FINISHED), reverse=True)
+    finished, live = _best_finished(found, done, width), [c for c in found if not c.finishes]
+    scores = sorted([*done, *(c.score for c in finished)], reverse=True)[:width]
+    if live and len(scores) == width and _is_over(live[0], scores[-1], group, rules, max_total_tokens):
+        live = []
+    chosen = [*live[:width], *finished]
+    return {
+        beam.name: [(c.token_id, c.logprob) for c in chosen if c.parent is beam] for beam in group.live
+    }
+
+
+def _continuations(
+    beam: Sequence, candidates: list[tuple[int, float]], rules: BeamRules, max_total_tokens: int
+) -> list[_Continuation]:
+    found = []
+    for token_id, logprob in candidates:
+        status = stop_status(beam.request.stop, token_id, beam.num_output_tokens + 1, beam.num_tokens + 1, max_total_tokens)
+        by_token = status is SequenceStatus.FINISHED_STOPPED
+        length = beam.num_tokens + 1 - by_token
+        score = (beam.cumulative_logprob + logprob) / max(1, length) ** rules.length_penalty
+        found.append(_Continuation(beam, token_id, logprob, score, status is not None))
+    return found
+
+
+def _best_finished(found: list[_Continuation], done: list[float], width: int) -> list[_Continuation]:
+    """Those that finish now and are among the `width` best finished ones of all times."""
+    finishing = [c for c in found if c.finishes]
+    return [c for i, c in enumerate(finishing) if i + sum(score >= c.score for score in done) < width]
+
+
+def _is_over(best: _Continuation, worst: float, group: Group, rules: BeamRules, max_total_tokens: int) -> bool:
+    """Whether no live beam can still beat the worst of the best finished ones."""
+    if rules.early_stopping is True:
+        return True
+    attainable = best.score
+    if rules.early_stopping == "never" and rules.length_penalty > 0:
+        longest = min(best.parent.num_prompt_tokens + group.request.stop.max_tokens, max_total_tokens)
+        attainable = (best.parent.cumulative_logprob + best.logprob) / longest**rules.length_penalty
+    return worst >= attainable

@@ -1,0 +1,54 @@
+"""What the core takes in, and how a request becomes groups."""
+
+from collections.abc import Callable
+
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.state import CoreState
+from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange
+
+Grouping = Callable[[Request], None]
+
+
+class Intake:
+    """Checks a request and groups its samples.
+
+    `refuses_misfits`: what can never run is refused at once (v1); else it is taken, and ends as ignored when its turn comes (v0, R50).
+    """
+
+    def __init__(self, grouping: Grouping, *, refuses_misfits: bool) -> None:
+        self._grouping = grouping
+        self._refuses_misfits = refuses_misfits
+
+    def check(self, request: Request, state: CoreState) -> None:
+        """AlreadyExists for a live id, InvalidArgument for fields that are wrong, OutOfRange when it can never run."""
+        if request.request_id in state.requests:
+            raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
+        num_tokens = request.sequences[0].num_tokens
+        if not num_tokens:
+            raise InvalidArgument.field("prompt", "has no tokens")
+        self._check_samples(request, state)
+        if self._refuses_misfits:
+            self._check_fits(num_tokens, state)
+        self._grouping(request)
+
+    @staticmethod
+    def _check_samples(request: Request, state: CoreState) -> None:
+        if not 1 <= request.n <= request.num_samples:
+            raise InvalidArgument.field("best_of", f"is {request.num_samples}, must be at least n = {request.n} >= 1")
+        if request.num_samples > state.limits.max_num_seqs:
+            raise InvalidArgument.field(
+                "n", f"asks for {request.num_samples} samples; {state.limits.max_num_seqs} sequences can run at a time"
+            )
+        if request.committed and request.num_samples > 1:
+            raise InvalidArgument.field("committed", "must be empty for several samples: they start from the prompt")
+
+    @staticmethod
+    def _check_fits(num_tokens: int, state: CoreState) -> None:
+        longest = min(state.limits.max_model_len - 1, state.cache.capacity_tokens)
+        if num_tokens > longest:
+            raise OutOfRange(
+                f"{num_tokens} tokens are more than the {longest} that a prompt may have here "
+                f"(model length {state.limits.max_model_len}, cache {state.cache.capacity_tokens} tokens)",
+                reason="PROMPT_TOO_LONG",
+                metadata={"limit": str(longest), "num_tokens": str(num_tokens)},
+            )

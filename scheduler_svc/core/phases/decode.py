@@ -1,0 +1,105 @@
+"""Lets running groups go on under v0 (R58-R63): in order, victims from the tail when blocks run out."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.outputs import OutputRules
+from scheduler_svc.core.policy import Preemption
+from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
+from scheduler_svc.core.preemption import SWAP
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What became of the running groups. `left_over`: the budget ended before them, they stay in front (R45)."""
+
+    scheduled: list[ScheduledGroup] = field(default_factory=list)
+    left_over: list[Group] = field(default_factory=list)
+    recomputed: list[Group] = field(default_factory=list)
+    swapped_out: list[Group] = field(default_factory=list)
+
+    @property
+    def has_preempted(self) -> bool:
+        """Somebody had to leave."""
+        return bool(self.recomputed or self.swapped_out)
+
+    def of(self, *, prefill: bool) -> list[ScheduledGroup]:
+        """The scheduled prompts, or the scheduled decodes."""
+        return [s for s in self.scheduled if s.is_prefill is prefill]
+
+
+class Decodes:
+    """Gives each running group its slots; who gets none makes the last one leave, at worst itself.
+
+    Victims are not taken off the budget, only the group that is short is, as the reference has it (R61).
+    """
+
+    def __init__(self, shares: WholePrompts, preemption: Preemption, outputs: OutputRules) -> None:
+        self._shares = shares
+        self._preemption = preemption
+        self._outputs = outputs
+
+    def go_on(self, state: CoreState, draft: StepDraft) -> Decoded:
+        """Works through `state.running`, which the caller then puts together anew."""
+        done = Decoded()
+        queue = deque(state.running)
+        while queue:
+            num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
+            if num_tokens == 0:
+                break
+            group = queue.popleft()
+            if self._outputs.set_aside(group, state):
+                draft.late.append(group.request.request_id)
+            elif self._make_room(group, num_tokens, queue, done, state, draft):
+                done.scheduled.append(self._schedule(group, num_tokens, state, draft))
+        done.left_over = [group for group in queue if group.place is Place.RUNNING]
+        draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
+        return done
+
+    def _make_room(
+        self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, draft: StepDraft
+    ) -> bool:
+        lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
+        while not state.cache.can_extend(group.live, num_tokens, lookahead):
+            if state.guard.may_stay(group, num_tokens, lookahead, alone=not queue, cache=state.cache):
+                return True
+            self._take_off(group, num_tokens, draft)
+            victim = self._preemption.victim([*queue]) if queue else group
+            if queue:
+                queue.remove(victim)
+            draft.ended += self._outputs.drain(victim, state)
+            if victim.is_finished:
+                if victim is group:
+                    return False
+                continue
+            mode = self._preemption.preempt(victim, state, draft)
+            (done.swapped_out if mode == SWAP else done.recomputed).append(victim)
+            if victim is group:
+                return False
+        return True
+
+    def _schedule(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
+        request_id, is_prefill = group.request.request_id, group.in_prefill
+        extend_all(group, num_tokens, self._shares, state, draft)
+        draft.budget.add_num_tokens(request_id, num_tokens)
+        if self._shares.is_chunked:
+            draft.budget.add_num_seqs(request_id, group.max_num_running_seqs)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        return ScheduledGroup(group, num_tokens, is_prefill)
+
+    @staticmethod
+    def _take_off(group: Group, num_tokens: int, draft: StepDraft) -> None:
+        draft.budget.subtract_num_tokens(group.request.request_id, num_tokens)
+        draft.budget.subtract_num_seqs(group.request.request_id, group.max_num_running_seqs)
+        draft.lora_ids.pop(group.request.lora_id, None)
+
+
+def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, draft: StepDraft) -> None:
+    """Slots for all sequences of a group that goes on (R67)."""
+    lookahead = shares.num_lookahead(in_prefill=group.in_prefill)
+    for sequence in group.live:
+        draft.extend(sequence, num_tokens, state, lookahead)

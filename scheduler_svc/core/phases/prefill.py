@@ -1,0 +1,78 @@
+"""Starts waiting groups under v0 (R49-R55): head first, nobody passes whom the budget stops."""
+
+from block_manager.cache_rules import AllocStatus, PrefixHit
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
+from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, shared_prompt_tokens
+from scheduler_svc.core.request import Group, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+_NO_HIT = PrefixHit()
+
+
+class Prefills:
+    """Takes from waiting what fits blocks and budget. The caller puts the groups into `running` and the draft."""
+
+    def __init__(self, shares: WholePrompts, admission: list[Admission]) -> None:
+        self._shares = shares
+        self._admission = admission
+
+    def start(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+        """The groups that start, in order."""
+        started: list[ScheduledGroup] = []
+        skipped: list[Group] = []
+        while gates_open(self._admission, state, draft) and len(state.waiting):
+            group = state.waiting.peek()
+            num_tokens = self._shares.num_new_tokens(group, state, draft)
+            verdict = self._check(group, num_tokens, state, draft)
+            if verdict is Verdict.STOP:
+                break
+            if verdict is Verdict.SKIP:
+                skipped.append(state.waiting.pop())
+            elif verdict is Verdict.ENTER:
+                started.append(self._enter(group, num_tokens, state, draft))
+        for group in reversed(skipped):
+            state.waiting.push_front(group)
+        for check in self._admission:
+            check.close(len(started))
+        return started
+
+    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
+        if why := self._never_fits(group, num_tokens, state):
+            draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+            return Verdict.REJECT
+        lookahead = self._shares.num_lookahead(in_prefill=True)
+        status = state.cache.can_admit(group.live, _NO_HIT, num_tokens, lookahead)
+        if status is AllocStatus.LATER:
+            return Verdict.STOP
+        if status is AllocStatus.NEVER:
+            why = f"its {num_tokens} tokens need more blocks than the {state.cache.capacity_tokens} tokens of the cache"
+            draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+            return Verdict.REJECT
+        refusal = first_refusal(self._admission, group, state, draft)
+        if refusal is not Verdict.ENTER:
+            return refusal
+        fits = num_tokens > 0 and draft.budget.can_schedule(num_tokens, group.max_num_running_seqs)
+        return Verdict.ENTER if fits else Verdict.STOP
+
+    def _never_fits(self, group: Group, num_tokens: int, state: CoreState) -> str:
+        limit = self._shares.prompt_limit(state)
+        alone = len(group.live) == 1
+        longest = num_tokens if alone else max(s.num_tokens for s in group.live)
+        if longest > limit:
+            return f"its {longest} tokens are more than the {limit} that a prompt may have (R50)"
+        if not alone and num_tokens > state.limits.max_num_batched_tokens:
+            return f"computing its {len(group.live)} sequences again takes {num_tokens} tokens, more than a step may have"
+        return ""
+
+    def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
+        state.waiting.remove(group)
+        state.cache.admit(group.live, _NO_HIT, num_tokens, self._shares.num_lookahead(in_prefill=True))
+        for sibling in group.live[1:]:
+            sibling.num_computed_tokens = shared_prompt_tokens(group, state)
+        state.start(group, draft.now)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        draft.budget.add_num_tokens(group.request.request_id, num_tokens)
+        draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
+        return ScheduledGroup(group, num_tokens, is_prefill=True)

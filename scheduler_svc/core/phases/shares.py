@@ -1,0 +1,98 @@
+"""How many tokens of a group a step of v0 takes, and how they are spread over its sequences (R49, R58, R87, R91)."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.request import Group, Sequence
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+@dataclass(slots=True)
+class ScheduledGroup:
+    """A group's share of a step. `num_tokens`: its chunk, or one per sequence that decodes."""
+
+    group: Group
+    num_tokens: int
+    is_prefill: bool
+
+    def put(self, draft: StepDraft) -> None:
+        """Schedules its sequences: the only one takes the chunk; after a recompute each computes its own tail."""
+        live = self.group.live
+        for sequence in live:
+            draft.add(sequence, self.num_tokens if len(live) == 1 else pending(sequence))
+
+
+def pending(sequence: Sequence) -> int:
+    """What it has to compute before it gives a token."""
+    return sequence.num_tokens - sequence.num_computed_tokens if sequence.in_prefill else 1
+
+
+class WholePrompts:
+    """A prompt is computed in one step or not at all."""
+
+    is_chunked = False
+
+    def __init__(self, num_lookahead_slots: int = 0) -> None:
+        self._num_lookahead = num_lookahead_slots
+
+    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+        """All that is pending, whatever the budget."""
+        return num_pending(group, state)
+
+    def prompt_limit(self, state: CoreState) -> int:
+        """A longer prompt would never fit a step (R50)."""
+        return min(state.limits.max_model_len, state.limits.max_num_batched_tokens)
+
+    def num_lookahead(self, *, in_prefill: bool) -> int:
+        """Slots to keep free behind the new tokens (R68)."""
+        return 0 if in_prefill else self._num_lookahead
+
+
+class Chunks(WholePrompts):
+    """A group of one sequence takes what the budget leaves; with prefix caching whole blocks of it (R87)."""
+
+    is_chunked = True
+
+    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+        """0 where the budget leaves nothing."""
+        num_tokens, left = num_pending(group, state), draft.budget.num_tokens_left
+        if len(group.live) > 1 or num_tokens <= left:
+            return num_tokens
+        size = state.limits.block_size
+        return left // size * size if state.limits.prefix_caching else left
+
+    def prompt_limit(self, state: CoreState) -> int:
+        """Only the model limits it (R50)."""
+        return state.limits.max_model_len
+
+
+class WholeChunks(WholePrompts):
+    """Several decode steps per plan: prompts join decodes but are not cut; what does not fit waits (R91)."""
+
+    is_chunked = True
+
+    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+        """0 where it does not fit; too long a prompt as it is, so that it is refused."""
+        num_tokens = num_pending(group, state)
+        if len(group.live) > 1 or num_tokens > self.prompt_limit(state):
+            return num_tokens
+        return num_tokens if num_tokens <= draft.budget.num_tokens_left else 0
+
+    def num_lookahead(self, *, in_prefill: bool) -> int:
+        """A prompt's first token is followed by the other steps' (R68)."""
+        return self._num_lookahead + 1 if in_prefill else self._num_lookahead
+
+
+def num_pending(group: Group, state: CoreState) -> int:
+    """Tokens of all its live sequences. A waiting group of several shares the full blocks of its prompt (design.md 4)."""
+    live = group.live
+    total = sum(pending(sequence) for sequence in live)
+    if len(live) > 1 and live[1].num_computed_tokens == 0:
+        total -= (len(live) - 1) * shared_prompt_tokens(group, state)
+    return total
+
+
+def shared_prompt_tokens(group: Group, state: CoreState) -> int:
+    """Tokens in full blocks of the prompt: what siblings need not compute again."""
+    size = state.limits.block_size
+    return group.live[0].num_prompt_tokens // size * size

@@ -1,0 +1,85 @@
+"""The two ways of v0 to make a step of prompts, decodes and swapped groups (R40-R47, R86-R89)."""
+
+from scheduler_svc.core.phases.decode import Decoded, Decodes
+from scheduler_svc.core.phases.prefill import Prefills
+from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
+from scheduler_svc.core.phases.shares import ScheduledGroup
+from scheduler_svc.core.phases.swapped import SwapIns
+from scheduler_svc.core.request import Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class PrefillOrDecode:
+    """A step is all prompts or all decodes; groups on the host come before new prompts (R40, R41)."""
+
+    def __init__(
+        self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns, make_room: PriorityPreemption | None
+    ) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._swap_ins = swap_ins
+        self._make_room = make_room
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        for group in state.running:
+            draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
+            if group.request.lora_id > 0:
+                draft.lora_ids[group.request.lora_id] = None
+        prompts = [] if state.swapped else self._prefills.start(state, draft)
+        if prompts:
+            state.running += [p.group for p in prompts]
+            put_all(draft, prompts)
+        else:
+            self._decode(state, draft)
+
+    def _decode(self, state: CoreState, draft: StepDraft) -> None:
+        if self._make_room is not None:
+            self._make_room.make_room(state, draft)
+        done = self._decodes.go_on(state, draft)
+        back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
+        state.running[:] = [*done.left_over, *(s.group for s in done.scheduled), *(s.group for s in back)]
+        queue_victims(done, state)
+        put_all(draft, [*done.scheduled, *back])
+
+
+class DecodeThenPrefill:
+    """Decodes and chunks under way first, then swapped groups, then new prompts, all under one budget (R86)."""
+
+    def __init__(self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._swap_ins = swap_ins
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class; the orders of queue and batch are R89's."""
+        done = self._decodes.go_on(state, draft)
+        back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
+        prompts = self._prefills.start(state, draft)
+        decodes, chunks = done.of(prefill=False), done.of(prefill=True)
+        back_decodes = [s for s in back if not s.is_prefill]
+        back_chunks = [s for s in back if s.is_prefill]
+        in_order = [*back_decodes, *back_chunks, *decodes, *chunks, *prompts]
+        state.running[:] = [*done.left_over, *(s.group for s in in_order)]
+        queue_victims(done, state)
+        put_all(draft, [*prompts, *chunks, *back_chunks, *decodes, *back_decodes])
+
+
+def queue_victims(done: Decoded, state: CoreState) -> None:
+    """Victims go to the front of waiting, the last one first, and to the tail of swapped (R44)."""
+    for group in done.recomputed:
+        group.place = Place.WAITING
+        state.waiting.push_front(group)
+    for group in done.swapped_out:
+        group.place = Place.SWAPPED
+        state.swapped.append(group)
+
+
+def put_all(draft: StepDraft, scheduled: list[ScheduledGroup]) -> None:
+    """The batch, by adapter where there are any (R47)."""
+    if any(s.group.request.lora_id for s in scheduled):
+        scheduled = sorted(scheduled, key=lambda s: (s.group.request.lora_id, s.group.request.request_id))
+    draft.num_prefill_groups = sum(s.is_prefill for s in scheduled)
+    for share in scheduled:
+        share.put(draft)

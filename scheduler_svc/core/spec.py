@@ -1,0 +1,140 @@
+"""A policy as data: which parts, and their knobs. `presets` names the known ones and builds schedulers of them."""
+
+from dataclasses import dataclass, fields
+
+from scheduler_svc.core.limits import CoreLimits
+from svc_common.errors import ConfigError
+
+PHASES = ("prefill_or_decode", "decode_then_prefill", "mixed")
+CACHES = ("vllm_2023", "vllm_063", "v1_pool", "quire", "none")
+PROGRESS = ("after_result", "at_schedule", "placeholders")
+GROUPINGS = ("request", "sample")
+BATCHINGS = ("continuous", "static")
+_CHOICES = {
+    "phases": PHASES,
+    "cache": CACHES,
+    "progress": PROGRESS,
+    "grouping": GROUPINGS,
+    "batching": BATCHINGS,
+    "policy": ("fcfs", "priority"),
+    "preemption_mode": (None, "recompute", "swap"),
+    "when_host_is_full": ("recompute", "fail_step"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Parts by name, then the knobs under the names of the articles (R48).
+
+    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras` (None = no
+    limit, R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks` (None = 1 % of the pool, R52),
+    `sliding_window` tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147).
+    """
+
+    name: str
+    phases: str = "mixed"
+    cache: str = "v1_pool"
+    progress: str = "at_schedule"
+    grouping: str = "sample"
+    batching: str = "continuous"
+    policy: str = "fcfs"
+    preemption_mode: str | None = None
+    when_host_is_full: str = "recompute"
+    delay_factor: float = 0.0
+    max_loras: int | None = None
+    num_lookahead_slots: int = 0
+    num_scheduler_steps: int = 1
+    watermark_blocks: int | None = None
+    sliding_window: int | None = None
+    async_output: bool = False
+    num_spec_tokens: int = 0
+    batch_queue: int = 1
+    fast_path: bool = True
+
+    def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise _bad(self, field, f"must be one of {', '.join(map(str, choices))}")
+        for field, least in _LEAST.items():
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise _bad(self, field, f"must be at least {least}")
+        for field, wrong in self._contradictions():
+            raise _bad(self, field, wrong)
+
+    @property
+    def is_multi_step(self) -> bool:
+        """Several decode steps per plan (R91)."""
+        return self.num_scheduler_steps > 1
+
+    @property
+    def can_swap(self) -> bool:
+        """Its cache rules move blocks to the host."""
+        return self.cache in ("vllm_2023", "vllm_063", "quire")
+
+    def check(self, limits: CoreLimits) -> None:
+        """ConfigError where the limits contradict the policy (R48, R87)."""
+        budget, whole = limits.max_num_batched_tokens, self.phases == "prefill_or_decode" or not limits.chunked_prefill
+        if whole and budget < limits.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) must not be less than max_model_len ({limits.max_model_len}) without "
+                "chunked prefill: the longest prompt would never fit a step (R48)",
+                reason="BAD_LIMIT",
+            )
+        if self.phases == "decode_then_prefill" and limits.prefix_caching and budget % limits.block_size:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) must be a multiple of block_size ({limits.block_size}) with chunked "
+                f"prefill and prefix caching under policy {self.name}: chunks are whole blocks (R87)",
+                reason="BAD_LIMIT",
+            )
+        if self.sliding_window is not None and limits.prefix_caching:
+            raise _bad(self, "sliding_window", "does not go with prefix_caching")
+
+    def _contradictions(self) -> list[tuple[str, str]]:
+        """(field, why it does not go with another)."""
+        v0 = self.phases != "mixed"
+        rules = (
+            (v0 and self.cache == "v1_pool", "cache", f"v1_pool does not go with phases={self.phases}"),
+            (not v0 and self.cache in ("vllm_2023", "vllm_063"), "cache", "needs phases of v0"),
+            (v0 == (self.progress != "after_result"), "progress", "after_result goes with phases of v0, and only with them"),
+            (v0 and self.grouping == "sample", "grouping", "phases of v0 schedule a request as one group"),
+            (v0 and self.batch_queue > 1, "batch_queue", "v0 needs result k before plan k+1"),
+            (self.preemption_mode == "swap" and not self.can_swap, "preemption_mode", f"cache={self.cache} cannot swap"),
+            (not v0 and self.async_output, "async_output", "is v0's; v1 has progress=placeholders"),
+            (not v0 and self.delay_factor > 0, "delay_factor", "is v0's"),
+            (not v0 and self.num_lookahead_slots > 0, "num_lookahead_slots", "is v0's"),
+            (not v0 and self.is_multi_step, "num_scheduler_steps", "is v0's"),
+            (v0 and self.num_spec_tokens > 0, "num_spec_tokens", "is v1's"),
+            (v0 and self.batching == "static", "batching", "static batches are made of mixed phases"),
+            (
+                self.sliding_window is not None and self.cache not in ("vllm_2023", "vllm_063"),
+                "sliding_window",
+                "only the block managers of v0 drop blocks behind the window",
+            ),
+        )
+        return [(field, why) for wrong, field, why in rules if wrong]
+
+
+_LEAST = {
+    "delay_factor": 0,
+    "max_loras": 1,
+    "num_lookahead_slots": 0,
+    "num_scheduler_steps": 1,
+    "watermark_blocks": 0,
+    "sliding_window": 1,
+    "num_spec_tokens": 0,
+    "batch_queue": 1,
+}
+
+
+def knob_names() -> list[str]:
+    """Fields of a spec that an operator may set."""
+    return [field.name for field in fields(PolicySpec) if field.name != "name"]
+
+
+def _bad(spec: PolicySpec, field: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"policy {spec.name}: {field}={getattr(spec, field)!r}: {why}",
+        reason="BAD_POLICY",
+        metadata={"field": field, "policy": spec.name},
+    )
