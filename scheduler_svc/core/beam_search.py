@@ -29,7 +29,9 @@ class _Continuation:
 def decide(group: Group, candidates: Candidates, max_total_tokens: int) -> Children:
     """Tokens (with logprobs) by live beam: the first continues it, the others fork it, none drops it."""
     width, rules = group.width, group.request.beam or BeamRules()
-    found = [c for beam in group.live for c in _continuations(beam, candidates.get(beam.name, []), rules, max_total_tokens)]
+    found = [
+        c for beam in group.live for c in _continuations(beam, candidates.get(beam.name, []), rules, max_total_tokens)
+    ]
     found.sort(key=lambda c: -c.score)
     done = sorted((group.request.score(s) for s in group.sequences if s.status in _FINISHED), reverse=True)
     finished, live = _best_finished(found, done, width), [c for c in found if not c.finishes]
@@ -37,9 +39,7 @@ def decide(group: Group, candidates: Candidates, max_total_tokens: int) -> Child
     if live and len(scores) == width and _is_over(live[0], scores[-1], group, rules, max_total_tokens):
         live = []
     chosen = [*live[:width], *finished]
-    return {
-        beam.name: [(c.token_id, c.logprob) for c in chosen if c.parent is beam] for beam in group.live
-    }
+    return {beam.name: [(c.token_id, c.logprob) for c in chosen if c.parent is beam] for beam in group.live}
 
 
 def _continuations(
@@ -47,7 +47,9 @@ def _continuations(
 ) -> list[_Continuation]:
     found = []
     for token_id, logprob in candidates:
-        status = stop_status(beam.request.stop, token_id, beam.num_output_tokens + 1, beam.num_tokens + 1, max_total_tokens)
+        status = stop_status(
+            beam.request.stop, token_id, beam.num_output_tokens + 1, beam.num_tokens + 1, max_total_tokens
+        )
         by_token = status is SequenceStatus.FINISHED_STOPPED
         length = beam.num_tokens + 1 - by_token
         score = (beam.cumulative_logprob + logprob) / max(1, length) ** rules.length_penalty

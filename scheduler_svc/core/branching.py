@@ -44,7 +44,7 @@ def _settle_fates(pairs: list[tuple[Sequence, Sequence]], state: CoreState, outc
 def _offspring(
     parent: Sequence, tokens: list[tuple[int, float]], outcome: StepOutcome
 ) -> list[tuple[Sequence, Sequence]]:
-    """(child, parent) pairs, the parent itself first. Forks copy the past before the parent goes on."""
+    """(child, parent) pairs, the parent itself last. Forks copy the past before the parent goes on."""
     family = [parent, *(parent.fork(parent.group.new_index()) for _ in tokens[1:])]
     offset = parent.num_output_tokens
     for child, (token, logprob) in zip(family, tokens, strict=True):
@@ -53,4 +53,4 @@ def _offspring(
         source = None if child is parent else parent.name
         request_id = parent.request.request_id
         outcome.runs.append(TokenRun(child.name, request_id, child.index, offset, [token], source))
-    return [(child, parent) for child in family]
+    return [(child, parent) for child in [*family[1:], parent]]

@@ -55,13 +55,13 @@ class Recompute:
 class SwapOrRecompute(Recompute):
     """By what the operator says, else groups of one sequence are computed again and larger ones swapped (R76, R78).
 
-    `when_host_is_full`: "fail_step" as the reference does (R75), or "recompute".
+    Where the host is full the group is computed again; `fails_step`: the whole step fails, as the recordings have it (R75).
     """
 
-    def __init__(self, who: Who, mode: str | None, when_host_is_full: str) -> None:
+    def __init__(self, who: Who, mode: str | None, *, fails_step: bool) -> None:
         super().__init__(who)
         self._mode = mode
-        self._fails = when_host_is_full == "fail_step"
+        self._fails_step = fails_step
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         """StepFailed when it must be swapped, cannot, and that is to fail the step."""
@@ -70,7 +70,7 @@ class SwapOrRecompute(Recompute):
             return super().preempt(group, state, draft)
         if state.cache.can_swap_out(group.live):
             return self._swap_out(group, state, draft)
-        if self._fails:
+        if self._fails_step:
             raise StepFailed(group.request.request_id, list(draft.preempted))
         return super().preempt(group, state, draft)
 

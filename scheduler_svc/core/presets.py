@@ -110,7 +110,7 @@ def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
 def _mixed(spec: PolicySpec, progress: Progress) -> list[Phase]:
     who = least_important if spec.policy == "priority" else newest
     mode = spec.preemption_mode if spec.can_swap else "recompute"
-    preemption = SwapOrRecompute(who, mode, spec.when_host_is_full)
+    preemption = SwapOrRecompute(who, mode, fails_step=spec.host_defects == "recorded")
     admission: list[Admission] = [MaxSeqs()]
     if spec.max_loras is not None:
         admission.append(LoraSlots(spec.max_loras))
@@ -121,13 +121,14 @@ def _mixed(spec: PolicySpec, progress: Progress) -> list[Phase]:
 
 def _v0(spec: PolicySpec, ordering: Ordering, outputs: OutputRules) -> Phase:
     chunked = spec.phases == "decode_then_prefill"
+    as_recorded = spec.host_defects == "recorded"
     whole = WholePrompts(spec.num_lookahead_slots)
     of_chunks = WholeChunks if spec.is_multi_step else Chunks
     shares = of_chunks(spec.num_lookahead_slots) if chunked else whole
     slots: list[Admission] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
-    preemption = SwapOrRecompute(newest, spec.preemption_mode, spec.when_host_is_full)
+    preemption = SwapOrRecompute(newest, spec.preemption_mode, fails_step=as_recorded)
     prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
-    decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots)
+    decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)
     if chunked:
         return DecodeThenPrefill(prefills, decodes, swap_ins)
     make_room = PriorityPreemption(ordering, whole, preemption) if spec.policy == "priority" else None

@@ -116,9 +116,7 @@ class Scheduler:
         alive = [flight for flight in self._land(step) if not flight.sequence.status.is_finished]
         for flight in alive:
             self.state.cache.retract(flight.sequence, flight.computed_before)
-        return StepOutcome(
-            ended=[self.state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
-        )
+        return StepOutcome(ended=[self.state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive])
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""

@@ -18,7 +18,7 @@ _CHOICES = {
     "batching": BATCHINGS,
     "policy": ("fcfs", "priority"),
     "preemption_mode": (None, "recompute", "swap"),
-    "when_host_is_full": ("recompute", "fail_step"),
+    "host_defects": ("repaired", "recorded"),
 }
 
 
@@ -29,6 +29,8 @@ class PolicySpec:
     `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras` (None = no
     limit, R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks` (None = 1 % of the pool, R52),
     `sliding_window` tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147).
+    `host_defects`: what v0 does when host blocks run out (fails the whole step, R75) and with groups too large to come back (loses
+    their host blocks): "recorded" like that, "repaired" the group is computed again, and its blocks are freed.
     """
 
     name: str
@@ -39,7 +41,7 @@ class PolicySpec:
     batching: str = "continuous"
     policy: str = "fcfs"
     preemption_mode: str | None = None
-    when_host_is_full: str = "recompute"
+    host_defects: str = "repaired"
     delay_factor: float = 0.0
     max_loras: int | None = None
     num_lookahead_slots: int = 0
@@ -96,10 +98,18 @@ class PolicySpec:
         rules = (
             (v0 and self.cache == "v1_pool", "cache", f"v1_pool does not go with phases={self.phases}"),
             (not v0 and self.cache in ("vllm_2023", "vllm_063"), "cache", "needs phases of v0"),
-            (v0 == (self.progress != "after_result"), "progress", "after_result goes with phases of v0, and only with them"),
+            (
+                v0 == (self.progress != "after_result"),
+                "progress",
+                "after_result goes with phases of v0, and only with them",
+            ),
             (v0 and self.grouping == "sample", "grouping", "phases of v0 schedule a request as one group"),
             (v0 and self.batch_queue > 1, "batch_queue", "v0 needs result k before plan k+1"),
-            (self.preemption_mode == "swap" and not self.can_swap, "preemption_mode", f"cache={self.cache} cannot swap"),
+            (
+                self.preemption_mode == "swap" and not self.can_swap,
+                "preemption_mode",
+                f"cache={self.cache} cannot swap",
+            ),
             (not v0 and self.async_output, "async_output", "is v0's; v1 has progress=placeholders"),
             (not v0 and self.delay_factor > 0, "delay_factor", "is v0's"),
             (not v0 and self.num_lookahead_slots > 0, "num_lookahead_slots", "is v0's"),

@@ -63,6 +63,10 @@ class CoreState:
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """Ends a sequence, wherever it stands: blocks free, worker to forget it; its group leaves with its last (R17, R35)."""
         self.cache.release(sequence)
+        return self.end(sequence, status, error)
+
+    def end(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
+        """The same for one whose blocks are not to be freed, or are already."""
         self.cache.forget(sequence)
         self.leave_worker(sequence)
         sequence.status = status

@@ -19,9 +19,7 @@ def stop_status(
 def check_stop(sequence: Sequence, max_total_tokens: int) -> SequenceStatus | None:
     """The final status that its last token brings, or None. Sets `stop_token_id` when a token stopped it."""
     last = sequence.token_ids[-1]
-    status = stop_status(
-        sequence.request.stop, last, sequence.num_output_tokens, sequence.num_tokens, max_total_tokens
-    )
+    status = stop_status(sequence.request.stop, last, sequence.num_output_tokens, sequence.num_tokens, max_total_tokens)
     if status is SequenceStatus.FINISHED_STOPPED:
         sequence.stop_token_id = last
     return status

@@ -73,11 +73,12 @@ def test_who_has_grown_into_the_watermark_may_come_back() -> None:
 
 
 def test_hits_relieve_the_need() -> None:
-    """R134, R51: blocks of a prefix that somebody holds need not be free."""
+    """R134, R51: blocks of a prefix that somebody holds need not be free; what no pool can hold is never admitted."""
     rules = make(5)
     start(rules, prompt("a/0", range(16)))
     b = prompt("b/0", range(16))
     assert rules.can_admit([b], PrefixHit(), 16) is AllocStatus.LATER
+    assert rules.can_admit([prompt("c/0", range(20))], PrefixHit(), 20, num_lookahead=1) is AllocStatus.NEVER
     assert start(rules, b).num_tokens == 12
     assert rules.num_free_gpu == 0
 
@@ -89,17 +90,17 @@ def test_a_group_moves_with_all_that_it_shares() -> None:
     """R73, R74, R104: every block moves, a shared one once, ids count from zero per device; back it is as it was."""
     rules = make(caching=False)
     group = two_samples(rules)
+    group.append(fork(rules, group[0], "a/2"))
     go_on(rules, group[0])
-    assert [rules.ledger.tables[s.name] for s in group] == [[1, 3], [1, 2]]
+    assert [rules.ledger.tables[s.name] for s in group] == [[1, 3], [1, 2], [1, 2]]
     assert rules.swap_out(group) == [(1, 0), (3, 1), (2, 2)]
-    assert rules.ledger.host_tables == {"a/0": [0, 1], "a/1": [0, 2]}
-    assert rules.ledger.cpu.refs[:3] == [2, 1, 1]
+    assert rules.ledger.host_tables == {"a/0": [0, 1], "a/1": [0, 2], "a/2": [0, 2]}
+    assert rules.ledger.cpu.refs[:3] == [3, 1, 2]
     assert (rules.num_free_gpu, rules.ledger.tables) == (20, {})
     assert not integrity.check(rules.ledger)
     pairs = rules.swap_in(group)
     assert [host for host, _ in pairs] == [0, 1, 2]
-    back = dict(pairs)
-    assert rules.ledger.tables == {"a/0": [back[0], back[1]], "a/1": [back[0], back[2]]}
+    assert list(rules.ledger.tables.values()) == [[dict(pairs)[b] for b in t] for t in ([0, 1], [0, 2], [0, 2])]
     assert (rules.num_free_cpu, rules.num_free_gpu, rules.ledger.host_tables) == (20, 17, {})
     assert not integrity.check(rules.ledger)
 
@@ -161,14 +162,66 @@ def test_full_blocks_that_the_device_still_holds_are_not_copied() -> None:
     assert rules.lookup(prompt("c/0", range(10))).block_ids == tuple(rules.ledger.tables["a/0"][:2])
 
 
+def test_what_the_device_still_holds_is_exactly_what_is_not_needed() -> None:
+    """R72, R136: of 3 blocks 2 are known: held by another they cost nothing, free ones cost themselves."""
+    rules = make(4)
+    a, alike = prompt("a/0", range(10)), prompt("b/0", range(10))
+    start(rules, a)
+    rules.swap_out([a])
+    start(rules, alike)
+    assert rules.num_free_gpu == 1
+    assert rules.can_swap_in([a]) is AllocStatus.OK
+    rules.release(alike)
+    start(rules, prompt("c/0", range(50, 56)))
+    assert (rules.num_free_gpu, rules.lookup(a).num_tokens) == (2, 8)
+    assert rules.can_swap_in([a]) is AllocStatus.LATER
+
+
+def test_free_blocks_that_are_kept_are_not_overwritten_on_the_way_back() -> None:
+    """R74, R137: the block of the second sample is next in the free queue when the first needs one; it is passed over."""
+    rules = make(4)
+    group = two_samples(rules, 4)
+    for i, sample in enumerate(group):
+        for token in range(10 * i, 10 * i + 4):
+            go_on(rules, sample, token)
+    assert [rules.ledger.tables[s.name] for s in group] == [[1, 2], [1, 3]]
+    rules.swap_out(group)
+    b = prompt("b/0", range(50, 55))
+    start(rules, b)
+    assert rules.ledger.tables["b/0"] == [4, 2]
+    rules.release(b)
+    assert next(iter(rules.ledger.gpu.free_blocks)) == 3
+    assert rules.swap_in(group) == [(1, 2)]
+    assert [rules.ledger.tables[s.name] for s in group] == [[1, 2], [1, 3]]
+    assert not integrity.check(rules.ledger)
+
+
 def test_tokens_in_flight_are_not_taken_for_known() -> None:
-    """R151: a block that a result has yet to confirm is copied back, not looked up, and not to be found."""
-    rules = make()
+    """R151: a block that a result has yet to confirm is copied back, not looked up, and not to be found after that."""
+    rules = make(3, caching=True)
     a = prompt("a/0", range(8))
     start(rules, a)
     a.num_placeholders = 1
     rules.swap_out([a])
     assert [host for host, _ in rules.swap_in([a])] == [1]
+    rules.swap_out([a])
+    other = prompt("b/0", range(50, 62))
+    start(rules, other)
+    rules.release(other)
+    assert len(rules.swap_in([a])) == 2
+    assert rules.lookup(prompt("c/0", range(9))).num_tokens == 4
+
+
+def test_room_is_needed_for_the_tokens_in_flight() -> None:
+    """R69, R151: 2 full blocks and a token on its way need 3 blocks to come back to."""
+    rules = make(3, caching=False)
+    a = prompt("a/0", range(8))
+    start(rules, a)
+    rules.swap_out([a])
+    start(rules, prompt("b/0", [1]))
+    assert rules.can_swap_in([a]) is AllocStatus.OK
+    a.num_placeholders = 1
+    assert rules.can_swap_in([a]) is AllocStatus.LATER
 
 
 def test_blocks_on_the_host_are_given_back_too() -> None:

@@ -260,9 +260,9 @@ def _case(machine: type[V0Lives], examples: int, steps: int) -> type:
     return machine.TestCase
 
 
-class TestLives063(_case(Lives063, 150, 30)):
+class TestLives063(_case(Lives063, 6000, 30)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R117, R118, R121, R200, R203, R206."""
 
 
-class TestLives2023(_case(Lives2023, 150, 30)):
+class TestLives2023(_case(Lives2023, 6000, 30)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R109, R110, R113, R114, R200, R203, R206."""

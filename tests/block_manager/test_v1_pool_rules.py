@@ -223,7 +223,10 @@ def test_only_what_a_sibling_was_promised_is_found() -> None:
         go_on(rules, older)
     longer = KnownSequence("a/1", [*range(9), *[7] * 6], 9, sibling_names=("a/0",))
     assert rules.lookup(longer).num_tokens == 8
+    child = fork(rules, older, "a/x")
     rules.release(older)
+    assert rules.lookup(younger).block_ids == tuple(table(rules, child)[:2])
+    rules.release(child)
     assert rules.lookup(younger) == PrefixHit()
 
 

@@ -161,9 +161,7 @@ def joint_shares(wanted: list[Share], left: int) -> list[Share]:
     """
     if any(n <= 0 for _, n in wanted):
         return []
-    if sum(n for _, n in wanted) <= left and all(
-        s.num_computed_tokens + n >= s.num_tokens for s, n in wanted
-    ):
+    if sum(n for _, n in wanted) <= left and all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
         return wanted
     shares = []
     for sequence, num_tokens in wanted:

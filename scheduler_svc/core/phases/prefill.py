@@ -62,7 +62,9 @@ class Prefills:
         if longest > limit:
             return f"its {longest} tokens are more than the {limit} that a prompt may have (R50)"
         if not alone and num_tokens > state.limits.max_num_batched_tokens:
-            return f"computing its {len(group.live)} sequences again takes {num_tokens} tokens, more than a step may have"
+            return (
+                f"computing its {len(group.live)} sequences again takes {num_tokens} tokens, more than a step may have"
+            )
         return ""
 
     def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:

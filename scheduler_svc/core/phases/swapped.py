@@ -12,12 +12,14 @@ from scheduler_svc.core.step_draft import StepDraft
 class SwapIns:
     """Takes from `state.swapped` what fits. The caller puts the groups into `running` and the draft.
 
-    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts.
+    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts. `leaks_ignored`: host blocks of groups
+    that can never come back are lost, as the recordings have it.
     """
 
-    def __init__(self, shares: WholePrompts, admission: list[Admission]) -> None:
+    def __init__(self, shares: WholePrompts, admission: list[Admission], *, leaks_ignored: bool = False) -> None:
         self._shares = shares
         self._admission = admission
+        self._leaks_ignored = leaks_ignored
 
     def bring_in(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
         """The groups that came back, in order."""
@@ -42,7 +44,8 @@ class SwapIns:
             return Verdict.STOP
         if status is AllocStatus.NEVER:
             why = "what it holds does not fit the device any more (R69)"
-            draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+            end = state.end if self._leaks_ignored else state.retire
+            draft.ended += [end(sequence, SequenceStatus.FINISHED_IGNORED, why) for sequence in group.live]
             return Verdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is not Verdict.ENTER:
