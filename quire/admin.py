@@ -39,10 +39,10 @@ class AdminClient:
         finally:
             call.cancel()
 
-    def blocks(self) -> admin_pb2.GetBlocksResponse:
-        """Pools, tables and reference counts at one instant."""
+    def blocks(self, *, memory: bool = False) -> admin_pb2.GetBlocksResponse:
+        """Pools, tables and reference counts at one instant; with `memory` also how well the memory is used."""
         with typed_errors(self.target, ADMIN):
-            return self._stub.GetBlocks(admin_pb2.GetBlocksRequest(), timeout=_UNARY_TIMEOUT_S)
+            return self._stub.GetBlocks(admin_pb2.GetBlocksRequest(memory=memory), timeout=_UNARY_TIMEOUT_S)
 
 
 # --- as JSON values ------------------------------------------------------------------------------------------------

@@ -21,11 +21,9 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.scheduling import scheduler_settings
 from quire.stack import default_model
-from scheduler_svc.core import presets
-from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from scheduler_svc.row_planner import RowPlanner, RowSampling, WorkerResult
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, QuireError
@@ -38,16 +36,6 @@ _FINISH_REASONS = {
     SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
     SequenceStatus.FINISHED_ABORTED: "abort",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingOptions:
-    """What the scheduler core is built with, under vLLM's names."""
-
-    policy: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_prefix_caching: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -93,18 +81,22 @@ class InProcessEngine:
     """Owner of core, planner, engine and the live requests. One thread calls it."""
 
     def __init__(
-        self, engine: Engine, options: SchedulingOptions, *, draw_seed: Callable[[], int], progress: Progress
+        self, engine: Engine, choice: PolicyChoice, *, draw_seed: Callable[[], int], progress: Progress
     ) -> None:
         """Loads, profiles, allocates (R8). ConfigError says what is wrong with model or memory and what to do."""
         self._engine = engine
         self._draw_seed = draw_seed
         self.limits: common_pb2.ModelLimits = engine.load(progress)
-        self.memory = engine.profile(options.max_num_batched_tokens, options.max_num_seqs)
-        engine.allocate(self.memory.num_gpu_blocks, self.memory.num_cpu_blocks)
+        self.limits.max_model_len = max_model_len = choice.max_model_len(self.limits.max_model_len)
+        memory = self.memory = engine.profile(*choice.largest_step(max_model_len))
+        fit = choice.core_limits(
+            WorkerSize(memory.block_size, memory.num_gpu_blocks, memory.num_cpu_blocks, max_model_len)
+        )
+        engine.allocate(fit.num_gpu_blocks, fit.num_cpu_blocks)
         self.text_model = TextModel.from_bundle(engine.bundle())
         self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
-        self._core = _build_core(self.limits, self.memory, options)
-        self._planner = RowPlanner(options.max_num_seqs)
+        self._core = choice.build(fit)
+        self._planner = RowPlanner(fit.max_num_seqs)
         self._live: dict[str, _Live] = {}
         self._aborted: list[RequestOutput] = []
 
@@ -183,7 +175,7 @@ class InProcessEngine:
         except QuireError as error:
             self._fail(plan, error, touched)
             return
-        outcome = self._core.update(result.result)
+        outcome = self._core.update(result.result, monotonic_ns() / NS_PER_S)
         for run in outcome.runs:
             self._take(run, result.logprobs.get(run.name), outcome.ended, touched)
         self._end_all(outcome.ended, touched)
@@ -239,21 +231,6 @@ class InProcessEngine:
             touched[end.request_id] = live.output
 
 
-def _build_core(
-    limits: common_pb2.ModelLimits, memory: worker_pb2.ProfileCacheResponse, options: SchedulingOptions
-) -> Scheduler:
-    core_limits = CoreLimits(
-        block_size=memory.block_size,
-        num_gpu_blocks=memory.num_gpu_blocks,
-        num_cpu_blocks=memory.num_cpu_blocks,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        prefix_caching=options.enable_prefix_caching,
-    )
-    return presets.build(options.policy, core_limits, policy="priority")
-
-
 def _core_request(request_id: str, resolved: validation.ResolvedRequest, limits: common_pb2.ModelLimits) -> Request:
     stop = resolved.stop
     rules = StopRules(
@@ -287,15 +264,9 @@ def load(
 
     ConfigError, by the options' Python names, for what cannot work; numbers are checked before anything is loaded.
     """
-    chosen = scheduler_settings(str, **scheduling)
-    options = SchedulingOptions(
-        policy=chosen.policy,
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        enable_prefix_caching=chosen.enable_prefix_caching,
-    )
+    choice = scheduler_settings(str, **scheduling).policy_choice()
     with named_as_in_python():
         given = {**worker_settings, "model": model or default_model()}
         settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})
         engine = ModelEngine(settings)
-        return InProcessEngine(engine, options, draw_seed=draw_seed, progress=lambda stage, fraction: None)
+        return InProcessEngine(engine, choice, draw_seed=draw_seed, progress=lambda stage, fraction: None)

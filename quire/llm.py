@@ -61,8 +61,10 @@ class LLM:
     LLM(target="127.0.0.1:50051")         uses a running gateway; `model` may name one of those it serves.
 
     The other arguments are vLLM's and hold in process only; None = the default of `quire serve worker` / `quire serve scheduler`.
-    `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB". `seed`: what seeds of requests without one are drawn
-    from; None = from the system. ConfigError says what is wrong with model, memory or arguments, and what to do.
+    `policy`: a preset's name or a policy file; `policy_set`: keys on top of it, as ["preemption_mode=swap"] or
+    {"preemption_mode": "swap"} (docs/policies.md). `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB".
+    `seed`: what seeds of requests without one are drawn from; None = from the system. ConfigError says what is wrong with model,
+    memory or arguments, and what to do.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LLM:
         target: str | None = None,
         seed: int | None = None,
         policy: str | None = None,
+        policy_set: Sequence[str] | Mapping[str, Any] | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         enable_prefix_caching: bool | None = None,
@@ -84,6 +87,7 @@ class LLM:
         memory = {"kv_cache_memory": kv_cache_memory, "swap_space": swap_space}
         scheduling = {
             "policy": policy,
+            "policy_set": llm_settings.policy_values(policy_set),
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,

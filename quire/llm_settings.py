@@ -4,14 +4,15 @@ Not here: the checks themselves (settings of worker and scheduler).
 """
 
 import contextlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.sizes import GIB, parse_size
 from svc_common.errors import ConfigError
 
-SCHEDULING = ("policy", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
+SCHEDULING = ("policy", "policy_set", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 MEMORY = ("kv_cache_memory", "swap_space")
 WORKER = (
     *("served_model_name", "dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
@@ -51,6 +52,19 @@ def memory_values(kv_cache_memory: int | str | None, swap_space: float | str | N
     if swap_space is not None:
         values["swap_space_gib"] = parse_size(str(swap_space), "swap_space", plain_unit=GIB) / GIB
     return values
+
+
+def policy_values(given: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """Field `policy_set` of SchedulerSettings. ConfigError for what is neither KEY=VALUE texts nor a mapping."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return tuple(f"{key}={json.dumps(value, default=str)}" for key, value in given.items())
+    if isinstance(given, str) or not all(isinstance(text, str) for text in given):
+        raise ConfigError(
+            'policy_set: write ["preemption_mode=swap"] or {"preemption_mode": "swap"}', reason="INVALID_SETTING"
+        )
+    return tuple(given)
 
 
 @contextlib.contextmanager

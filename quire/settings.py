@@ -16,7 +16,7 @@ Spelling = Callable[[str], str]
 
 def option_name(field: str) -> str:
     """The command line's spelling of a setting."""
-    return "--" + field.replace("_", "-")
+    return "--set" if field == "policy_set" else "--" + field.replace("_", "-")
 
 
 def settings_of(cls: type[Settings], spelled: Spelling, **values: Any) -> Settings:

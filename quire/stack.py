@@ -23,12 +23,18 @@ from quire import ports
 from quire.processes import LineSink, ServiceProcess, ignore_line
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
-from quire.worker_watch import LargestStep, WorkerWatch
+from quire.worker_watch import WorkerWatch
+from scheduler_svc.policy_choice import PolicyChoice
 from svc_common.errors import ConfigError, DeadlineExceeded
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
 _BUILT_IN_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
+_SCHEDULING = {
+    "--policy": "policy",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
 _STOP_ORDER = ("gateway", "scheduler", "worker")
 
 
@@ -43,7 +49,8 @@ def default_model() -> Path:
 class StackOptions:
     """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
 
-    Ports: 0 = any free one. `max_num_seqs`, `max_num_batched_tokens`: None = the scheduler's defaults.
+    Ports: 0 = any free one. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it; `max_num_seqs`,
+    `max_num_batched_tokens`: None = what the policy says.
     `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line.
     """
 
@@ -53,6 +60,8 @@ class StackOptions:
     grpc_port: int = 0
     http_port: int = 0
     admin_port: int = 0
+    policy: str | None = None
+    policy_set: Sequence[str] = ()
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     worker_args: Sequence[str] = ()
@@ -71,8 +80,7 @@ class StackOptions:
             "scheduler": [
                 *("scheduler", "--worker", f"{self.host}:{port['worker --port']}", *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
-                *("--max-num-seqs", str(self.largest_step.max_num_seqs)),
-                *("--max-num-batched-tokens", str(self.largest_step.max_num_batched_tokens)),
+                *self._policy_args,
                 *self.scheduler_args,
             ],
             "gateway": [
@@ -83,20 +91,24 @@ class StackOptions:
         }
 
     @property
-    def largest_step(self) -> LargestStep:
-        """What the cache is sized for. ConfigError for numbers that cannot work."""
+    def choice(self) -> PolicyChoice:
+        """The policy and its limits, as the scheduler will read them. ConfigError for what cannot work."""
+        arguments = [*self._policy_args, *self.scheduler_args]
+        given = {name: value for name, value in pairwise(arguments) if name in _SCHEDULING}
         settings = scheduler_settings(
             option_name,
-            max_num_seqs=self._given("max_num_seqs"),
-            max_num_batched_tokens=self._given("max_num_batched_tokens"),
+            **{field: given.get(option) for option, field in _SCHEDULING.items()},
+            policy_set=tuple(value for name, value in pairwise(arguments) if name == "--set"),
+            enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
         )
-        return LargestStep(max_num_batched_tokens=settings.max_num_batched_tokens, max_num_seqs=settings.max_num_seqs)
+        return settings.policy_choice(option_name)
 
-    def _given(self, field: str) -> int | str | None:
-        """What `scheduler_args` say of a field, where they do (the last one counts), else the field."""
-        values = [value for name, value in pairwise(self.scheduler_args) if name == option_name(field)]
-        given: int | str | None = values[-1] if values else getattr(self, field)
-        return given
+    @property
+    def _policy_args(self) -> list[str]:
+        """The fields about scheduling, as arguments."""
+        named = {option: getattr(self, field) for option, field in _SCHEDULING.items()}
+        single = [part for name, value in named.items() if value is not None for part in (name, str(value))]
+        return [*single, *(part for text in self.policy_set for part in ("--set", text))]
 
     @property
     def wanted_ports(self) -> dict[str, int]:
@@ -190,7 +202,7 @@ class LocalStack:
                     self._services[name] = ServiceProcess(
                         name, arguments, environ=self.options.environ, on_line=self._on_line
                     )
-                self._watch = WorkerWatch(self.worker_address, self.options.largest_step, self._on_progress)
+                self._watch = WorkerWatch(self.worker_address, self.options.choice, self._on_progress)
                 self._wait_announced(deadline)
             self._wait_serving(deadline)
             self._stop_watching()

@@ -5,8 +5,10 @@ from typing import Any
 
 import grpc.aio
 
+from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from scheduler_svc import memory_view
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.step_log import StepLog, StepReader
 from svc_common import rpc
@@ -36,12 +38,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetBlocks(
         self, request: admin_pb2.GetBlocksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetBlocksResponse:
-        """The ledger at this instant."""
+        """The ledger at this instant; with `memory` counted, too (R209)."""
         async with rpc.errors_to_status(context):
             core = self._core()
             if core is None:
                 raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
-            return _blocks(core)
+            response = _blocks(core)
+            if request.memory:
+                response.memory.CopyFrom(_memory(memory_view.memory_report(core)))
+            return response
         raise AssertionError("errors_to_status ends the call")
 
 
@@ -59,3 +64,25 @@ def _blocks(core: Scheduler) -> admin_pb2.GetBlocksResponse:
 
 def _pool(counts: PoolCounts) -> admin_pb2.BlockPool:
     return admin_pb2.BlockPool(total=counts.total, free=counts.free, cached=counts.cached)
+
+
+def _memory(report: MemoryReport) -> admin_pb2.MemoryReport:
+    paged, contiguous = report.paged, report.contiguous
+    return admin_pb2.MemoryReport(
+        paged=admin_pb2.PagedMemory(
+            num_sequences=paged.num_sequences,
+            num_tokens=paged.num_tokens,
+            logical_blocks=paged.logical_blocks,
+            physical_blocks=paged.physical_blocks,
+            waste_tokens=paged.waste_tokens,
+            max_waste_tokens=paged.max_waste_tokens,
+        ),
+        contiguous=admin_pb2.ContiguousMemory(
+            used=contiguous.used,
+            reserved=contiguous.reserved,
+            internal=contiguous.internal,
+            external=contiguous.external,
+            num_regions=contiguous.num_regions,
+            num_left_out=contiguous.num_left_out,
+        ),
+    )

@@ -15,8 +15,6 @@ from grpc_reflection.v1alpha import reflection
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.admin_service import AdminServicer
-from scheduler_svc.core import presets
-from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.frontend_table import FrontendTable
 from scheduler_svc.readiness import Readiness
@@ -65,15 +63,7 @@ async def serve(
 def check(settings: SchedulerSettings) -> None:
     """ConfigError for what can be known to be wrong before any worker has answered."""
     settings.worker_address()
-    limits = CoreLimits(
-        block_size=1,
-        num_gpu_blocks=2,
-        max_model_len=1,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        prefix_caching=settings.enable_prefix_caching,
-    )
-    presets.build(settings.policy, limits)
+    settings.policy_choice()
 
 
 class _SchedulerService:
@@ -87,8 +77,9 @@ class _SchedulerService:
         self._readiness = Readiness()
         self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
-        self._link = WorkerLink(settings.worker_address(), self._identity, settings, self._readiness)
-        self._loop = StepLoop(settings, self._link, self._book, self._log, self._readiness)
+        choice = settings.policy_choice()
+        self._link = WorkerLink(settings.worker_address(), self._identity, settings, choice, self._readiness)
+        self._loop = StepLoop(settings, choice, self._link, self._book, self._log, self._readiness)
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()

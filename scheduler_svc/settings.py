@@ -2,13 +2,16 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from scheduler_svc.policy_choice import PolicyChoice, Spelling, choose
 from svc_common.errors import ConfigError
 
 
 class SchedulerSettings(BaseModel):
     """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
 
-    `workers`: addresses HOST:PORT. `num_gpu_blocks` / `num_cpu_blocks`: use fewer than the workers' profile says; None = what fits.
+    `workers`: addresses HOST:PORT. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it. Limits that
+    are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` / `num_cpu_blocks`: use fewer than the workers'
+    profile says; None = what fits.
     `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
     Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
     """
@@ -21,9 +24,10 @@ class SchedulerSettings(BaseModel):
     admin_port: int = Field(default=50062, ge=0, le=65535)
 
     policy: str = "vllm-v1"
-    max_num_seqs: int = Field(default=256, ge=1, le=65536)
-    max_num_batched_tokens: int = Field(default=2048, ge=1)
-    enable_prefix_caching: bool = True
+    policy_set: tuple[str, ...] = ()
+    max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    enable_prefix_caching: bool | None = None
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     num_cpu_blocks: int | None = Field(default=None, ge=0)
 
@@ -42,6 +46,21 @@ class SchedulerSettings(BaseModel):
     max_logged_steps: int = Field(default=10_000, ge=1)
     integrity_check_every: int = Field(default=1_000, ge=0)
     drain_s: float = Field(default=2.0, ge=0)
+
+    def policy_choice(self, spelled: Spelling = str) -> PolicyChoice:
+        """The policy with its limits; ConfigError, by the names of `spelled`, where they cannot work or cannot be served."""
+        choice = choose(
+            self.policy,
+            self.policy_set,
+            spelled=spelled,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            prefix_caching=self.enable_prefix_caching,
+            num_gpu_blocks=self.num_gpu_blocks,
+            num_cpu_blocks=self.num_cpu_blocks,
+        )
+        choice.check()
+        return choice
 
     def worker_address(self) -> str:
         """The worker to drive. ConfigError unless there is exactly one: the policies built so far drive one lane."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.intake import Intake
 from scheduler_svc.live_request import LiveRequest, Place
+from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.row_planner import RowPlanner, RowSampling, WorkerResult
@@ -33,6 +33,7 @@ _BLOCKED_S = 0.01
 _UNSERVED_CHECK_S = 1.0
 _BUG_PAUSE_S = 0.1
 _MAX_BREAKS = 2
+_PREEMPTIONS_PER_WARNING = 50
 _NEW_EPOCH_STATUSES = frozenset({"UNAVAILABLE", "INVALID_ARGUMENT"})
 
 
@@ -50,6 +51,7 @@ class StepLoop:
     def __init__(
         self,
         settings: SchedulerSettings,
+        choice: PolicyChoice,
         link: WorkerLink,
         book: RequestBook,
         step_log: StepLog,
@@ -57,12 +59,13 @@ class StepLoop:
     ) -> None:
         self.core: Scheduler | None = None
         self._settings = settings
+        self._choice = choice
         self._link = link
         self._book = book
         self._log = step_log
         self._readiness = readiness
         self._intake = Intake(book)
-        self._planner = RowPlanner(settings.max_num_seqs)
+        self._planner = RowPlanner(0)
         self._owned: Ownership | None = None
         self._in_flight: deque[_Sent] = deque()
         self._num_breaks = 0
@@ -126,8 +129,11 @@ class StepLoop:
         assert self.core is not None
         moves = plan.swap_in or plan.swap_out or plan.copy
         self._log.begin(plan, self._planner.epoch, self.core.block_tables() if moves else None)
-        for request_id, mode in plan.preempted:
+        first = plan.num_cumulative_preemptions - len(plan.preempted) + 1
+        for number, (request_id, mode) in enumerate(plan.preempted, first):
             self._book.preempted(request_id, plan.step, mode)
+            if number % _PREEMPTIONS_PER_WARNING == 1:
+                log.warning("preemption %d since the start: request %s, by %s", number, request_id, mode)
         for entry in plan.scheduled:
             if entry.fresh:
                 request = self.core.request(entry.request_id)
@@ -172,7 +178,7 @@ class StepLoop:
             log.error("step %d failed at the worker: %s", plan.step, result.error.message)
             self._end_all(self.core.fail_step(plan.step, result.error.message))
         else:
-            outcome = self.core.update(result.result)
+            outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
             for run in outcome.runs:
                 self._book.put_tokens(run, plan.step, result.logprobs.get(run.name))
             self._end_all(outcome)
@@ -278,12 +284,12 @@ class StepLoop:
             self.core.reset_sequences_of_lost_worker()
         else:
             self._build_core(owned)
-        self._planner = RowPlanner(self._settings.max_num_seqs, epoch=owned.epoch)
+        self._planner = RowPlanner(core_limits(self._choice, owned).max_num_seqs, epoch=owned.epoch)
 
     def _build_core(self, owned: Ownership) -> None:
         """A core for what this worker has; requests of the old one enter it as if they came anew, with their tokens."""
         step = self.core.step if self.core is not None else self._last_step
-        self.core = presets.build(self._settings.policy, core_limits(self._settings, owned), policy="priority")
+        self.core = self._choice.build(core_limits(self._choice, owned))
         self.core.step = step
         self._log.policy = self.core.policy
         for live in self._book.live():
@@ -295,17 +301,11 @@ class StepLoop:
                 self._book.back_to_pending(live)
 
 
-def core_limits(settings: SchedulerSettings, owned: Ownership) -> CoreLimits:
+def core_limits(choice: PolicyChoice, owned: Ownership) -> CoreLimits:
     """What the core is built with: the operator's limits and the worker's cache."""
-    return CoreLimits(
-        block_size=owned.cache.block_size,
-        num_gpu_blocks=owned.cache.num_gpu_blocks,
-        num_cpu_blocks=owned.cache.num_cpu_blocks,
-        max_model_len=owned.limits.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        prefix_caching=settings.enable_prefix_caching,
-    )
+    cache = owned.cache
+    size = WorkerSize(cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks, owned.limits.max_model_len)
+    return choice.core_limits(size)
 
 
 def _is_alike(before: Ownership | None, now: Ownership) -> bool:

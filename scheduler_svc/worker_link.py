@@ -15,10 +15,11 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import rpc
-from svc_common.errors import ConfigError, DeadlineExceeded, FailedPrecondition, Internal, QuireError, Unavailable
+from svc_common.errors import DeadlineExceeded, FailedPrecondition, Internal, QuireError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,16 @@ class _Loaded:
 class WorkerLink:
     """Owner of the channel and the Run stream. One caller: the step loop."""
 
-    def __init__(self, address: str, identity: rpc.Identity, settings: SchedulerSettings, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        address: str,
+        identity: rpc.Identity,
+        settings: SchedulerSettings,
+        choice: PolicyChoice,
+        readiness: Readiness,
+    ) -> None:
         self.address = address
+        self._choice = choice
         self._identity = identity
         self._settings = settings
         self._readiness = readiness
@@ -122,7 +131,7 @@ class WorkerLink:
 
     async def _load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> _Loaded:
         limits = await self._load_model(stub)
-        cache = await self._allocate(stub)
+        cache = await self._allocate(stub, limits.max_model_len)
         bundle = await self._fetch_bundle(stub, limits.bundle_digest)
         return _Loaded(boot_id, limits, bundle, cache)
 
@@ -132,6 +141,7 @@ class WorkerLink:
             if progress.HasField("loaded"):
                 log.info("worker %s has loaded %s", self.address, progress.loaded.model)
                 limits: common_pb2.ModelLimits = progress.loaded
+                limits.max_model_len = self._choice.max_model_len(limits.max_model_len)
                 return limits
             if progress.stage != stage:
                 stage = progress.stage
@@ -141,19 +151,17 @@ class WorkerLink:
             )
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
-    async def _allocate(self, stub: worker_pb2_grpc.WorkerServiceStub) -> CacheCounts:
-        settings = self._settings
+    async def _allocate(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
+        tokens, seqs = self._choice.largest_step(max_model_len)
         self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(
-            worker_pb2.ProfileCacheRequest(
-                max_num_batched_tokens=settings.max_num_batched_tokens, max_num_seqs=settings.max_num_seqs
-            )
+            worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
         )
         log.info("memory of worker %s:\n%s", self.address, profile.readable)
+        size = WorkerSize(profile.block_size, profile.num_gpu_blocks, profile.num_cpu_blocks, max_model_len)
+        fit = self._choice.core_limits(size)
         cache = CacheCounts(
-            num_gpu_blocks=_at_most(settings.num_gpu_blocks, profile.num_gpu_blocks, "num_gpu_blocks"),
-            num_cpu_blocks=_at_most(settings.num_cpu_blocks, profile.num_cpu_blocks, "num_cpu_blocks"),
-            block_size=profile.block_size,
+            num_gpu_blocks=fit.num_gpu_blocks, num_cpu_blocks=fit.num_cpu_blocks, block_size=fit.block_size
         )
         await stub.AllocateCache(
             worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
@@ -291,15 +299,6 @@ class WorkerLink:
             await self._run.done_writing()
             # Not `await reader`: however it ends, also cancelled, the goodbye was said.
             await asyncio.wait({self._reader})
-
-
-def _at_most(wanted: int | None, fits: int, setting: str) -> int:
-    if wanted is not None and wanted > fits:
-        raise ConfigError(
-            f"{setting} is {wanted}, only {fits} blocks fit at the worker; lower it or give the worker more memory",
-            reason="CACHE_TOO_SMALL",
-        )
-    return fits if wanted is None else wanted
 
 
 def _lost(error: BaseException) -> WorkerLostError:

@@ -38,6 +38,10 @@ class NoBlocks:
         """Yes."""
         return True
 
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """Yes."""
+        return True
+
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """No blocks."""
         return Growth()

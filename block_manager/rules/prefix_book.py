@@ -7,6 +7,9 @@ from block_manager.hashing import HashChain
 from block_manager.ledger import Ledger
 
 
+NEVER = 2**62
+
+
 @dataclass(slots=True)
 class _Reach:
     """`num_tokens`: offset up to which a planned step promised the KV; `num_registered`: leading blocks that can be found."""
@@ -60,12 +63,20 @@ class PrefixBook:
         self._reach[sequence.name].num_tokens = num_tokens
         self.register(sequence, num_tokens)
 
-    def register(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Full blocks among its first `num_tokens` can be found by others, as far as their tokens are known."""
+    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Full blocks among its first `num_tokens` can be found by others, as far as their tokens are known.
+
+        Returns at how many tokens the next one will be full; without caching never.
+        """
+        if not self.enabled:
+            return NEVER
         full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
         reach = self._reach[sequence.name]
-        if not self.enabled or full <= reach.num_registered:
-            return
+        if full > reach.num_registered:
+            self._register(sequence, reach, full)
+        return (reach.num_registered + 1) * self._ledger.block_size
+
+    def _register(self, sequence: CachedSequence, reach: _Reach, full: int) -> None:
         hashes = self._hashes(sequence, full)
         table = self._ledger.tables[sequence.name]
         for i in range(reach.num_registered, full):

@@ -31,12 +31,23 @@ class Swap063:
     def can_leave(self, sequences: Sequence[CachedSequence]) -> bool:
         """Whether the host has room."""
         tables = [self._ledger.tables[s.name][self._written[s.name].num_dropped :] for s in sequences]
-        return self._status(sequences, tables, self._device, self._host, 0, 0) is AllocStatus.OK
+        touched, needed = self._count(sequences, tables, self._device, self._host, 0)
+        return max(touched, needed) <= self._host.pool.num_free
 
     def can_return(self, sequences: Sequence[CachedSequence], watermark_blocks: int, num_lookahead: int) -> AllocStatus:
-        """Whether the device has room, with what they append next."""
+        """Whether the device has room, with what they append next (R72).
+
+        The watermark protects those who run: where nobody does it is waived, or a group above it would wait for ever.
+        """
         tables = [self._ledger.host_tables[s.name] for s in sequences]
-        return self._status(sequences, tables, self._host, self._device, watermark_blocks, num_lookahead)
+        touched, needed = self._count(sequences, tables, self._host, self._device, num_lookahead)
+        needed += self._window.num_missing if self._window else 0
+        pool = self._device.pool
+        if max(touched, needed) > pool.num_usable:
+            return AllocStatus.NEVER
+        is_idle = pool.num_free == pool.num_usable
+        fits = is_idle or (pool.num_free - touched >= watermark_blocks and needed <= pool.num_free)
+        return AllocStatus.OK if fits else AllocStatus.LATER
 
     def leave(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Device to host."""
@@ -76,19 +87,15 @@ class Swap063:
             moved.append(target.allocate_full(key if i < num_full else None, num_hashed_tokens))
         return moved
 
-    def _status(
+    def _count(
         self,
         sequences: Sequence[CachedSequence],
         tables: Sequence[list[int]],
         source: FullBlockAllocator,
         target: FullBlockAllocator,
-        watermark_blocks: int,
         num_lookahead: int,
-    ) -> AllocStatus:
-        """The recorded rule (R72), and beside it room for what is really taken, which spare lookahead blocks can exceed.
-
-        The watermark protects those who run: where nobody does it is waived, or a group above it would wait for ever.
-        """
+    ) -> tuple[int, int]:
+        """(blocks touched by the recorded rule of R72, blocks really taken, which spare lookahead blocks can make more)."""
         touched = needed = 0
         keys: list[bytes | None] = []
         for sequence, table in zip(sequences, tables, strict=True):
@@ -97,10 +104,4 @@ class Swap063:
             goal = self._ledger.blocks_for(len(sequence.token_ids) + num_lookahead) - written.num_dropped
             needed += max(len(table), goal) - num_full
             keys += [source.pool.hash_of[block] for block in table[:num_full]]
-        touched += target.num_touched_by(keys)
-        needed += target.num_taken_by(keys)
-        if max(touched, needed) > target.pool.num_usable:
-            return AllocStatus.NEVER
-        free, is_idle = target.pool.num_free, target.pool.num_free == target.pool.num_usable
-        fits = is_idle or (free - touched >= watermark_blocks and needed <= free)
-        return AllocStatus.OK if fits else AllocStatus.LATER
+        return touched + target.num_touched_by(keys), needed + target.num_taken_by(keys)

@@ -90,6 +90,10 @@ class V1PoolRules(NoSwap):
         """Whether there are blocks for `num_new_tokens` more of each, copies of shared blocks included (R16, R20)."""
         return self._num_to_extend(sequences, num_new_tokens + num_lookahead) <= self._pool.num_free
 
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """The same: needs are exact here."""
+        return self.can_extend(sequences, num_new_tokens, num_lookahead)
+
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Room for `num_new_tokens` more. A shared block that they go into is copied first; its last owner needs none (R20)."""
         table = self.ledger.tables[sequence.name]
@@ -154,6 +158,27 @@ class V1PoolRules(NoSwap):
             return False
         self.reset_prefixes()
         return True
+
+    # --- one block at a time ------------------------------------------------------------------------------------------
+
+    def append_blocks(self, sequences: Sequence[CachedSequence]) -> list[int]:
+        """One more block for each, in order. None of them may write into a shared one."""
+        blocks = self._pool.allocate(len(sequences))
+        for sequence, block in zip(sequences, blocks, strict=True):
+            self.ledger.tables[sequence.name].append(block)
+        return blocks
+
+    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Full blocks among its first `num_tokens` can be found; at how many tokens the next one will be full."""
+        return self._prefixes.register(sequence, num_tokens)
+
+    def capacity_of(self, sequence: CachedSequence) -> int:
+        """Tokens that its table can hold."""
+        return len(self.ledger.tables[sequence.name]) * self.ledger.block_size
+
+    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
+        """Blocks that so many more tokens take, copies of shared ones included."""
+        return self._num_to_extend([sequence], num_new_tokens)
 
     # --- needs --------------------------------------------------------------------------------------------------------
 

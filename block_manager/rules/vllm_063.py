@@ -122,6 +122,18 @@ class Vllm063Rules:
             return False
         return not (self._window and self._window.num_missing) or self._null_fits(sequences, num_lookahead)
 
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """No more blocks taken than free ones: a partial last block that has room counts for nothing."""
+        if self._window:
+            return self._null_fits(sequences, num_lookahead)
+        num_taken = sum(
+            self._written[s.name].num_taken(
+                s, self.ledger.tables[s.name], self.ledger.gpu.refs, self.ledger.block_size, num_lookahead
+            )
+            for s in sequences
+        )
+        return num_taken <= self.ledger.gpu.num_free
+
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Writes the unseen tokens into the table, with slots for `num_lookahead` more behind them (R67, R68)."""
         table, written = self.ledger.tables[sequence.name], self._written[sequence.name]

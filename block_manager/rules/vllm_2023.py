@@ -102,6 +102,12 @@ class Vllm2023Rules:
         missing = (self.ledger.blocks_for(len(s.token_ids)) - len(self.ledger.tables[s.name]) for s in sequences)
         return sum(max(1, num) for num in missing) <= self.num_free_gpu
 
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """A free block for each that its table is short of, and for each last block that is shared."""
+        tables = [(self.ledger.blocks_for(len(s.token_ids)), self.ledger.tables[s.name]) for s in sequences]
+        num_taken = sum(goal - len(table) or self.ledger.gpu.refs[table[-1]] > 1 for goal, table in tables)
+        return num_taken <= self.num_free_gpu
+
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """A new last block where the table is short; else the last one, copied where shared, promoted when full (R67)."""
         table = self.ledger.tables[sequence.name]

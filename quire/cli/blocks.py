@@ -4,8 +4,10 @@ import json
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from quire import admin as administration
+from quire import memory as memory_report
 from quire.cli import options as o
 from quire.cli.groups import new_app
 
@@ -14,6 +16,9 @@ app = new_app()
 
 @app.command()
 def blocks(
+    memory: Annotated[
+        bool, typer.Option("--memory", help="How well the memory is used, and what contiguous allocation would hold.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
 ) -> None:
@@ -21,7 +26,14 @@ def blocks(
 
     [bold]quire blocks[/bold]
     [bold]quire blocks --json | jq .gpu[/bold]
+    [bold]quire blocks --memory[/bold]  what sharing saves and last blocks waste, beside memory without paging
     """
     with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
-        response = client.blocks()
-    typer.echo(json.dumps(administration.blocks_json(response)) if as_json else administration.blocks_text(response))
+        response = client.blocks(memory=memory)
+    if memory and not as_json:
+        Console().print(memory_report.memory_tables(response))
+    elif as_json:
+        values = memory_report.memory_json(response) if memory else administration.blocks_json(response)
+        typer.echo(json.dumps(values))
+    else:
+        typer.echo(administration.blocks_text(response))

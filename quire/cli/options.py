@@ -150,7 +150,25 @@ KvCacheMemory = Annotated[
     ),
 ]
 
-Policy = Annotated[str, typer.Option(help="Scheduling policy.", rich_help_panel=_SCHEDULING)]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Scheduling policy: vllm-v1, vllm-v1-async, vllm-v0, vllm-v0-chunked, vllm-2023, static, or a YAML or JSON "
+        "file. `quire policies` shows them.",
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+PolicySet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a part, knob or limit of the policy; repeatable: --policy vllm-v0 --set preemption_mode=swap.",
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
 MaxNumSeqs = Annotated[
     int | None,
     typer.Option(
@@ -162,16 +180,18 @@ MaxNumSeqs = Annotated[
 MaxNumBatchedTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens in one step; longer prompts are cut in chunks. Default: 2048.",
+        help="Most tokens in one step; longer prompts are cut in chunks where the policy cuts them. Default: 2048; "
+        "vllm-v0-chunked 512; whole prompts: at least --max-model-len.",
         show_default=False,
         rich_help_panel=_SCHEDULING,
     ),
 ]
 EnablePrefixCaching = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Reuse KV blocks of equal prefixes.",
+        help="Reuse KV blocks of equal prefixes. Default: yes.",
+        show_default=False,
         rich_help_panel=_SCHEDULING,
     ),
 ]

@@ -21,9 +21,10 @@ def serve_scheduler(
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
     admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
     policy: o.Policy = "vllm-v1",
+    policy_set: o.PolicySet = None,
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    enable_prefix_caching: o.EnablePrefixCaching = True,
+    enable_prefix_caching: o.EnablePrefixCaching = None,
     stop_with_stdin: o.StopWithStdin = False,
 ) -> None:
     """Start a scheduler: it owns every queue and every block table, and no tensor.
@@ -32,6 +33,7 @@ def serve_scheduler(
     health of the service.
 
       [bold]quire serve scheduler --worker 127.0.0.1:50061[/bold]
+      [bold]quire serve scheduler --policy vllm-v0 --set preemption_mode=swap --set delay_factor=0.5[/bold]
     """
     settings = scheduler_settings(
         option_name,
@@ -40,6 +42,7 @@ def serve_scheduler(
         port=port,
         admin_port=admin_port,
         policy=policy,
+        policy_set=tuple(policy_set or ()),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,

@@ -43,9 +43,10 @@ def up(
     swap_space: o.SwapSpace = None,
     num_gpu_blocks_override: o.NumGpuBlocksOverride = None,
     policy: o.Policy = "vllm-v1",
+    policy_set: o.PolicySet = None,
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    enable_prefix_caching: o.EnablePrefixCaching = True,
+    enable_prefix_caching: o.EnablePrefixCaching = None,
     host: o.Host = "127.0.0.1",
     grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
@@ -64,6 +65,7 @@ def up(
 
       [bold]quire up[/bold]                                            the built-in model
       [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
+      [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]      another scheduler
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
     """
     worker = WorkerOptions(
@@ -88,11 +90,19 @@ def up(
         http_port=http_port,
         admin_port=admin_port,
         worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
+        policy=policy,
+        policy_set=policy_set or (),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        scheduler_args=["--policy", policy, *([] if enable_prefix_caching else ["--no-enable-prefix-caching"])],
+        scheduler_args=_caching_arguments(enable_prefix_caching),
     )
     _run(options)
+
+
+def _caching_arguments(enabled: bool | None) -> list[str]:
+    if enabled is None:
+        return []
+    return ["--enable-prefix-caching" if enabled else "--no-enable-prefix-caching"]
 
 
 def _simulated_arguments(worker: WorkerOptions) -> list[str]:

@@ -52,5 +52,5 @@ def _offspring(
         child.cumulative_logprob += logprob
         source = None if child is parent else parent.name
         request_id = parent.request.request_id
-        outcome.runs.append(TokenRun(child.name, request_id, child.index, offset, [token], source))
+        outcome.entries.append(TokenRun(child.name, request_id, child.index, offset, [token], source))
     return [(child, parent) for child in [*family[1:], parent]]

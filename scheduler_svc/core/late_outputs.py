@@ -33,7 +33,7 @@ class OneStepLate:
         outcome = StepOutcome(ended=self._handle(state))
         if any(flight.sequence.group.width > 1 for flight in flights):
             later = self._at_once.apply(flights, result, state)
-            outcome.runs += later.runs
+            outcome.entries += later.entries
             outcome.ended += later.ended
             outcome.dropped += later.dropped
         else:
@@ -43,10 +43,12 @@ class OneStepLate:
         return outcome
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """Longer than the model takes: one more run would overflow its memory."""
+        """Longer than the model takes: one more run would overflow its memory. Its place there goes to others."""
         if not group.live or group.live[0].num_tokens <= state.limits.max_model_len:
             return False
         group.place = Place.NOWHERE
+        for sequence in group.live:
+            state.leave_worker(sequence)
         return True
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:

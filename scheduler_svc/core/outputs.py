@@ -17,12 +17,13 @@ from scheduler_svc.core.stop_rules import check_stop
 
 @dataclass(slots=True)
 class Flight:
-    """One sequence's share of a plan that is under way."""
+    """One sequence's share of a plan that is under way. `ticket`: its group's at that time, ascending in plans of v1."""
 
     sequence: Sequence
     num_tokens: int
     computed_before: int
-    num_drafts: int
+    num_drafts: int = 0
+    ticket: int = -1
 
 
 class OutputRules(Protocol):
@@ -99,10 +100,10 @@ class AtOnce:
             sequence = flight.sequence
             if tokens := result.tokens.get(sequence.name):
                 status = append(sequence, tokens, result, state, outcome)
-                taken = len(outcome.runs[-1].token_ids)
+                taken = len(outcome.entries[-1].token_ids)
                 self._progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
                 if sequence.group.place is Place.RUNNING:
-                    state.cache.settle(sequence)
+                    self._progress.settle(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
         outcome.ended += [state.retire(sequence, status) for sequence, status in ended]
@@ -138,7 +139,16 @@ def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOut
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
     sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
     sequence.group.num_fruitless = 0
-    outcome.runs.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
+    outcome.entries.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
+
+
+def note_first_tokens(flights: list[Flight], outcome: StepOutcome, now: float) -> None:
+    """Times the first output of those requests that had none before this result (R98)."""
+    without = [f.sequence.request for f in flights if f.sequence.request.first_token_time is None]
+    given = {run.request_id for run in outcome.entries} if without else ()
+    for request in without:
+        if request.request_id in given:
+            request.first_token_time = now
 
 
 def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> list[Flight]:

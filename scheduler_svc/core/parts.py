@@ -7,6 +7,7 @@ which see the whole state, have their seams in `policy.py`; cache rules theirs i
 
 from typing import Protocol
 
+from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.request import Group, Sequence
 
 Key = tuple[float | int, ...]
@@ -55,3 +56,6 @@ class Progress(Protocol):
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
         """It gave `num_new` tokens where `num_drafts` guesses had been scheduled; `num_taken` of them were appended."""
+
+    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+        """It gained tokens while it ran: what they made full may be found by others, if that is not left to its next step."""

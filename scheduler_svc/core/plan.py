@@ -5,71 +5,22 @@ as the null block.
 """
 
 from dataclasses import dataclass, field
+from heapq import merge
+from operator import itemgetter
 
-from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
+from scheduler_svc.core.steady import Ints
+from scheduler_svc.core.steady_share import SteadyRuns, SteadyShare
 
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """One sequence's share of a step.
-
-    `num_tokens` tokens from offset `computed_before` are computed, the last `num_drafts` of them guesses. `fresh`: the worker holds
-    nothing of it, or a table that is not right any more, and must get `token_ids` (all known ones) and all blocks; else
-    `new_block_ids` are only those appended since the last plan. `resumed`: it was preempted before. `samples`: the step reaches
-    the last token and yields one (under v0 a group of n yields n at its prompt's end). `is_prefill`: more than a plain decode.
-    `num_cached_blocks`: leading blocks that need no computing although they are scheduled (v0 with prefix caching).
-    """
-
-    name: str
-    request_id: str
-    index: int
-    num_tokens: int
-    computed_before: int
-    new_block_ids: list[int]
-    fresh: bool
-    resumed: bool
-    samples: bool
-    is_prefill: bool
-    num_prompt_tokens: int
-    token_ids: list[int] | None = None
-    num_drafts: int = 0
-    num_cached_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EndedSequence:
-    """A sequence that came to its end. `request_done`: it was the last of its request."""
-
-    name: str
-    request_id: str
-    index: int
-    status: SequenceStatus
-    num_output_tokens: int
-    request_done: bool
-    stop_token_id: int | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class BlockMoves:
-    """(source, destination) pairs in order, and how many of them each request has."""
-
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    by_request: dict[str, int] = field(default_factory=dict)
-
-    def add(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
-        """A request's pairs behind the others."""
-        if pairs:
-            self.pairs += pairs
-            self.by_request[request_id] = self.by_request.get(request_id, 0) + len(pairs)
-
-    def discard(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
-        """Takes pairs of a request out again."""
-        for pair in pairs:
-            self.pairs.remove(pair)
-            self.by_request[request_id] -= 1
-        if not self.by_request.get(request_id, 1):
-            del self.by_request[request_id]
+__all__ = [
+    "BlockMoves",
+    "EndedSequence",
+    "ScheduledSequence",
+    "StepOutcome",
+    "StepPlan",
+    "StepResult",
+    "TokenRun",
+]
 
 
 @dataclass(slots=True)
@@ -78,16 +29,20 @@ class StepPlan:
 
     `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), told once (R126, R135).
     `finished`: requests that ended since the last plan, told once (R135).
-    `preempted`: (request id, "recompute" | "swap") in order of happening; `num_preempted` of them for lack of blocks (R46).
+    `preempted`: (request id, "recompute" | "swap") in order of happening; `num_preempted` of them for lack of blocks (R46);
+    `num_cumulative_preemptions`: all since the start, these included (R80).
     `lookups`: (request id, cached tokens found) in order. `ended`: sequences whose end was decided while planning; it is told
     here and nowhere else. `num_batched_tokens`: what the step takes of the token budget. `late`: requests whose end is
     only not handled yet and that are scheduled no more (R59).
-    A plan without work may still carry `left` and `ended`.
+    A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets` that say
+    where they stand among those.
     """
 
     step: int
     lane: int
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    entries: list[ScheduledSequence] = field(default_factory=list)
+    steady: SteadyShare | None = None
+    tickets: list[int] = field(default_factory=list)
     swap_in_moves: BlockMoves = field(default_factory=BlockMoves)
     swap_out_moves: BlockMoves = field(default_factory=BlockMoves)
     copy_moves: BlockMoves = field(default_factory=BlockMoves)
@@ -100,6 +55,7 @@ class StepPlan:
     num_batched_tokens: int = 0
     num_prefill_groups: int = 0
     num_preempted: int = 0
+    num_cumulative_preemptions: int = 0
     num_lookahead_slots: int = 0
     num_waiting: int = 0
     num_running: int = 0
@@ -108,9 +64,23 @@ class StepPlan:
     free_cpu: int = 0
 
     @property
+    def scheduled(self) -> list[ScheduledSequence]:
+        """All shares in scheduling order; the steady ones are written out for it. Ask before the next plan is made."""
+        if self.steady is None:
+            return self.entries
+        loose = zip(self.tickets, self.entries, strict=True)
+        return [entry for _, entry in merge(loose, self.steady.entries(), key=itemgetter(0))]
+
+    @property
+    def num_scheduled(self) -> int:
+        """How many sequences have a share."""
+        return len(self.entries) + (0 if self.steady is None else len(self.steady))
+
+    @property
     def num_tokens(self) -> int:
-        """Tokens of all entries."""
-        return sum(entry.num_tokens for entry in self.scheduled)
+        """Tokens of all shares."""
+        steady = 0 if self.steady is None else len(self.steady)
+        return steady + sum(entry.num_tokens for entry in self.entries)
 
     @property
     def swap_in(self) -> list[tuple[int, int]]:
@@ -130,7 +100,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Nothing to execute (R6)."""
-        return not (self.scheduled or self.swap_in or self.swap_out or self.copy)
+        return not (self.num_scheduled or self.swap_in or self.swap_out or self.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +110,7 @@ class StepResult:
     `tokens`: those that continue it. `children`: where it branches, one token for each child: the first continues the sequence, the
     others are forks of it, none drops it (R94). `candidates`: (token, logprob) guesses of a beam, best first; the core chooses.
     `logprobs`: of `tokens` or `children`, where samples are ranked. `failed`: sequences that failed alone, and why.
+    `column`: instead of `tokens` for the plan's `steady` rows: int64, one token for each in order, -1 = none.
     """
 
     step: int
@@ -148,27 +119,26 @@ class StepResult:
     children: dict[str, list[int]] = field(default_factory=dict)
     candidates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     logprobs: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRun:
-    """New output tokens of one sequence from `offset` on, after stop rules; what lies behind a stop is cut off.
-
-    `forked_from`: the sequence is new and has the first `offset` tokens of that one.
-    """
-
-    name: str
-    request_id: str
-    index: int
-    offset: int
-    token_ids: list[int]
-    forked_from: str | None = None
+    column: Ints | None = None
 
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What `update()` did with a result; `runs[i]` of a sequence precede its entry in `ended`. `dropped`: beams that lost."""
+    """What `update()` did with a result; `runs[i]` of a sequence precede its entry in `ended`. `dropped`: beams that lost.
 
-    runs: list[TokenRun] = field(default_factory=list)
+    `entries` are the runs but the `steady` ones, with the `tickets` that say where they stand among those.
+    """
+
+    entries: list[TokenRun] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    steady: SteadyRuns | None = None
+    tickets: list[int] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[TokenRun]:
+        """All runs in the plan's order; the steady ones are written out for it."""
+        if self.steady is None:
+            return self.entries
+        loose = zip(self.tickets, self.entries, strict=True)
+        return [run for _, run in merge(loose, self.steady.runs(), key=itemgetter(0))]

@@ -47,7 +47,7 @@ class Recompute:
             sequence.num_preemptions += 1
             sequence.draft_token_ids = []
             sequence.restart()
-        group.num_fruitless += 1
+        state.guard.on_preempted(group)
         draft.preempted.append((group.request.request_id, RECOMPUTE))
         return RECOMPUTE
 
@@ -80,5 +80,6 @@ class SwapOrRecompute(Recompute):
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.SWAPPED
             sequence.num_preemptions += 1
+        state.guard.on_preempted(group)
         draft.preempted.append((group.request.request_id, SWAP))
         return SWAP

@@ -17,15 +17,16 @@ from scheduler_svc.core.ordering import Fcfs, Priority
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts import Ordering, Progress
 from scheduler_svc.core.phases.decode import Decodes
-from scheduler_svc.core.phases.mixed import MixedRunning, MixedWaiting
+from scheduler_svc.core.phases.mixed import CollectLoras, MixedRunning, MixedWaiting
 from scheduler_svc.core.phases.prefill import Prefills
 from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
 from scheduler_svc.core.phases.shares import Chunks, WholeChunks, WholePrompts
+from scheduler_svc.core.phases.steady_running import SteadyRunning
 from scheduler_svc.core.phases.swapped import SwapIns
 from scheduler_svc.core.phases.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.placement import SingleLane
 from scheduler_svc.core.policy import Admission, Phase
-from scheduler_svc.core.preemption import SwapOrRecompute, least_important, newest
+from scheduler_svc.core.preemption import Recompute, SwapOrRecompute, least_important, newest
 from scheduler_svc.core.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.progress_guard import ProgressGuard
 from scheduler_svc.core.queues import ArrivalQueue, queue_for
@@ -33,9 +34,12 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.steady import SteadyRows
+from scheduler_svc.core.steady_outputs import SteadyOutputs
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "vllm-v1"
+Parts = tuple[Progress, OutputRules, list[Phase]]
 
 _V0 = PolicySpec("vllm-v0", phases="prefill_or_decode", cache="vllm_063", progress="after_result", grouping="request")
 _PRESETS = {
@@ -67,8 +71,6 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, **knobs: Any) -> Sche
     """The scheduler of a preset or spec. ConfigError for limits that contradict it."""
     spec = preset(policy, **knobs) if isinstance(policy, str) else replace(policy, **knobs)
     spec.check(limits)
-    progress = _progress(spec)
-    outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
     ordering: Ordering = Priority() if spec.policy == "priority" else Fcfs()
     v1 = spec.phases == "mixed"
     state = CoreState(
@@ -77,16 +79,11 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, **knobs: Any) -> Sche
         waiting=queue_for(ordering) if v1 else ArrivalQueue(),
         max_total_tokens=limits.max_model_len + (not v1),
         guard=ProgressGuard(),
+        steady=SteadyRows(limits.block_size),
     )
     intake = Intake(Request.as_samples if spec.grouping == "sample" else Request.as_one_group, refuses_misfits=v1)
-    phases = _mixed(spec, progress) if v1 else [_v0(spec, ordering, outputs)]
+    progress, outputs, phases = _mixed(spec, state) if v1 else _v0(spec, ordering)
     return Scheduler(spec.name, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
-
-
-def _progress(spec: PolicySpec) -> Progress:
-    if spec.progress == "placeholders":
-        return WithPlaceholders(spec.num_spec_tokens)
-    return AtSchedule() if spec.progress == "at_schedule" else AfterResult()
 
 
 def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
@@ -107,19 +104,26 @@ def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
     return of_v0.make(**sizes, watermark_blocks=spec.watermark_blocks, sliding_window=spec.sliding_window)
 
 
-def _mixed(spec: PolicySpec, progress: Progress) -> list[Phase]:
-    who = least_important if spec.policy == "priority" else newest
-    mode = spec.preemption_mode if spec.can_swap else "recompute"
-    preemption = SwapOrRecompute(who, mode, fails_step=spec.host_defects == "recorded")
+def _mixed(spec: PolicySpec, state: CoreState) -> Parts:
+    asynchronous = spec.progress == "placeholders"
+    progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
+    running = MixedRunning(Recompute(least_important if spec.policy == "priority" else newest), progress)
     admission: list[Admission] = [MaxSeqs()]
     if spec.max_loras is not None:
         admission.append(LoraSlots(spec.max_loras))
     if spec.batching == "static":
         admission.append(WholeBatch())
-    return [MixedRunning(preemption, progress), MixedWaiting(admission, progress)]
+    waiting, outputs, cache = MixedWaiting(admission, progress), AtOnce(progress), state.cache
+    before: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
+    if not (spec.fast_path and isinstance(cache, V1PoolRules)):
+        return progress, outputs, [running, *before, waiting]
+    steady = SteadyRunning(running, state.steady, progress, cache)
+    return progress, SteadyOutputs(outputs, state.steady, progress, cache), [steady, *before, waiting]
 
 
-def _v0(spec: PolicySpec, ordering: Ordering, outputs: OutputRules) -> Phase:
+def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
+    progress = AfterResult()
+    outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
     chunked = spec.phases == "decode_then_prefill"
     as_recorded = spec.host_defects == "recorded"
     whole = WholePrompts(spec.num_lookahead_slots)
@@ -130,6 +134,6 @@ def _v0(spec: PolicySpec, ordering: Ordering, outputs: OutputRules) -> Phase:
     prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
     decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)
     if chunked:
-        return DecodeThenPrefill(prefills, decodes, swap_ins)
+        return progress, outputs, [DecodeThenPrefill(prefills, decodes, swap_ins)]
     make_room = PriorityPreemption(ordering, whole, preemption) if spec.policy == "priority" else None
-    return PrefillOrDecode(prefills, decodes, swap_ins, make_room)
+    return progress, outputs, [PrefillOrDecode(prefills, decodes, swap_ins, make_room)]

@@ -1,6 +1,10 @@
 """Progress: when tokens count as computed."""
 
+import numpy as np
+
+from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.steady import Ints, SteadyRows
 
 
 class AfterResult:
@@ -19,6 +23,9 @@ class AfterResult:
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
         """Nothing: nothing was promised."""
+
+    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+        """Nothing: blocks are registered when their step is planned."""
 
 
 class AtSchedule:
@@ -39,6 +46,24 @@ class AtSchedule:
         """Guesses that were wrong were never computed (R151)."""
         if num_drafts and sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= num_drafts - (num_new - 1)
+
+    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+        """Nothing: blocks are registered by its next step (R136)."""
+
+    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+        """Of every row; rows have no guesses."""
+        return rows.known - rows.computed
+
+    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+        """Counts one token each."""
+        rows.computed[scheduled] += 1
+
+    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+        """Nothing: nothing was promised."""
+
+    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+        """Left to the next step."""
+        return None
 
 
 class WithPlaceholders:
@@ -74,6 +99,32 @@ class WithPlaceholders:
         if sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= rejected
         sequence.num_placeholders = max(0, sequence.num_placeholders - rejected - num_taken)
+
+    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+        """Its next step may be planned already, without knowing them: blocks that are full and sure are registered now (R151)."""
+        cache.settle(sequence)
+
+    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+        """Of every row; 0 for those that a step under way surely brings to max_tokens (R152)."""
+        pending: Ints = rows.known + rows.placeholders - rows.computed
+        sure = rows.computed + 2 - rows.placeholders
+        pending[(rows.placeholders > 0) & (sure >= rows.ends_at)] = 0
+        return pending
+
+    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+        """Counts one token each and promises the next."""
+        computed = rows.computed[scheduled] + 1
+        rows.computed[scheduled] = computed
+        rows.placeholders[scheduled] += computed == rows.known[scheduled] + rows.placeholders[scheduled]
+
+    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+        """What was promised came."""
+        rows.placeholders[given] = np.maximum(0, rows.placeholders[given] - 1)
+
+    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+        """What is computed without what is promised (R151)."""
+        settled: Ints = rows.computed[given] - rows.placeholders[given]
+        return settled
 
     @staticmethod
     def _reaches_the_end(sequence: Sequence) -> bool:

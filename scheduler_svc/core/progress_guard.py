@@ -3,18 +3,54 @@
 Outside the recordings: no recorded scheduler has it, and no recording comes near its limits.
 """
 
-from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.request import Group
+from collections.abc import Iterable
 
+from block_manager.cache_rules import CacheRules
+from scheduler_svc.core.request import Group, Place
+
+STUCK = "it could not go on although nothing else was running: it needs more of the cache than there is"
 MAX_FRUITLESS = 8
 MAX_EMPTY_PLANS = 4
 
 
 class ProgressGuard:
-    """Notices groups that gain nothing and steps that do nothing."""
+    """Notices groups that gain nothing and steps that do nothing.
+
+    One stuck group at a time is the *favourite*: until it gains a token or ends, nobody is started before it or preempts it, so
+    that it has everything to itself in the end.
+    """
 
     def __init__(self) -> None:
         self._num_empty = 0
+        self._favourite: Group | None = None
+
+    @property
+    def favourite(self) -> Group | None:
+        """The stuck group that all others make room for."""
+        group = self._favourite
+        if group is not None and (group.is_finished or not self.is_stuck(group)):
+            self._favourite = None
+        return self._favourite
+
+    def on_preempted(self, group: Group) -> None:
+        """It lost its blocks."""
+        group.num_fruitless += 1
+        if self.favourite is None and self.is_stuck(group):
+            self._favourite = group
+
+    def next_of(self, queue: Iterable[Group], place: Place) -> Group | None:
+        """Who of that queue (its `place`) may start next: the favourite, nobody while it is anywhere else, or the head.
+
+        Swapped groups come back while the favourite waits, as v0 starts no prompts before them.
+        """
+        favourite = self.favourite
+        if favourite is None or (place is Place.SWAPPED and favourite.place is Place.WAITING):
+            return next(iter(queue), None)
+        return favourite if favourite.place is place else None
+
+    def victims(self, candidates: list[Group]) -> list[Group]:
+        """Those who may be preempted for others."""
+        return candidates if self.favourite is None else [g for g in candidates if g is not self.favourite]
 
     def is_stuck(self, group: Group) -> bool:
         """It was preempted too often since its last token."""
@@ -23,6 +59,10 @@ class ProgressGuard:
     def may_stay(self, group: Group, num_tokens: int, num_lookahead: int, *, alone: bool, cache: CacheRules) -> bool:
         """A stuck group with nobody left to preempt runs on what it really needs, where rules count the worst case."""
         return alone and self.is_stuck(group) and cache.fits_exactly(group.live, num_tokens, num_lookahead)
+
+    def is_hopeless(self, group: Group, *, alone: bool) -> bool:
+        """A stuck group that is short of blocks although nobody else runs would only be preempted again, for ever (R197)."""
+        return alone and self.is_stuck(group)
 
     def on_plan(self, *, is_empty: bool) -> bool:
         """Counts plans that do nothing although nothing is under way; True when it is time to give somebody up."""

@@ -7,6 +7,7 @@ by a step under way), `num_placeholders` tokens that steps under way will make, 
 """
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 
@@ -165,7 +166,8 @@ class Place(enum.Enum):
 class Group:
     """Sequences scheduled as a whole. `width`: how many there will be once the prompt is done (R25).
 
-    `num_fruitless`: preemptions since it last gained a token; the progress guard watches it.
+    `num_fruitless`: preemptions since it last gained a token; the progress guard watches it. `ticket`: order of coming into running.
+    `is_steady`: its counters are in the columns of the fast path (`steady.SteadyRows`).
     """
 
     request: "Request"
@@ -174,6 +176,8 @@ class Group:
     place: Place = Place.NOWHERE
     num_fruitless: int = 0
     num_indexes: int = 1
+    ticket: int = -1
+    is_steady: bool = False
 
     @property
     def live(self) -> list[Sequence]:
@@ -228,7 +232,8 @@ class Request:
     """A client's request as the core sees it.
 
     `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock. `n` of `best_of` samples are wanted (default: n
-    of n); `beam`: they are beams. `lora_id`: adapter, 0 = none. `cache_salt`: only equal salts share prefix blocks (R138).
+    of n); `beam`: they are beams. `lora_id`: adapter, 0 = none; `long_lora_max_len`: the prompt that it was made for, under v0 in
+    place of the usual limit (R50). `cache_salt`: only equal salts share prefix blocks (R138).
     `committed`: output tokens made in an earlier life (one sample only).
     """
 
@@ -241,6 +246,7 @@ class Request:
     best_of: int | None = None
     beam: BeamRules | None = None
     lora_id: int = 0
+    long_lora_max_len: int | None = None
     cache_salt: str = ""
     no_cache_reuse: bool = False
     committed: list[int] = field(default_factory=list)
@@ -294,7 +300,7 @@ class Request:
         if self.beam is None:
             return sequence.cumulative_logprob
         length = sequence.num_tokens - (sequence.stop_token_id is not None)
-        return sequence.cumulative_logprob / float(max(1, length)) ** self.beam.length_penalty
+        return sequence.cumulative_logprob / math.pow(max(1, length), self.beam.length_penalty)
 
     def best_sequences(self) -> list[Sequence]:
         """The `n` best finished samples, best first; ties: older first. Ignored and aborted ones come last."""

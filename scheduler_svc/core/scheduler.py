@@ -10,15 +10,15 @@ from block_manager import integrity
 from block_manager.ledger import PoolReport
 from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.intake import Intake
-from scheduler_svc.core.outputs import Flight, OutputRules
+from scheduler_svc.core.outputs import Flight, OutputRules, note_first_tokens
 from scheduler_svc.core.parts import Placement, Progress
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
+from scheduler_svc.core.preemption import RECOMPUTE
+from scheduler_svc.core.progress_guard import STUCK
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
-
-STUCK = "it could not go on although nothing else was running: it needs more of the cache than there is"
 
 
 class Scheduler:
@@ -39,7 +39,7 @@ class Scheduler:
     ) -> None:
         """Parts come from `presets.build`."""
         self.policy = policy
-        self.state = state
+        self._state = state
         self.step = 0
         self._intake = intake
         self._phases = phases
@@ -51,6 +51,12 @@ class Scheduler:
     # --- requests ------------------------------------------------------------------------------------------------
 
     @property
+    def state(self) -> CoreState:
+        """Queues and what belongs to them, all counters up to date; for looking in, as that writes every row back."""
+        self._state.steady.sync_all()
+        return self._state
+
+    @property
     def depth(self) -> int:
         """Plans that may be under way at once."""
         return self._placement.depth
@@ -58,33 +64,41 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is left (R36)."""
-        return bool(self.state.requests)
+        return bool(self._state.requests)
+
+    @property
+    def has_endings_to_tell(self) -> bool:
+        """Whether requests ended since the last plan: one more plan tells the workers, even if it schedules nothing (R135)."""
+        return bool(self._state.finished)
 
     @property
     def num_unfinished_groups(self) -> int:
         """Groups in all three queues (R36)."""
-        return len(self.state.waiting) + len(self.state.running) + len(self.state.swapped)
+        return len(self._state.waiting) + len(self._state.running) + len(self._state.swapped)
 
     def request(self, request_id: str) -> Request | None:
-        """The live request of that id."""
-        return self.state.requests.get(request_id)
+        """The live request of that id, its counters up to date."""
+        request = self._state.requests.get(request_id)
+        for group in request.groups if request else ():
+            self._state.steady.sync(group)
+        return request
 
     def add(self, request: Request) -> None:
         """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run."""
-        self._intake.check(request, self.state)
-        self.state.requests[request.request_id] = request
+        self._intake.check(request, self._state)
+        self._state.requests[request.request_id] = request
         for group in request.groups:
             group.place = Place.WAITING
-            self.state.num_wide += group.width > 1
-            self.state.waiting.push(group)
+            self._state.num_wide += group.width > 1
+            self._state.waiting.push(group)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
         """Ends requests, wherever they stand; their blocks are free at once. Unknown ids are ignored (R35, R141)."""
         ended: list[EndedSequence] = []
         for request_id in request_ids:
-            request = self.state.requests.get(request_id)
+            request = self._state.requests.get(request_id)
             for group in request.groups if request else ():
-                ended += self.state.retire_group(group, SequenceStatus.FINISHED_ABORTED)
+                ended += self._state.retire_group(group, SequenceStatus.FINISHED_ABORTED)
         return ended
 
     def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
@@ -93,7 +107,7 @@ class Scheduler:
         if sequence is None or num_output_tokens > sequence.num_output_tokens:
             return []
         del sequence.token_ids[sequence.num_prompt_tokens + num_output_tokens :]
-        return [self.state.retire(sequence, SequenceStatus.FINISHED_STOPPED)]
+        return [self._state.retire(sequence, SequenceStatus.FINISHED_STOPPED)]
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -101,9 +115,16 @@ class Scheduler:
         """One plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
         return [self._plan(lane, now) for lane in self._placement.free_lanes()]
 
-    def update(self, result: StepResult) -> StepOutcome:
-        """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139)."""
-        return self._outputs.apply(self._land(result.step), result, self.state)
+    def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
+        """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139).
+
+        `now`: when it came back, on the clock of `schedule`; None: no request's first token is timed.
+        """
+        flights = self._land(result.step)
+        outcome = self._outputs.apply(flights, result, self._state)
+        if now is not None:
+            note_first_tokens(flights, outcome, now)
+        return outcome
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
         """Guesses at the next tokens, by sequence name; the next step verifies them. Unknown or over: ignored (R158)."""
@@ -113,50 +134,70 @@ class Scheduler:
 
     def fail_step(self, step: int, why: str) -> StepOutcome:
         """The worker could not run that plan: its sequences end with `why`, nobody else."""
-        alive = [flight for flight in self._land(step) if not flight.sequence.status.is_finished]
+        flights = self._land_as_objects(step)
+        alive = [flight for flight in flights if not flight.sequence.status.is_finished]
         for flight in alive:
-            self.state.cache.retract(flight.sequence, flight.computed_before)
-        return StepOutcome(ended=[self.state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive])
+            self._state.cache.retract(flight.sequence, flight.computed_before)
+        if any(f.sequence.name not in self._state.cache.ledger.tables for f in flights):
+            self._state.cache.reset_prefixes()
+        return StepOutcome(ended=[self._state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive])
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
+        self._state.steady.dissolve()
         self._in_flight.clear()
         self._placement.reset()
         self._outputs.reset()
-        for group in reversed([*self.state.running, *self.state.swapped]):
-            self._restart(group)
-        self.state.running.clear()
-        self.state.swapped.clear()
-        self.state.left.clear()
-        self.state.on_worker.clear()
-        self.state.cache.reset_prefixes()
+        self._restart_all()
+        for request in self._state.requests.values():
+            for sequence in request.unfinished:
+                sequence.num_placeholders = 0
+        self._state.left.clear()
+        self._state.on_worker.clear()
+        self._state.cache.reset_prefixes()
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forgets all prefixes; False, and nothing forgotten, while a block is in use (R142).
+
+        `preempt_running`: all that run wait again first, in their order. Their tokens under way are discarded: they are made again,
+        and would come twice (R154).
+        """
+        if preempt_running:
+            self._state.steady.dissolve()
+            evicted = [s for group in [*self._state.running, *self._state.swapped] for s in group.live]
+            self._restart_all()
+            for sequence in evicted:
+                sequence.num_preemptions += 1
+                self._state.leave_worker(sequence)
+            self._discard_flights(evicted)
+        return self._state.cache.try_reset_prefixes()
 
     # --- looking in ----------------------------------------------------------------------------------------------
 
     def block_tables(self) -> dict[str, list[str]]:
         """`{"r0/0": ["g3", "c0"]}` of all sequences that hold blocks."""
-        return self.state.cache.ledger.named_tables()
+        return self._state.cache.ledger.named_tables()
 
     def pool_report(self) -> PoolReport:
         """Pools and reference counts."""
-        return self.state.cache.ledger.report()
+        return self._state.cache.ledger.report()
 
     def check_integrity(self) -> list[str]:
         """Violations of the ledger's invariants; empty when all is well (R200)."""
-        return integrity.check(self.state.cache.ledger)
+        return integrity.check(self._state.cache.ledger)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _plan(self, lane: int, now: float) -> StepPlan:
-        limits = self.state.limits
+        limits = self._state.limits
         draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs))
-        draft.ended += self._outputs.before_plan(self.state)
+        draft.ended += self._outputs.before_plan(self._state)
         for phase in self._phases:
-            phase.run(self.state, draft)
+            phase.run(self._state, draft)
         self._end_what_is_stuck(draft)
-        draft.commit(self.state)
+        draft.commit(self._state)
         self.step += 1
-        plan = draft.seal(self.step, lane, self.state)
+        plan = draft.seal(self.step, lane, self._state)
         self._take_off(plan, draft)
         return plan
 
@@ -165,37 +206,70 @@ class Scheduler:
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
         if not plan.is_empty:
             self._placement.on_planned(plan.lane, plan.step)
+            if plan.steady is not None:
+                self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
             self._in_flight[plan.step] = [
-                Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts) for e in draft.entries.values()
+                Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
+                for e in draft.entries.values()
             ]
 
     def _end_what_is_stuck(self, draft: StepDraft) -> None:
-        """Nothing runs and nothing can: the first in line ends, so that those behind it are served."""
-        idle = self.has_unfinished and not (draft.entries or draft.ended or self._in_flight)
-        if self.state.guard.on_plan(is_empty=idle):
-            first: Iterable[Group] = [*self.state.swapped[:1], *self.state.running[:1]]
-            group = next(iter(first), None) or self.state.waiting.peek()
-            draft.ended += self.state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+        """Nothing runs and nothing can: the first in line ends, so that those behind it are served.
+
+        What was swapped is computed again first: swapped in the middle of a prompt it must come back in one step (R86), and what is
+        left of that prompt may be more than a step takes.
+        """
+        idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._in_flight)
+        if not self._state.guard.on_plan(is_empty=idle):
+            return
+        if self._state.swapped:
+            group = self._state.swapped.pop(0)
+            self._restart(group)
+            draft.preempted.append((group.request.request_id, RECOMPUTE))
+        else:
+            group = next(iter(self._state.running), None) or self._state.waiting.peek()
+            draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
 
     def _land(self, step: int) -> list[Flight]:
         """The sequences of a plan that is back."""
         self._placement.on_result(step)
         return self._in_flight.pop(step, [])
 
+    def _land_as_objects(self, step: int) -> list[Flight]:
+        """The same for one that will not be applied: its rows become objects."""
+        self._state.steady.dissolve()
+        left = self._state.steady.land(step)
+        rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
+        return sorted([*self._land(step), *rows], key=lambda flight: flight.ticket)
+
+    def _discard_flights(self, sequences: list[Sequence]) -> None:
+        """What plans under way give for these is ignored; the plans stay under way."""
+        names = {sequence.name for sequence in sequences}
+        for step, flights in self._in_flight.items():
+            self._in_flight[step] = [flight for flight in flights if flight.sequence.name not in names]
+        self._state.steady.discard([sequence.group for sequence in sequences])
+
+    def _restart_all(self) -> None:
+        for group in reversed([*self._state.running, *self._state.swapped]):
+            self._restart(group)
+        self._state.running.clear()
+        self._state.swapped.clear()
+
     def _restart(self, group: Group) -> None:
         for sequence in group.live:
-            self.state.cache.release(sequence)
+            self._state.cache.release(sequence)
             sequence.status = SequenceStatus.PREEMPTED
             sequence.num_placeholders = 0
             sequence.draft_token_ids = []
             sequence.restart()
         group.place = Place.WAITING
-        self.state.waiting.push_front(group)
+        self._state.waiting.push_front(group)
 
     def _find(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")
-        request = self.state.requests.get(request_id)
+        request = self._state.requests.get(request_id)
         for sequence in request.unfinished if request else ():
             if sequence.index == int(index):
+                self._state.steady.leave(sequence.group)
                 return sequence
         return None

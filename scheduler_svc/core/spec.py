@@ -69,11 +69,6 @@ class PolicySpec:
         """Several decode steps per plan (R91)."""
         return self.num_scheduler_steps > 1
 
-    @property
-    def can_swap(self) -> bool:
-        """Its cache rules move blocks to the host."""
-        return self.cache in ("vllm_2023", "vllm_063", "quire")
-
     def check(self, limits: CoreLimits) -> None:
         """ConfigError where the limits contradict the policy (R48, R87)."""
         budget, whole = limits.max_num_batched_tokens, self.phases == "prefill_or_decode" or not limits.chunked_prefill
@@ -105,11 +100,7 @@ class PolicySpec:
             ),
             (v0 and self.grouping == "sample", "grouping", "phases of v0 schedule a request as one group"),
             (v0 and self.batch_queue > 1, "batch_queue", "v0 needs result k before plan k+1"),
-            (
-                self.preemption_mode == "swap" and not self.can_swap,
-                "preemption_mode",
-                f"cache={self.cache} cannot swap",
-            ),
+            (not v0 and self.preemption_mode == "swap", "preemption_mode", "mixed phases compute victims again"),
             (not v0 and self.async_output, "async_output", "is v0's; v1 has progress=placeholders"),
             (not v0 and self.delay_factor > 0, "delay_factor", "is v0's"),
             (not v0 and self.num_lookahead_slots > 0, "num_lookahead_slots", "is v0's"),

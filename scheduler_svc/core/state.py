@@ -8,6 +8,7 @@ from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.progress_guard import ProgressGuard
 from scheduler_svc.core.queues import GroupQueue
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
+from scheduler_svc.core.steady import SteadyRows
 
 
 @dataclass(slots=True)
@@ -16,7 +17,8 @@ class CoreState:
 
     `left`: sequences that the worker has not been told to forget yet. `on_worker`: names of those it holds.
     `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
-    `max_total_tokens`: a sequence that has so many tokens ends.
+    `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
+    `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
     """
 
     limits: CoreLimits
@@ -24,6 +26,7 @@ class CoreState:
     waiting: GroupQueue
     max_total_tokens: int
     guard: ProgressGuard
+    steady: SteadyRows
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -31,6 +34,8 @@ class CoreState:
     on_worker: dict[str, None] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     num_wide: int = 0
+    num_cumulative_preemptions: int = 0
+    num_started: int = 0
 
     @property
     def num_running_seqs(self) -> int:
@@ -55,6 +60,8 @@ class CoreState:
     def start(self, group: Group, now: float) -> None:
         """A waiting group was given blocks: its sequences run. The caller puts it into `running`."""
         group.place = Place.RUNNING
+        group.ticket = self.num_started
+        self.num_started += 1
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
@@ -62,6 +69,7 @@ class CoreState:
 
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """Ends a sequence, wherever it stands: blocks free, worker to forget it; its group leaves with its last (R17, R35)."""
+        self.steady.leave(sequence.group)
         self.cache.release(sequence)
         return self.end(sequence, status, error)
 

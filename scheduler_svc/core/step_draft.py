@@ -7,6 +7,7 @@ from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.steady_share import SteadyShare
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class StepDraft:
     lookups: list[tuple[str, int]] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    steady: SteadyShare | None = None
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
 
@@ -82,9 +84,10 @@ class StepDraft:
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
         for entries in by_group.values():
-            num_cached = state.cache.num_computed_blocks([e.sequence for e in entries])
-            for entry in entries:
-                entry.num_cached_blocks = num_cached
+            for together in [[e] for e in entries] if entries[0].is_prefill else [entries]:
+                num_cached = state.cache.num_computed_blocks([e.sequence for e in together])
+                for entry in together:
+                    entry.num_cached_blocks = num_cached
         state.cache.commit([entry.sequence for entry in self.entries.values()], self.now)
 
     def seal(self, step: int, lane: int, state: CoreState) -> StepPlan:
@@ -92,10 +95,13 @@ class StepDraft:
         scheduled = [self._freeze(entry, state) for entry in self.entries.values()]
         left, state.left = list(state.left), {}
         finished, state.finished = state.finished, []
+        state.num_cumulative_preemptions += len(self.preempted)
         return StepPlan(
             step=step,
             lane=lane,
-            scheduled=scheduled,
+            entries=scheduled,
+            steady=self.steady,
+            tickets=[e.sequence.group.ticket for e in self.entries.values()],
             swap_in_moves=self.swap_in,
             swap_out_moves=self.swap_out,
             copy_moves=self.copy,
@@ -108,6 +114,7 @@ class StepDraft:
             num_batched_tokens=self.budget.num_tokens,
             num_prefill_groups=self.num_prefill_groups,
             num_preempted=self.num_preempted,
+            num_cumulative_preemptions=state.num_cumulative_preemptions,
             num_lookahead_slots=self.num_lookahead_slots,
             num_waiting=len(state.waiting),
             num_running=len(state.running),

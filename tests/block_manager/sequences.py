@@ -15,6 +15,7 @@ class KnownSequence:
     token_ids: list[int]
     num_prompt_tokens: int | None = None
     num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
     num_placeholders: int = 0
     cache_salt: str = ""
     lora_id: int = 0

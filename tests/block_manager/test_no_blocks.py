@@ -19,6 +19,7 @@ def test_everything_is_possible_and_nothing_is_taken() -> None:
     rules.fork(a, b)
     assert rules.ledger.tables == {"a/0": [], "a/1": []}
     assert rules.can_extend([a, b], 10**6)
+    assert rules.fits_exactly([a, b], 10**6)
     assert rules.extend(a, 10**6) == Growth()
     rules.commit([a, b], 1.0)
     rules.settle(a)

@@ -134,6 +134,7 @@ class QuireLives(RuleBasedStateMachine):
             sequence.token_ids.append(data.draw(st.integers(0, 1)))
         trial = copy.deepcopy(self.rules)
         fits = self.rules.can_extend(group, 1, num_lookahead)
+        assert fits == self.rules.fits_exactly(group, 1, num_lookahead)
         try:
             for sequence in group:
                 trial.extend(sequence, 1, num_lookahead)

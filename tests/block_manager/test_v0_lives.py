@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -164,7 +165,8 @@ class V0Lives(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(group))
         self.num_named += 1
         child = KnownSequence(
-            f"{group[0].name}-{self.num_named}", [*parent.token_ids[:-1], token], parent.num_prompt_tokens, parent.num_computed_tokens,
+            f"{group[0].name}-{self.num_named}", [*parent.token_ids[:-1], token],
+            parent.num_prompt_tokens, parent.num_computed_tokens,
             cache_salt=parent.cache_salt, lora_id=parent.lora_id, no_cache_reuse=parent.no_cache_reuse,
         )  # fmt: skip
         self.rules.fork(parent, child)
@@ -256,13 +258,24 @@ class Lives2023(V0Lives):
 
 
 def _case(machine: type[V0Lives], examples: int, steps: int) -> type:
-    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    return machine.TestCase
+    case = type("Case", (machine,), {}).TestCase
+    case.settings = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    return case
 
 
-class TestLives063(_case(Lives063, 6000, 30)):
+class TestLives063(_case(Lives063, 250, 40)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R117, R118, R121, R200, R203, R206."""
 
 
-class TestLives2023(_case(Lives2023, 6000, 30)):
+class TestLives2023(_case(Lives2023, 250, 40)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R109, R110, R113, R114, R200, R203, R206."""
+
+
+@pytest.mark.long
+class TestLongLives063(_case(Lives063, 5000, 60)):
+    """The same for longer."""
+
+
+@pytest.mark.long
+class TestLongLives2023(_case(Lives2023, 5000, 60)):
+    """The same for longer."""

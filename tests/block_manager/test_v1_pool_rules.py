@@ -83,6 +83,17 @@ def test_needs_count_lookahead_up_to_the_model_length() -> None:
     assert make(2).can_admit([a], PrefixHit(), 6, num_lookahead=3) is AllocStatus.LATER
 
 
+def test_spare_blocks_of_one_are_none_of_another() -> None:
+    """R16, R136: a sequence with lookahead blocks left over does not pay for one whose last block is full."""
+    rules = make(4)
+    a, b = prompt("a/0", range(4)), prompt("b/0", range(50, 54))
+    rules.admit([a], PrefixHit(), 4, num_lookahead=8)
+    start(rules, b)
+    a.num_computed_tokens = 4
+    assert rules.can_extend([a], 1)
+    assert not rules.can_extend([a, b], 1)
+
+
 # --- samples and forks -----------------------------------------------------------------------------------------------
 
 

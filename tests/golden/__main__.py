@@ -33,7 +33,7 @@ class Family:
 _FAMILIES = {
     "v0": Family(family_v0.run),
     "v0bm1": Family(family_v0.run),
-    "v1": Family(family_v1.run, family_v1.reason_to_skip),
+    "v1": Family(family_v1.run),
     "evictor": Family(EvictorRun.run, recorded=EvictorRun.recorded),
     "table": Family(TableRun.run, recorded=TableRun.recorded),
     "cached_alloc": Family(CachedAllocRun.run, recorded=CachedAllocRun.recorded),

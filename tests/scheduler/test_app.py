@@ -53,7 +53,8 @@ def test_light_and_stopped_by_sigterm() -> None:
         ({"workers": ("a:1", "b:2")}, "exactly one"),
         ({"workers": ("nonsense",)}, "HOST:PORT"),
         ({"policy": "nope"}, "unknown policy 'nope'"),
-        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens (8)"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "max_num_batched_tokens (8)"),
+        ({"policy_set": ("cache=none",)}, "policy_set cache=none"),
     ],
 )
 def test_settings_that_cannot_work(values: dict[str, object], named: str) -> None:

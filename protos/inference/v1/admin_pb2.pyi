@@ -117,11 +117,13 @@ class BlockTable(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetBlocksRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("memory",)
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    memory: bool
+    def __init__(self, memory: bool = ...) -> None: ...
 
 class GetBlocksResponse(_message.Message):
-    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step")
+    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory")
     class RefsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -135,13 +137,55 @@ class GetBlocksResponse(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     REFS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     gpu: BlockPool
     cpu: BlockPool
     tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
     refs: _containers.ScalarMap[str, int]
     step: int
-    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ...) -> None: ...
+    memory: MemoryReport
+    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+
+class MemoryReport(_message.Message):
+    __slots__ = ("paged", "contiguous")
+    PAGED_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
+    paged: PagedMemory
+    contiguous: ContiguousMemory
+    def __init__(self, paged: _Optional[_Union[PagedMemory, _Mapping]] = ..., contiguous: _Optional[_Union[ContiguousMemory, _Mapping]] = ...) -> None: ...
+
+class PagedMemory(_message.Message):
+    __slots__ = ("num_sequences", "num_tokens", "logical_blocks", "physical_blocks", "waste_tokens", "max_waste_tokens")
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WASTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WASTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_sequences: int
+    num_tokens: int
+    logical_blocks: int
+    physical_blocks: int
+    waste_tokens: int
+    max_waste_tokens: int
+    def __init__(self, num_sequences: _Optional[int] = ..., num_tokens: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., waste_tokens: _Optional[int] = ..., max_waste_tokens: _Optional[int] = ...) -> None: ...
+
+class ContiguousMemory(_message.Message):
+    __slots__ = ("used", "reserved", "internal", "external", "num_regions", "num_left_out")
+    USED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    used: int
+    reserved: int
+    internal: int
+    external: int
+    num_regions: int
+    num_left_out: int
+    def __init__(self, used: _Optional[int] = ..., reserved: _Optional[int] = ..., internal: _Optional[int] = ..., external: _Optional[int] = ..., num_regions: _Optional[int] = ..., num_left_out: _Optional[int] = ...) -> None: ...
 
 class BlockPool(_message.Message):
     __slots__ = ("total", "free", "cached")

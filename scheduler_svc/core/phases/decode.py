@@ -7,7 +7,8 @@ from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.policy import Preemption
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
 from scheduler_svc.core.preemption import SWAP
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.progress_guard import STUCK
+from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -45,6 +46,7 @@ class Decodes:
     def go_on(self, state: CoreState, draft: StepDraft) -> Decoded:
         """Works through `state.running`, which the caller then puts together anew."""
         done = Decoded()
+        draft.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
         queue = deque(state.running)
         while queue:
             num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
@@ -66,9 +68,13 @@ class Decodes:
         while not state.cache.can_extend(group.live, num_tokens, lookahead):
             if state.guard.may_stay(group, num_tokens, lookahead, alone=not queue, cache=state.cache):
                 return True
+            if state.guard.is_hopeless(group, alone=not (queue or done.scheduled)):
+                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                return False
             self._take_off(group, num_tokens, draft)
-            victim = self._preemption.victim([*queue]) if queue else group
-            if queue:
+            candidates = state.guard.victims([*queue])
+            victim = self._preemption.victim(candidates) if candidates else group
+            if victim is not group:
                 queue.remove(victim)
             draft.ended += self._outputs.drain(victim, state)
             if victim.is_finished:

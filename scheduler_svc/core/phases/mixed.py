@@ -6,6 +6,7 @@ There is no prefill and no decode: every sequence closes the gap between compute
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts import Progress
 from scheduler_svc.core.policy import Admission, Preemption, Verdict, first_refusal, gates_open
+from scheduler_svc.core.progress_guard import STUCK
 from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -34,26 +35,28 @@ class MixedRunning:
                 if group.place is not Place.RUNNING:
                     break
                 for sequence, num_tokens in shares:
-                    self._schedule(sequence, num_tokens, state, draft)
+                    self.schedule(sequence, num_tokens, state, draft)
             position += 1
 
     def _shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
         """What each sequence computes in this step; nothing while it must wait for a result."""
         live = group.live
-        wanted = [(s, self._num_tokens(s, state)) for s in live]
+        wanted = [(s, self.num_wanted(s, state)) for s in live]
         left = draft.budget.num_tokens_left
         if len(live) == 1:
             return [(s, min(n, left)) for s, n in wanted if min(n, left) > 0]
         return joint_shares(wanted, left)
 
-    def _num_tokens(self, sequence: Sequence, state: CoreState) -> int:
+    def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
+        """What it would take of a budget without end; 0 while it must wait for a result."""
         threshold = state.limits.long_prefill_token_threshold
         pending = self._progress.num_pending(sequence)
         if 0 < threshold < pending:
             pending = threshold
         return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
 
-    def _schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
+    def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
+        """Gives it blocks for `num_tokens`, which must be there, and puts it into the draft."""
         draft.extend(sequence, num_tokens, state)
         beyond = sequence.num_computed_tokens + num_tokens - sequence.num_tokens - sequence.num_placeholders
         num_drafts = max(0, beyond) if sequence.draft_token_ids else 0
@@ -65,7 +68,11 @@ class MixedRunning:
         """Preempts until the group fits or has left itself; how many of the victims were scheduled in this step already."""
         num_withdrawn = 0
         while not self._fits(shares, state):
-            victim = self._preemption.victim(state.running)
+            if state.guard.is_hopeless(group, alone=len(state.running) == 1):
+                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                break
+            candidates = state.guard.victims(state.running)
+            victim = self._preemption.victim(candidates) if candidates else group
             withdrawn = [draft.withdraw(sequence, state) for sequence in victim.live]
             draft.budget.give_back(sum(withdrawn))
             num_withdrawn += any(withdrawn)
@@ -76,7 +83,16 @@ class MixedRunning:
 
     @staticmethod
     def _fits(shares: list[Share], state: CoreState) -> bool:
-        return state.cache.can_extend([s for s, _ in shares], max(n for _, n in shares))
+        """All of them have equal shares (`joint_shares`)."""
+        return state.cache.can_extend([s for s, _ in shares], shares[0][1])
+
+
+class CollectLoras:
+    """Notes the adapters of all that run, for `LoraSlots` (R53, R133)."""
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        draft.lora_ids.update((g.request.lora_id, None) for g in state.running if g.request.lora_id > 0)
 
 
 class MixedWaiting:
@@ -93,11 +109,13 @@ class MixedWaiting:
         skipped: list[Group] = []
         num_started = 0
         while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
-            group = state.waiting.peek()
+            group = state.guard.next_of(state.waiting, Place.WAITING)
+            if group is None:
+                break
             verdict = first_refusal(self._admission, group, state, draft)
             if verdict is Verdict.ENTER:
                 verdict = self._start(group, state, draft)
-            if verdict is Verdict.STOP:
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
                 break
             num_started += verdict is Verdict.ENTER
             if verdict is Verdict.SKIP:
@@ -145,6 +163,8 @@ class MixedWaiting:
         state.waiting.remove(group)
         state.running.append(group)
         state.start(group, draft.now)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
         first, *siblings = group.live
         first.num_computed_tokens = num_cached_tokens
         size = state.limits.block_size
@@ -155,22 +175,22 @@ class MixedWaiting:
 
 
 def joint_shares(wanted: list[Share], left: int) -> list[Share]:
-    """Shares of sequences that sample together or not at all: all they want, else what brings them nearer to it.
+    """Shares of sequences that sample together or not at all: all they want, else what brings one nearer to it.
 
-    Nobody reaches its last token before all can in the same step.
+    Nobody reaches its last token before all can in the same step. The oldest that lags catches up first: the others' prefix is in
+    blocks that it fills.
     """
-    if any(n <= 0 for _, n in wanted):
+    amounts = {n for _, n in wanted}
+    if min(amounts) <= 0:
         return []
-    if sum(n for _, n in wanted) <= left and all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
-        return wanted
-    shares = []
+    if len(amounts) == 1 and sum(n for _, n in wanted) <= left:
+        if all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
+            return wanted
     for sequence, num_tokens in wanted:
-        behind = sequence.num_tokens - 1 - sequence.num_computed_tokens
-        take = min(num_tokens, behind, left)
+        take = min(num_tokens, sequence.num_tokens - 1 - sequence.num_computed_tokens, left)
         if take > 0:
-            shares.append((sequence, take))
-            left -= take
-    return shares
+            return [(sequence, take)]
+    return []
 
 
 def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDraft) -> None:

@@ -3,7 +3,7 @@
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, shared_prompt_tokens
-from scheduler_svc.core.request import Group, SequenceStatus
+from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -22,10 +22,12 @@ class Prefills:
         started: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while gates_open(self._admission, state, draft) and len(state.waiting):
-            group = state.waiting.peek()
+            group = state.guard.next_of(state.waiting, Place.WAITING)
+            if group is None:
+                break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
-            if verdict is Verdict.STOP:
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
                 break
             if verdict is Verdict.SKIP:
                 skipped.append(state.waiting.pop())
@@ -56,7 +58,7 @@ class Prefills:
         return Verdict.ENTER if fits else Verdict.STOP
 
     def _never_fits(self, group: Group, num_tokens: int, state: CoreState) -> str:
-        limit = self._shares.prompt_limit(state)
+        limit = group.request.long_lora_max_len or self._shares.prompt_limit(state)
         alone = len(group.live) == 1
         longest = num_tokens if alone else max(s.num_tokens for s in group.live)
         if longest > limit:

@@ -24,7 +24,7 @@ class PriorityPreemption:
     def make_room(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
         state.running.sort(key=self._ordering.key)
-        if len(state.waiting):
+        if len(state.waiting) and state.guard.favourite is None:
             head = state.waiting.pop()
             num_tokens = self._shares.num_new_tokens(head, state, draft)
             while state.running and self._outranked(state.running[-1], head):

@@ -4,7 +4,7 @@ from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.phases.decode import extend_all
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
-from scheduler_svc.core.request import Group, SequenceStatus
+from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -26,10 +26,12 @@ class SwapIns:
         back: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while state.swapped:
-            group = state.swapped[0]
+            group = state.guard.next_of(state.swapped, Place.SWAPPED)
+            if group is None:
+                break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
-            if verdict is Verdict.STOP:
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
                 break
             if verdict is Verdict.SKIP:
                 skipped.append(state.swapped.pop(0))

@@ -11,7 +11,11 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class PrefillOrDecode:
-    """A step is all prompts or all decodes; groups on the host come before new prompts (R40, R41)."""
+    """A step is all prompts or all decodes; groups on the host come before new prompts (R40, R41).
+
+    But for the step behind one that moved less important groups there: else they would be back before whom they made room for
+    (R84, R85).
+    """
 
     def __init__(
         self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns, make_room: PriorityPreemption | None
@@ -20,6 +24,7 @@ class PrefillOrDecode:
         self._decodes = decodes
         self._swap_ins = swap_ins
         self._make_room = make_room
+        self._has_made_room = False
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
@@ -27,7 +32,8 @@ class PrefillOrDecode:
             draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
             if group.request.lora_id > 0:
                 draft.lora_ids[group.request.lora_id] = None
-        prompts = [] if state.swapped else self._prefills.start(state, draft)
+        prompts = self._prefills.start(state, draft) if self._has_made_room or not state.swapped else []
+        self._has_made_room = False
         if prompts:
             state.running += [p.group for p in prompts]
             put_all(draft, prompts)
@@ -37,8 +43,9 @@ class PrefillOrDecode:
     def _decode(self, state: CoreState, draft: StepDraft) -> None:
         if self._make_room is not None:
             self._make_room.make_room(state, draft)
+            self._has_made_room = bool(draft.swap_out.pairs)
         done = self._decodes.go_on(state, draft)
-        back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
+        back = [] if done.has_preempted or draft.swap_out.pairs else self._swap_ins.bring_in(state, draft)
         state.running[:] = [*done.left_over, *(s.group for s in done.scheduled), *(s.group for s in back)]
         queue_victims(done, state)
         put_all(draft, [*done.scheduled, *back])

@@ -1,0 +1,107 @@
+"""How well the KV cache uses its memory: what sharing saves, what last blocks waste, and memory without paging (R14, R209).
+
+    python -m benchmarks.memory                       # a table
+    python -m benchmarks.memory --json                # one JSON object, nothing else
+    python -m benchmarks.memory --prompt 161 --outputs 338 --block-size 16 --n 2,4,6
+    python -m benchmarks.memory --plot memory.png --save
+    python -m benchmarks.memory --recording FILE      # a recorded scenario
+
+Lives here: the command line and its tables. Requests and figures: benchmarks.memory_workloads; serving them: benchmarks.memory_runs.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import memory_plot, memory_recording, memory_workloads, report
+
+_EXAMPLES = """
+Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
+schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
+
+Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 5 % of the positions of
+a text many words are possible, elsewhere one. "contiguous": the same requests where each sample gets one region of 2,048 slots.
+
+used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for
+who waits. The four add up to 1.
+"""
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter(f"{text!r} is no list of numbers from 1 up, such as 2,4,6")
+    return counts
+
+
+def main(
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the constant request.")] = 161,
+    outputs: Annotated[int, typer.Option(min=1, help="Its decode steps (max_tokens - 1).")] = 338,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
+    n: Annotated[str, typer.Option("--n", help="Samples or beams per request: N or N,N,...")] = "2,4,6",
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of lengths, arrivals and logprobs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/memory.json.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over time with the largest n: PNG, PDF or SVG.")] = None,
+    recording: Annotated[
+        Path | None, typer.Option(help="Report a recorded scenario of family v0 instead.", exists=True, dir_okay=False)
+    ] = None,
+) -> None:
+    """Shows how much KV-cache memory is shared, wasted, and what systems without paging would need."""
+    counts = _counts(n)
+    if recording is not None:
+        _show_recording(memory_recording.report(recording), as_json=as_json)
+        return
+    result = {
+        "constant": [memory_workloads.constant(prompt, outputs, block_size, count) for count in counts],
+        "workloads": list(memory_workloads.all_figures(counts, requests, seed)),
+    }
+    if save:
+        report.save("memory", {"benchmark": "memory", **result})
+    if as_json:
+        print(json.dumps({**report.provenance(), **result}, indent=2))
+    else:
+        _show(result, Console())
+    if plot is not None:
+        memory_plot.draw(list(memory_workloads.WORKLOADS), max(2, *counts), requests, seed, plot)
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    table = Table("n", "saved", "closed form", "most waste of a sequence", title="constant lengths", title_justify="left")
+    for row in result["constant"]:
+        waste = f"{row['max_waste_tokens']} of {row['block_size']} slots"
+        table.add_row(str(row["n"]), f"{row['saved']:.1%}", f"{row['closed_form']:.1%}", waste)
+    console.print(table)
+    parts = ("used", "reserved", "internal", "external")
+    title = "workloads; right: memory without paging"
+    table = Table("workload", "n", "saved", "paper", "waste", *parts, title=title, title_justify="left")
+    for row in result["workloads"]:
+        low, high = row["paper"]
+        cells = (f"{row['saved']:.1%}", f"{low:.0%}-{high:.0%}", f"{row['waste']:.1%}")
+        contiguous = (f"{row['contiguous'][part]:.1%}" for part in parts)
+        table.add_row(f"{row['name']} {row['kind']}", str(row["n"]), *cells, *contiguous)
+    console.print(table)
+
+
+def _show_recording(result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    table = Table("step", "logical", "physical", "saved", "waste tokens", "worst", title=result["name"])
+    for row in result["steps"]:
+        table.add_row(*(f"{value:.1%}" if key == "saved" else str(value) for key, value in row.items()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(epilog=_EXAMPLES)(main)
+    app()

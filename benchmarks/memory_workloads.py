@@ -1,0 +1,121 @@
+"""Which requests the memory benchmark serves, and their figures: constant lengths with their closed form, and lengths like the paper's."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.memory_runs import Job, Kind, Moment, Setting, serve_contiguous, serve_paged
+from benchmarks.workloads import Length
+from block_manager.contiguous import ContiguousMemory, shares
+from block_manager.memory_report import PagedMemory
+
+BLOCK_SIZE = 16
+# The paper's OPT-13B on a device of 40 GB: 12 GB of KV cache hold about 16,000 tokens; the model takes 2,048 of a request.
+NUM_BLOCKS, MAX_MODEL_LEN = 1_000, 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Log-normal lengths, and one arrival per `steps_between` steps on average (Poisson). `paper`: the range claimed there (R14)."""
+
+    name: str
+    kind: Kind
+    prompt: Length
+    output: Length
+    steps_between: int
+    paper: tuple[float, float]
+
+    def jobs(self, num_requests: int, seed: int) -> list[Job]:
+        """In order of arrival; equal seeds give equal jobs."""
+        rng, at, jobs = random.Random(f"{self.name} {seed}"), 0.0, []
+        for _ in range(num_requests):
+            jobs.append(Job(self.prompt.draw(rng), self.output.draw(rng), int(at)))
+            at += rng.expovariate(1.0 / self.steps_between)
+        return jobs
+
+
+# Medians that give the data sets' mean lengths (19.3 + 58.5 and 161.3 + 338.0 tokens) where the deviation equals the mean.
+_ALPACA = (Length(14, 0.83, 1, 512), Length(41, 0.83, 1, 512), 15)
+_SHAREGPT = (Length(114, 0.83, 4, 1_024), Length(239, 0.83, 1, 1_023), 50)
+_OF_SAMPLING, _OF_BEAMS = (0.06, 0.30), (0.44, 0.66)
+WORKLOADS = (
+    Workload("alpaca-like", Kind.SAMPLING, *_ALPACA, _OF_SAMPLING),
+    Workload("sharegpt-like", Kind.SAMPLING, *_SHAREGPT, _OF_SAMPLING),
+    Workload("sharegpt-like", Kind.BEAM, *_SHAREGPT, _OF_BEAMS),
+)
+
+
+def closed_form(prompt: int, outputs: int, block_size: int, n: int) -> float:
+    """R209: 1 - sum over t = 1..O of (floor(P/b) + n (L_t - floor(P/b))) / sum of n L_t, with L_t = ceil((P + t) / b)."""
+    shared = prompt // block_size
+    lengths = [-(-(prompt + t) // block_size) for t in range(1, outputs + 1)]
+    return 1 - sum(shared + n * (length - shared) for length in lengths) / sum(n * length for length in lengths)
+
+
+def total_of_decodes(moments: Iterable[Moment]) -> PagedMemory:
+    """Sum over the decode steps; steps that compute a prompt are left out (R209)."""
+    memories = [moment.memory for moment in moments if moment.is_decode]
+    total = memories[0]
+    for memory in memories[1:]:
+        total += memory
+    return total
+
+
+def constant(prompt: int, outputs: int, block_size: int, n: int) -> dict[str, Any]:
+    """One request of constant lengths, alone, as the scheduler core serves it: its figures beside the closed form."""
+    num_blocks = n * -(-(prompt + outputs) // block_size)
+    # A fiftieth more, for the watermark of v0.
+    setting = Setting(Kind.SAMPLING, n, block_size, num_blocks + num_blocks // 50 + 1, prompt + outputs + 1)
+    total = total_of_decodes(serve_paged([Job(prompt, outputs)], setting))
+    return {
+        "prompt": prompt,
+        "outputs": outputs,
+        "block_size": block_size,
+        "n": n,
+        "saved": total.saved,
+        "closed_form": closed_form(prompt, outputs, block_size, n),
+        "max_waste_tokens": total.max_waste_tokens,
+    }
+
+
+def setting_of(workload: Workload, n: int, seed: int) -> Setting:
+    """The paper's memory; more where `n` regions of a contiguous memory would not fit it."""
+    return Setting(workload.kind, n, BLOCK_SIZE, max(NUM_BLOCKS, n * MAX_MODEL_LEN // BLOCK_SIZE), MAX_MODEL_LEN, seed)
+
+
+def figures(workload: Workload, n: int, num_requests: int, seed: int) -> dict[str, Any]:
+    """One workload with `n` samples or beams each, with paging and without."""
+    jobs, setting = workload.jobs(num_requests, seed), setting_of(workload, n, seed)
+    moments = list(serve_paged(jobs, setting))
+    total = total_of_decodes(moments)
+    rows = list(serve_contiguous(jobs, setting))
+    return {
+        "name": workload.name,
+        "kind": workload.kind.value,
+        "n": n,
+        "saved": total.saved,
+        "paper": list(workload.paper),
+        "max_waste_tokens": total.max_waste_tokens,
+        "waste": total.waste,
+        "contiguous": mean_shares(memory for memory, _ in rows),
+        "num_requests": num_requests,
+        "steps": {"paged": len(moments), "contiguous": len(rows)},
+    }
+
+
+def mean_shares(memories: Iterable[ContiguousMemory]) -> dict[str, float]:
+    """Shares of all slots taken or lost, summed over the steps; they add up to 1."""
+    used = reserved = internal = external = 0
+    for memory in memories:
+        used += memory.used
+        reserved += memory.reserved
+        internal += memory.internal
+        external += memory.external
+    return shares(used, reserved, internal, external)
+
+
+def all_figures(counts: Iterable[int], num_requests: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Every workload with every number of samples or beams above 1."""
+    wanted = [n for n in counts if n > 1]
+    return (figures(workload, n, num_requests, seed) for workload in WORKLOADS for n in wanted)

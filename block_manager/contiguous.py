@@ -1,0 +1,171 @@
+"""Memory without paging: every sequence gets one contiguous region of its maximum length, as systems before paging did it.
+
+The model that paged memory is compared with (R14, R209). Regions come from a buddy allocator, so their sizes are powers of two.
+Nothing here knows blocks. Counts are in slots: one slot holds the KV of one token.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for before it can start: `num_regions` regions, one for each sample, of `max_length` slots each."""
+
+    num_regions: int
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A request at one instant: its demand, the tokens that each live sequence holds, and how long they will get.
+
+    `final_length`: prompt and output of the longest when it is over. Where nobody knows, as in a live system, `demand.max_length`.
+    """
+
+    demand: Demand
+    num_tokens: tuple[int, ...]
+    final_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContiguousMemory:
+    """Who holds how many slots. Every slot that is taken or lost is one of these four:
+
+    - `used`: KV of a token is in it. Prompts are stored once for each sequence: nothing is shared;
+    - `reserved`: a token of its sequence will come into it (up to `final_length`);
+    - `internal`: inside a region, and no token will ever come: room up to the maximum length, and rounding to a power of two;
+    - `external`: outside all regions, but no waiting request fits into what is left (0 when nobody waits).
+
+    `num_regions` are placed, `num_left_out` had no place although the paged memory holds them.
+    """
+
+    used: int
+    reserved: int
+    internal: int
+    external: int
+    num_regions: int = 0
+    num_left_out: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Slots taken or lost."""
+        return self.used + self.reserved + self.internal + self.external
+
+    def shares(self) -> dict[str, float]:
+        """The four as fractions of `num_slots`; they add up to 1. All 0 when nothing is taken or lost."""
+        return shares(self.used, self.reserved, self.internal, self.external)
+
+
+def shares(used: int, reserved: int, internal: int, external: int) -> dict[str, float]:
+    """Four counts as fractions of their sum, by name; all 0 when that is 0."""
+    total = used + reserved + internal + external
+    counts = {"used": used, "reserved": reserved, "internal": internal, "external": external}
+    return {name: count / total if total else 0.0 for name, count in counts.items()}
+
+
+class BuddyAllocator:
+    """Regions of a memory of `num_slots` slots: sizes are powers of two, a hole and its buddy melt into one.
+
+    A memory that is no power of two starts as several holes, the largest first. Takes the smallest hole that fits, lowest first.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._holes: dict[int, list[int]] = {1 << i: [] for i in range(num_slots.bit_length())}
+        start = 0
+        for size in reversed(self._holes):
+            if num_slots & size:
+                self._holes[size].append(start)
+                start += size
+
+    @staticmethod
+    def region_size(num_slots: int) -> int:
+        """The power of two that holds `num_slots` (at least 1)."""
+        return 1 << max(0, num_slots - 1).bit_length()
+
+    @property
+    def num_free(self) -> int:
+        """Slots in holes."""
+        return sum(size * len(starts) for size, starts in self._holes.items())
+
+    def take(self, size: int) -> int | None:
+        """Start of a region of `size` (a power of two), None when no hole is large enough."""
+        hole = next((s for s, starts in self._holes.items() if s >= size and starts), None)
+        if hole is None:
+            return None
+        start = self._holes[hole].pop(0)
+        while hole > size:
+            hole //= 2
+            insort(self._holes[hole], start + hole)
+        return start
+
+    def give_back(self, start: int, size: int) -> None:
+        """The region is a hole again."""
+        while (start ^ size) in self._holes.get(size, ()):
+            self._holes[size].remove(start ^ size)
+            start, size = min(start, start ^ size), size * 2
+        insort(self._holes[size], start)
+
+
+class ContiguousServer:
+    """Owner of the regions of requests that come and go in a memory of `num_slots` slots."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._memory = BuddyAllocator(num_slots)
+        self._regions: dict[str, list[tuple[int, int]]] = {}
+
+    def enter(self, request_id: str, demand: Demand) -> bool:
+        """Takes all its regions, or none and False when they cannot be had at once."""
+        size, found = BuddyAllocator.region_size(demand.max_length), []
+        for _ in range(demand.num_regions):
+            start = self._memory.take(size)
+            if start is None:
+                self._give_back(found)
+                return False
+            found.append((start, size))
+        self._regions[request_id] = found
+        return True
+
+    def leave(self, request_id: str) -> None:
+        """Its regions are free again."""
+        self._give_back(self._regions.pop(request_id))
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether a request could enter now."""
+        if not self.enter("", demand):
+            return False
+        self.leave("")
+        return True
+
+    def report(self, tenants: Iterable[Tenant], waiting: Iterable[Demand], num_left_out: int = 0) -> ContiguousMemory:
+        """The state now. `tenants`: all that entered and did not leave; `waiting`: who would like to enter."""
+        used = reserved = taken = num_regions = 0
+        for tenant in tenants:
+            region = BuddyAllocator.region_size(tenant.demand.max_length)
+            used += sum(tenant.num_tokens)
+            reserved += tenant.demand.num_regions * tenant.final_length - sum(tenant.num_tokens)
+            taken += tenant.demand.num_regions * region
+            num_regions += tenant.demand.num_regions
+        wanted = dict.fromkeys(waiting)
+        lost = self._memory.num_free if wanted and not any(map(self.fits, wanted)) else 0
+        return ContiguousMemory(used, reserved, taken - used - reserved, lost, num_regions, num_left_out)
+
+    def _give_back(self, regions: list[tuple[int, int]]) -> None:
+        for start, size in regions:
+            self._memory.give_back(start, size)
+
+
+def place(tenants: Iterable[Tenant], waiting: Iterable[Demand], num_slots: int) -> ContiguousMemory:
+    """What contiguous memory of `num_slots` would hold of these requests if they came one after the other, in this order.
+
+    Those that find no place are left out; they wait in front of `waiting`.
+    """
+    server, placed, left_out = ContiguousServer(num_slots), [], []
+    for i, tenant in enumerate(tenants):
+        if server.enter(str(i), tenant.demand):
+            placed.append(tenant)
+        else:
+            left_out.append(tenant.demand)
+    return server.report(placed, [*left_out, *waiting], sum(d.num_regions for d in left_out))

@@ -1,0 +1,83 @@
+"""What plans and outcomes are made of: a sequence's share of a step, its new tokens, its end, and moves of blocks."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.request import SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step.
+
+    `num_tokens` tokens from offset `computed_before` are computed, the last `num_drafts` of them guesses. `fresh`: the worker holds
+    nothing of it, or a table that is not right any more, and must get `token_ids` (all known ones) and all blocks; else
+    `new_block_ids` are only those appended since the last plan. `resumed`: it was preempted before. `samples`: the step reaches
+    the last token and yields one (under v0 a group of n yields n at its prompt's end). `is_prefill`: more than a plain decode.
+    `num_cached_blocks`: leading blocks that need no computing although they are scheduled (v0 with prefix caching).
+    """
+
+    name: str
+    request_id: str
+    index: int
+    num_tokens: int
+    computed_before: int
+    new_block_ids: list[int]
+    fresh: bool
+    resumed: bool
+    samples: bool
+    is_prefill: bool
+    num_prompt_tokens: int
+    token_ids: list[int] | None = None
+    num_drafts: int = 0
+    num_cached_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSequence:
+    """A sequence that came to its end. `request_done`: it was the last of its request."""
+
+    name: str
+    request_id: str
+    index: int
+    status: SequenceStatus
+    num_output_tokens: int
+    request_done: bool
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class BlockMoves:
+    """(source, destination) pairs in order, and how many of them each request has."""
+
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    by_request: dict[str, int] = field(default_factory=dict)
+
+    def add(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
+        """A request's pairs behind the others."""
+        if pairs:
+            self.pairs += pairs
+            self.by_request[request_id] = self.by_request.get(request_id, 0) + len(pairs)
+
+    def discard(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
+        """Takes pairs of a request out again."""
+        for pair in pairs:
+            self.pairs.remove(pair)
+            self.by_request[request_id] -= 1
+        if not self.by_request.get(request_id, 1):
+            del self.by_request[request_id]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """New output tokens of one sequence from `offset` on, after stop rules; what lies behind a stop is cut off.
+
+    `forked_from`: the sequence is new and has the first `offset` tokens of that one.
+    """
+
+    name: str
+    request_id: str
+    index: int
+    offset: int
+    token_ids: list[int]
+    forked_from: str | None = None

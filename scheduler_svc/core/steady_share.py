@@ -1,0 +1,72 @@
+"""The steady part of a plan and of its outcome: rows that go on by one token, written out one by one only for who asks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.entries import ScheduledSequence, TokenRun
+from scheduler_svc.core.request import Group
+from scheduler_svc.core.steady import Ints, SteadyRows
+
+
+@dataclass(slots=True)
+class SteadyShare:
+    """Rows of `members` that compute one token each, from `computed_before` on. `new_blocks`: by row, one for who needs it."""
+
+    members: list[Group]
+    rows: Ints
+    computed_before: Ints
+    new_blocks: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def names(self) -> list[str]:
+        """Of the sequences, in order."""
+        return [self.members[row].sequences[0].name for row in self.rows.tolist()]
+
+    def entries(self) -> Iterator[tuple[int, ScheduledSequence]]:
+        """(ticket, entry) of each, in order."""
+        for row, before in zip(self.rows.tolist(), self.computed_before.tolist(), strict=True):
+            group = self.members[row]
+            sequence = group.sequences[0]
+            block = self.new_blocks.get(row)
+            yield (
+                group.ticket,
+                ScheduledSequence(
+                    name=sequence.name,
+                    request_id=group.request.request_id,
+                    index=sequence.index,
+                    num_tokens=1,
+                    computed_before=before,
+                    new_block_ids=[] if block is None else [block],
+                    fresh=False,
+                    resumed=False,
+                    samples=True,
+                    is_prefill=False,
+                    num_prompt_tokens=sequence.num_prompt_tokens,
+                ),
+            )
+
+
+@dataclass(slots=True)
+class SteadyRuns:
+    """One new token of each of some rows of `members`; `positions`: where it stands in its sequence."""
+
+    members: list[Group]
+    rows: Ints
+    positions: Ints
+    token_ids: Ints
+
+    @classmethod
+    def of(cls, rows: SteadyRows, given: Ints, tokens: Ints) -> "SteadyRuns":
+        """The runs of rows that just got these tokens."""
+        return cls(rows.members, given, rows.known[given] - 1, tokens)
+
+    def runs(self) -> Iterator[tuple[int, TokenRun]]:
+        """(ticket, run) of each, in order."""
+        columns = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist())
+        for row, position, token in zip(*columns, strict=True):
+            group = self.members[row]
+            sequence = group.sequences[0]
+            offset = position - sequence.num_prompt_tokens
+            yield group.ticket, TokenRun(sequence.name, group.request.request_id, sequence.index, offset, [token])

@@ -1,0 +1,47 @@
+"""The memory report of a scheduler core (R209): who holds what, as `block_manager` counts it."""
+
+from block_manager import contiguous
+from block_manager.contiguous import Demand, Tenant
+from block_manager.memory_report import HeldSequence, MemoryReport, PagedMemory, paged_memory
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.scheduler import Scheduler
+
+
+def memory_report(core: Scheduler) -> MemoryReport:
+    """Device memory now, beside contiguous allocation in a memory of the same size.
+
+    How long live sequences will get is not known, so contiguous `reserved` is all room up to prompt + max_tokens (at most
+    max_model_len) and `internal` only the rounding. Swapped groups wait there as they do here.
+    """
+    ledger = core.state.cache.ledger
+    groups = [group for request in core.state.requests.values() for group in request.groups if not group.is_finished]
+    tenants = [_tenant(core, group) for group in groups if group.place is Place.RUNNING]
+    waiting = [_demand(core, group) for group in groups if group.place is not Place.RUNNING]
+    num_slots = ledger.gpu.num_usable * ledger.block_size
+    return MemoryReport(paged(core), contiguous.place(tenants, waiting, num_slots))
+
+
+def paged(core: Scheduler) -> PagedMemory:
+    """Only what the tables of the device hold."""
+    ledger = core.state.cache.ledger
+    held = []
+    for request in core.state.requests.values():
+        for sequence in request.unfinished:
+            blocks = ledger.tables.get(sequence.name, ())
+            held.append(HeldSequence(blocks, sequence.num_tokens + sequence.num_placeholders))
+    return paged_memory(held, ledger.block_size, nobodys_blocks=ledger.gpu.reserved)
+
+
+def _demand(core: Scheduler, group: Group) -> Demand:
+    request = group.request
+    longest = len(request.prompt_token_ids) + request.stop.max_tokens
+    return Demand(group.max_num_running_seqs, min(longest, core.state.limits.max_model_len))
+
+
+def _tenant(core: Scheduler, group: Group) -> Tenant:
+    ledger, demand = core.state.cache.ledger, _demand(core, group)
+    held = tuple(
+        min(s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length)
+        for s in group.live
+    )
+    return Tenant(demand, held, demand.max_length)

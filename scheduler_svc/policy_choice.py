@@ -1,0 +1,235 @@
+"""What an operator chose, as one object: a policy and the limits that go with it, from names, files, `--set` and single options.
+
+    choose("vllm-v0", ["preemption_mode=swap"], max_num_seqs=16).core_limits(worker).…
+
+Later words win: preset, then file, then `--set`. Everything that can be wrong is a ConfigError naming where it was written.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler_svc import policy_file
+from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.policy_keys import (
+    ASYNC,
+    CHUNKED_PREFILL,
+    Assignment,
+    bad,
+    check_limit,
+    checked,
+    close_to,
+    from_texts,
+    limit_names,
+)
+from svc_common.errors import ConfigError
+
+Spelling = Callable[[str], str]
+
+# The service's own default where requests carry priorities; the recordings say `fcfs` themselves.
+_SERVICE_KNOBS = {"policy": "priority"}
+_OPTIONS = {"prefix_caching": "enable_prefix_caching"}
+_DEFAULT_NUM_SEQS = 256
+_DEFAULT_BATCHED_TOKENS = 2048
+_DEFAULT_CHUNKED_TOKENS = 512
+_ANY_LENGTH = 2**31
+_WHOLE, _CHUNKED = "prefill_or_decode", "decode_then_prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSize:
+    """What a worker has, as far as the core's limits depend on it."""
+
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy that is sound in itself, and the limits that were given, each with where. Numbers not given follow the worker."""
+
+    spec: PolicySpec
+    given: Mapping[str, Assignment] = field(default_factory=dict)
+    spelled: Spelling = str
+
+    def max_model_len(self, of_worker: int) -> int:
+        """The worker's, or less where less was asked for. ConfigError for more."""
+        return self._at_most("max_model_len", of_worker, "tokens are what the worker's model takes")
+
+    def largest_step(self, max_model_len: int) -> tuple[int, int]:
+        """(tokens, sequences) of the largest step. ConfigError where they contradict each other (R48)."""
+        tokens = self._limit("max_num_batched_tokens", self._default_tokens(max_model_len))
+        seqs = self._limit("max_num_seqs", min(_DEFAULT_NUM_SEQS, tokens))
+        if tokens < seqs:
+            raise ConfigError(
+                f"{self._named('max_num_batched_tokens')} ({tokens}) must not be less than {self._named('max_num_seqs')} "
+                f"({seqs}): every running sequence needs one token per step",
+                reason="BAD_LIMIT",
+            )
+        return tokens, seqs
+
+    def core_limits(self, worker: WorkerSize) -> CoreLimits:
+        """Limits of a core on this worker. ConfigError where it has less than was asked for, or the policy cannot live with it."""
+        asked = self._limit("block_size", worker.block_size)
+        if asked != worker.block_size:
+            raise bad(
+                self.given["block_size"].origin,
+                f"the worker's blocks have {worker.block_size} tokens; start it with --block-size {asked}",
+            )
+        max_model_len = self.max_model_len(worker.max_model_len)
+        tokens, seqs = self.largest_step(max_model_len)
+        fit = "blocks fit at the worker; lower it or give the worker more memory"
+        limits = CoreLimits(
+            block_size=worker.block_size,
+            num_gpu_blocks=self._at_most("num_gpu_blocks", worker.num_gpu_blocks, fit),
+            num_cpu_blocks=self._at_most("num_cpu_blocks", worker.num_cpu_blocks, fit),
+            max_model_len=max_model_len,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            **self._switches(),
+        )
+        self.spec.check(limits)
+        return limits
+
+    def build(self, limits: CoreLimits) -> Scheduler:
+        """The core."""
+        return presets.build(self.spec, limits)
+
+    def check(self) -> None:
+        """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
+        for knob, value in self._not_served():
+            raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
+        any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_LENGTH
+        length = self._limit("max_model_len", any_length)
+        size = WorkerSize(
+            self._limit("block_size", 1), self._limit("num_gpu_blocks", 2), self._limit("num_cpu_blocks", 0), length
+        )
+        self.core_limits(size)
+
+    def _not_served(self) -> list[tuple[str, Any]]:
+        """Knobs whose work no worker does yet, or that only the recordings want."""
+        spec = self.spec
+        rules = (
+            ("num_scheduler_steps", spec.num_scheduler_steps > 1),
+            ("num_spec_tokens", spec.num_spec_tokens > 0),
+            ("sliding_window", spec.sliding_window is not None),
+            ("cache", spec.cache == "none"),
+            ("host_defects", spec.host_defects == "recorded"),
+        )
+        return [(knob, getattr(spec, knob)) for knob, wrong in rules if wrong]
+
+    def _default_tokens(self, max_model_len: int) -> int:
+        """R48 for the schedulers of v0; one number for the others."""
+        if self.spec.phases == _CHUNKED:
+            return _DEFAULT_CHUNKED_TOKENS
+        whole = self.spec.phases == _WHOLE or not self._switches()["chunked_prefill"]
+        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if whole else _DEFAULT_BATCHED_TOKENS
+
+    def _switches(self) -> dict[str, Any]:
+        return {
+            "prefix_caching": self._limit("prefix_caching", True),
+            "chunked_prefill": self._limit("chunked_prefill", self.spec.phases != _WHOLE),
+            "long_prefill_token_threshold": self._limit("long_prefill_token_threshold", 0),
+        }
+
+    def _limit(self, name: str, default: Any) -> Any:
+        return self.given[name].value if name in self.given else default
+
+    def _at_most(self, name: str, most: int, why: str) -> int:
+        value: int = self._limit(name, most)
+        if value > most:
+            raise ConfigError(f"{self._named(name)} is {value}, only {most} {why}", reason="CACHE_TOO_SMALL")
+        return value
+
+    def _named(self, limit: str) -> str:
+        """A limit as the person knows it who set it; options that were not given are named as options."""
+        assignment = self.given.get(limit)
+        return assignment.origin.partition("=")[0] if assignment is not None else self.spelled(limit)
+
+    def _origin(self, knob: str) -> str:
+        assignment = self.given.get(knob)
+        return assignment.origin if assignment is not None else f"{self.spelled('policy')} {self.spec.name}"
+
+
+def choose(policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, **limits: Any) -> PolicyChoice:
+    """The choice made by `policy` (a preset's name or a file), `sets` and single `limits` (None = not given).
+
+    `spelled(name)`: how the person who is told of an error writes `policy`, `policy_set` and the limits. A limit beats what a file
+    says of it, and contradicts a `--set` that says otherwise.
+    """
+    file = policy_file.read(policy) if policy_file.names_a_file(policy) else None
+    base = _preset(file.base, file.base_origin) if file else _preset(policy, spelled("policy"))
+    written = {a.key: checked(a) for a in file.assignments} if file else {}
+    last = {a.key: checked(a) for a in from_texts(sets, spelled("policy_set"))}
+    options = {
+        name: Assignment(name, value, spelled(_OPTIONS.get(name, name)))
+        for name, value in limits.items()
+        if value is not None
+    }
+    _refuse_two_words(last, options)
+    given = written | last | options
+    where = policy if file else f"{spelled('policy')} {policy}"
+    spec = _spec(replace(base, name=file.name if file else base.name), given, where)
+    return _with_limits(spec, given, spelled)
+
+
+def _preset(name: str, origin: str) -> PolicySpec:
+    names = presets.policy_names()
+    if name not in names:
+        raise ConfigError(
+            f"{origin}: unknown policy {name!r}{close_to(name, names)}; there are: {', '.join(names)}; "
+            f"or give a file that ends in {', '.join(policy_file.SUFFIXES)}",
+            reason="UNKNOWN_POLICY",
+        )
+    return presets.preset(name)
+
+
+def _refuse_two_words(sets: Mapping[str, Assignment], options: Mapping[str, Assignment]) -> None:
+    for name, option in options.items():
+        if name in sets and sets[name].value != option.value:
+            raise bad(sets[name].origin, f"contradicts {option.origin}, which says {option.value}; give one of them")
+
+
+def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
+    knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key != ASYNC}
+    parts = _asynchronous(given) | _chunked(base, given)
+    for key, value in parts.items():
+        if key in knobs and knobs[key] != value and key != "batch_queue":
+            raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
+    try:
+        return replace(base, **(_SERVICE_KNOBS | parts | knobs))
+    except ConfigError as error:
+        wrong = error.metadata.get("field", "")
+        origin = given[wrong].origin if wrong in given else where
+        raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+
+
+def _asynchronous(given: Mapping[str, Assignment]) -> dict[str, Any]:
+    """`async` stands for how v1 counts progress and how many plans are under way (R147, R149)."""
+    if ASYNC not in given:
+        return {}
+    if given[ASYNC].value:
+        return {"progress": "placeholders", "batch_queue": 2}
+    return {"progress": "at_schedule", "batch_queue": 1}
+
+
+def _chunked(base: PolicySpec, given: Mapping[str, Assignment]) -> dict[str, Any]:
+    """Under v0 chunking is a matter of phases; under v1 it is a limit."""
+    if CHUNKED_PREFILL not in given or base.phases not in (_WHOLE, _CHUNKED):
+        return {}
+    return {"phases": _CHUNKED if given[CHUNKED_PREFILL].value else _WHOLE}
+
+
+def _with_limits(spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spelling) -> PolicyChoice:
+    for name in limit_names():
+        if name in given:
+            check_limit(given[name])
+    threshold = given.get("long_prefill_token_threshold")
+    if spec.phases in (_WHOLE, _CHUNKED) and threshold is not None and threshold.value:
+        raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
+    return PolicyChoice(spec, given, spelled)

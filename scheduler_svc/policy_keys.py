@@ -1,0 +1,135 @@
+"""The keys that operators write in `--set KEY=VALUE` and in policy files: which there are, and what each may be (R48).
+
+A key is a field of `PolicySpec` (parts and knobs), a field of `CoreLimits`, or a switch that stands for several. Names may be
+dotted (`part.knob`). Not here: files (`policy_file`), and what keys together make (`policy_choice`).
+"""
+
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.spec import PolicySpec, knob_names
+from svc_common.errors import ConfigError
+
+ASYNC = "async"
+CHUNKED_PREFILL = "chunked_prefill"
+_LEAST = {"num_gpu_blocks": 2, "num_cpu_blocks": 0, "long_prefill_token_threshold": 0}
+_NUM_CLOSE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One key with its value, as somebody wrote it. `origin`: where, in words that an error can begin with."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def limit_names() -> list[str]:
+    """Fields of `CoreLimits`."""
+    return [field.name for field in fields(CoreLimits)]
+
+
+def known_keys() -> list[str]:
+    """All keys, sorted."""
+    return sorted({*knob_names(), *limit_names(), ASYNC})
+
+
+def from_texts(texts: Iterable[str], option: str) -> list[Assignment]:
+    """`["delay_factor=0.5", ...]`, values as YAML scalars. ConfigError by the name `option` for what is no KEY=VALUE."""
+    return [_from_text(text, option) for text in texts]
+
+
+def _from_text(text: str, option: str) -> Assignment:
+    key, equals, value = text.partition("=")
+    origin = f"{option} {text}"
+    if not equals or not key.strip():
+        raise bad(origin, "is no KEY=VALUE; write for example preemption_mode=swap")
+    try:
+        return Assignment(key.strip(), yaml.safe_load(value), origin)
+    except yaml.YAMLError:
+        raise bad(origin, f"{value!r} is no value; write a number, a word, true, false or null") from None
+
+
+def checked(assignment: Assignment) -> Assignment:
+    """The same with its value in the key's type. ConfigError for an unknown key, with those that look alike, or a wrong type."""
+    key, value = assignment.key, assignment.value
+    if key not in known_keys():
+        raise bad(assignment.origin, _unknown(key), field=key)
+    kinds = _kinds(key)
+    if str in kinds:
+        return assignment  # the spec says which words there are
+    for kind in kinds:
+        if (taken := _TAKEN_AS[kind](value)) is not None:
+            return Assignment(key, taken[0], assignment.origin)
+    allowed = " or ".join(_MEANINGS[kind] for kind in kinds)
+    raise bad(assignment.origin, f"{key} must be {allowed}, not {value!r}", field=key)
+
+
+def check_limit(assignment: Assignment) -> None:
+    """ConfigError for a limit that is too small to be one."""
+    least = _LEAST.get(assignment.key, 1)
+    if not isinstance(assignment.value, bool) and assignment.value < least:
+        raise bad(assignment.origin, f"{assignment.key} must be at least {least}", field=assignment.key)
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean a or b?)", or nothing where nothing looks like it."""
+    close = difflib.get_close_matches(word, list(known), _NUM_CLOSE)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def bad(origin: str, why: str, *, field: str = "") -> ConfigError:
+    """The error of this family: where, then what is wrong."""
+    return ConfigError(f"{origin}: {why}", reason="BAD_POLICY", metadata={"field": field} if field else None)
+
+
+def _unknown(key: str) -> str:
+    return f"unknown key {key!r}{close_to(key, known_keys())}; there are: {', '.join(known_keys())}"
+
+
+def _kinds(key: str) -> tuple[type, ...]:
+    """Types a value may have."""
+    if key == ASYNC:
+        return (bool,)
+    hint = get_type_hints(PolicySpec if key in knob_names() else CoreLimits)[key]
+    return get_args(hint) or (hint,)
+
+
+def _as_bool(value: Any) -> tuple[bool] | None:
+    return (value,) if isinstance(value, bool) else None
+
+
+def _as_int(value: Any) -> tuple[int] | None:
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _as_float(value: Any) -> tuple[float] | None:
+    """Also what YAML 1.1 takes for a word: 1e-1."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return (number,) if math.isfinite(number) else None
+
+
+def _as_none(value: Any) -> tuple[None] | None:
+    return (None,) if value is None else None
+
+
+_TAKEN_AS: dict[type, Callable[[Any], tuple[Any] | None]] = {
+    bool: _as_bool,
+    int: _as_int,
+    float: _as_float,
+    types.NoneType: _as_none,
+}
+_MEANINGS = {bool: "true or false", int: "a whole number", float: "a number", types.NoneType: "null"}

@@ -1,0 +1,207 @@
+"""A worker for core tests: its tokens are a function of a sequence's past, its memory holds which prefix lies in every slot.
+
+It knows of a plan what the wire would tell it. Whatever the scheduler decides, a sequence must read its own past.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.core.request import Request
+
+EOS = 0
+_PRIME = 1_000_003
+_MASK = (1 << 61) - 1
+
+
+def mix(*parts: int) -> int:
+    """A number that looks random and depends on all parts alone, the same in every process."""
+    value = 88172645463325252
+    for part in parts:
+        value = (value ^ part) * _PRIME & _MASK
+        value ^= value >> 23
+    return value
+
+
+def token_at(seed: int, index: int, position: int, choice: int = 0) -> int:
+    """The model: the token at `position` of the sequence with that index; each 24th is EOS. `choice`: of several children."""
+    value = mix(seed, index, position, choice)
+    return EOS if value % 24 == 0 else 1 + value % 97
+
+
+def guess_at(seed: int, index: int, position: int) -> int:
+    """A draft: right two times of three."""
+    return token_at(seed, index, position) if mix(seed, index, position, 7) % 3 else 99
+
+
+def candidates_at(seed: int, index: int, position: int, width: int) -> list[tuple[int, float]]:
+    """2 * `width` different next tokens of a beam with logprobs, best first."""
+    first = mix(seed, index, position, 11)
+    return [((first + 7 * k) % 61, -0.1 * (1 + k) - first % 5 / 7) for k in range(2 * width)]
+
+
+class PrefixKeys:
+    """Keys of the prefixes of one token stream: equal keys = equal KV."""
+
+    def __init__(self, salt: int) -> None:
+        self.tokens: list[int] = []
+        self.keys: list[int] = []
+        self._salt = salt
+
+    def after(self, position: int, token: int) -> int:
+        """The key of the prefix up to `position` if `token` stands there."""
+        return mix(self.keys[position - 1] if position else self._salt, token)
+
+    def set_tokens(self, start: int, tokens: list[int]) -> None:
+        """What stands from `start` on."""
+        del self.tokens[start:], self.keys[start:]
+        for token in tokens:
+            self.keys.append(self.after(len(self.tokens), token))
+            self.tokens.append(token)
+
+
+class WorkerModel:
+    """Owner of the memory and of what the worker holds of each sequence. `past(name)`: prompt and all tokens told so far."""
+
+    def __init__(self, block_size: int, window: int | None, past: Callable[[str], list[int]], *, has_blocks: bool) -> None:
+        self.held: dict[str, list[int]] = {}
+        self._size = block_size
+        self._window = window
+        self._past = past
+        self._has_blocks = has_blocks
+        self._device: dict[int, dict[int, int]] = {}
+        self._host: dict[int, dict[int, int]] = {}
+        self._streams: dict[str, PrefixKeys] = {}
+        self._rejected: dict[tuple[int, str], int] = {}
+        self._failed: set[int] = set()
+
+    def lose_everything(self) -> None:
+        """A new process takes its place."""
+        for memory in (self.held, self._device, self._host, self._streams, self._rejected):
+            memory.clear()
+
+    def told(self, step: int) -> None:
+        """The scheduler knows that step's result now."""
+        self._failed.discard(step)
+        for key in [key for key in self._rejected if key[0] == step]:
+            del self._rejected[key]
+
+    def run(self, plan: StepPlan, requests: dict[str, Request], seeds: dict[str, int], *, fails: bool) -> StepResult:
+        """Executes a plan: moves, then the model, unless that `fails`."""
+        self._take_orders(plan)
+        result = StepResult(plan.step)
+        entries = [self._settled(entry) for entry in plan.scheduled]
+        for entry in entries:
+            self._recall(entry, requests[entry.request_id])
+            self._compute(entry, seeds[entry.request_id])
+        if fails and entries:
+            self._failed.add(plan.step)
+            for entry in entries:
+                self._spoil(entry)
+        else:
+            for entry in entries:
+                self._check_reads(entry)
+                if entry.samples:
+                    _sample(entry, requests[entry.request_id], seeds[entry.request_id], result)
+                    self._reject(entry, result)
+        return result
+
+    def _settled(self, entry: ScheduledSequence) -> ScheduledSequence:
+        """A plan made before results are known counts all their guesses as right; the worker knows better (R151)."""
+        if entry.fresh:
+            for key in [key for key in self._rejected if key[1] == entry.name]:
+                del self._rejected[key]
+        wrong = sum(num for (_, name), num in self._rejected.items() if name == entry.name)
+        return replace(entry, computed_before=entry.computed_before - wrong) if wrong else entry
+
+    def _reject(self, entry: ScheduledSequence, result: StepResult) -> None:
+        if entry.num_drafts and entry.name in result.tokens:
+            self._rejected[result.step, entry.name] = entry.num_drafts + 1 - len(result.tokens[entry.name])
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _take_orders(self, plan: StepPlan) -> None:
+        for name in plan.left:
+            self.held.pop(name, None)
+        _move(self._host, self._device, plan.swap_in)
+        _move(self._device, self._host, plan.swap_out)
+        _move(self._device, self._device, plan.copy)
+        for entry in plan.scheduled:
+            assert entry.fresh is (entry.name not in self.held), f"{entry.name}: the worker holds {sorted(self.held)}"
+            if entry.fresh:
+                self.held[entry.name] = list(entry.new_block_ids)
+            else:
+                self.held[entry.name] += entry.new_block_ids
+
+    def _recall(self, entry: ScheduledSequence, request: Request) -> None:
+        """Brings its stream up to date."""
+        salt = mix(request.lora_id, len(request.cache_salt))
+        stream, past = self._streams.setdefault(entry.name, PrefixKeys(salt)), self._past(entry.name)
+        assert entry.token_ids is None or entry.token_ids == past, f"{entry.name} goes to the worker with other tokens"
+        if stream.tokens[: len(past)] != past:
+            stream.set_tokens(0, past)
+
+    def _check_reads(self, entry: ScheduledSequence) -> None:
+        """All that it looks at and does not compute must be in its blocks, from before or by others in this step (R136)."""
+        if not self._has_blocks:
+            return
+        stream, table = self._streams[entry.name], self.held[entry.name]
+        start = max(entry.computed_before, entry.num_cached_blocks * self._size)
+        first = 0 if self._window is None else max(0, start - self._window + 1)
+        for position in range(first, min(start, len(stream.keys))):
+            found = self._device.get(table[position // self._size], {}).get(position % self._size)
+            if found != stream.keys[position] and self._failed:
+                self._spoil(entry)  # the scheduler does not know yet that a step before it failed
+                return
+            assert found == stream.keys[position], f"{entry.name} reads what is not its token {position}"
+
+    def _spoil(self, entry: ScheduledSequence) -> None:
+        """What it computed is worth nothing."""
+        if self._has_blocks:
+            start = max(entry.computed_before, entry.num_cached_blocks * self._size)
+            for position in range(start, entry.computed_before + entry.num_tokens):
+                block = self.held[entry.name][position // self._size]
+                self._device.get(block, {}).pop(position % self._size, None)
+
+    def _compute(self, entry: ScheduledSequence, seed: int) -> None:
+        stream, table = self._streams[entry.name], self.held[entry.name]
+        start = max(entry.computed_before, entry.num_cached_blocks * self._size)
+        end = entry.computed_before + entry.num_tokens
+        sure = end - entry.num_drafts
+        for position in range(len(stream.tokens), sure):
+            stream.set_tokens(position, [token_at(seed, entry.index, position)])
+        guess = None
+        for position in range(start, end):
+            if position < sure:
+                key = stream.keys[position]
+            else:
+                before = stream.keys[position - 1] if guess is None else guess
+                key = guess = mix(before, guess_at(seed, entry.index, position))
+            if self._has_blocks:
+                self._device.setdefault(table[position // self._size], {})[position % self._size] = key
+
+
+def _move(source: dict[int, dict[int, int]], target: dict[int, dict[int, int]], pairs: list[tuple[int, int]]) -> None:
+    """All pairs at once, as a kernel does it: so none may need what another one gives."""
+    assert source is not target or not {s for s, _ in pairs} & {d for _, d in pairs}
+    contents = [(destination, dict(source.get(block, {}))) for block, destination in pairs]
+    target.update(contents)
+
+
+def _sample(entry: ScheduledSequence, request: Request, seed: int, result: StepResult) -> None:
+    """What one row of a step that reached its last token gives."""
+    group = next(g for g in request.groups if any(s.name == entry.name for s in g.sequences))
+    position = entry.computed_before + entry.num_tokens - entry.num_drafts
+    if request.beam is not None:
+        result.candidates[entry.name] = candidates_at(seed, entry.index, position, group.width)
+    elif group.width > len(group.sequences):
+        result.children[entry.name] = [token_at(seed, entry.index, position, k) for k in range(group.width)]
+        result.logprobs[entry.name] = [-0.5 - k for k in range(group.width)]
+    else:
+        tokens = [token_at(seed, entry.index, position)]
+        for guessed in range(position, position + entry.num_drafts):
+            if guess_at(seed, entry.index, guessed) != tokens[-1]:
+                break
+            tokens.append(token_at(seed, entry.index, guessed + 1))
+        result.tokens[entry.name] = tokens
+        result.logprobs[entry.name] = [-0.25] * len(tokens)
