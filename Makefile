@@ -26,7 +26,7 @@ endif
 
 .PHONY: help
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
 setup: $(INSTALLED) $(PROTOC) ## install everything into .venv (once; instant when nothing changed)
@@ -79,6 +79,10 @@ check: setup ## ruff, mypy, import-linter, freshness of generated code
 protos: setup ## generate code from protos/, beside them
 	PYTHONPATH=.venv/protoc $(VENV_PYTHON) -m grpc_tools.protoc -I . \
 	  --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+
+.PHONY: requirements
+requirements: setup ## docs/requirements.md, from the numbers that tests name
+	$(VENV_PYTHON) -m tests.requirements --write
 
 .PHONY: bench
 bench: setup ## start-up, simulated 256-sequence run, and load on models/tiny; results in benchmarks/results

@@ -23,7 +23,7 @@ _EXAMPLES = """
 Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
 schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
 
-Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 5 % of the positions of
+Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of the positions of
 a text many words are possible, elsewhere one. "contiguous": the same requests where each sample gets one region of 2,048 slots.
 
 used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for

@@ -20,11 +20,9 @@ from scheduler_svc.core.request import BeamRules, Request, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 
 _VOCABULARY = 50_000
-# At most positions of a text found by beam search the next word is all but certain; at this share of them it could go on in
-# several ways: with as many tokens worth a thought, whose logits spread so much.
-_OPEN_SHARE, _PLAUSIBLE, _SPREAD = 0.03, 64, 1.0
-# Logprob of anything else where the next word is certain.
-_NO_CHANCE = -12.0
+# The synthetic model's logprobs: at this share of positions a text could go on in several ways, as many words with normal logits of
+# this spread. Elsewhere the next word is certain, and nothing else has a chance.
+_OPEN_SHARE, _NUM_WAYS, _SPREAD, _NO_CHANCE = 0.08, 64, 6.0, -50.0
 
 
 class Kind(StrEnum):
@@ -110,7 +108,7 @@ class Model:
         tokens = self._random.sample(range(_VOCABULARY), 2 * self._n)
         if self._random.random() >= _OPEN_SHARE:
             return [(token, _NO_CHANCE if i else 0.0) for i, token in enumerate(tokens)]
-        logits = sorted((self._random.gauss(0.0, _SPREAD) for _ in range(_PLAUSIBLE)), reverse=True)
+        logits = sorted((self._random.gauss(0.0, _SPREAD) for _ in range(_NUM_WAYS)), reverse=True)
         total = math.log(sum(map(math.exp, logits)))
         logprobs = [logit - total for logit in logits] + [_NO_CHANCE] * len(tokens)
         return list(zip(tokens, logprobs, strict=False))

@@ -1,12 +1,13 @@
 """Which requests the memory benchmark serves, and their figures: constant lengths with their closed form, and lengths like the paper's."""
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 from benchmarks.memory_runs import Job, Kind, Moment, Setting, serve_contiguous, serve_paged
-from benchmarks.workloads import Length
 from block_manager.contiguous import ContiguousMemory, shares
 from block_manager.memory_report import PagedMemory
 
@@ -16,28 +17,45 @@ NUM_BLOCKS, MAX_MODEL_LEN = 1_000, 2_048
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Log-normal lengths of a mean in tokens, all different: taken at equal steps of probability, so that few stand for many."""
+
+    mean: float
+    sigma: float = 0.83
+
+    def spread(self, count: int) -> list[int]:
+        """`count` lengths, shortest first, at least 1 and at most half of what the model takes."""
+        logarithm = NormalDist(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        lengths = [round(math.exp(logarithm.inv_cdf((i + 0.5) / count))) for i in range(count)]
+        return [max(1, min(length, MAX_MODEL_LEN // 2 - 1)) for length in lengths]
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """Log-normal lengths, and one arrival per `steps_between` steps on average (Poisson). `paper`: the range claimed there (R14)."""
+    """Lengths, and one arrival per `steps_between` steps on average (Poisson). `paper`: the range claimed there (R14)."""
 
     name: str
     kind: Kind
-    prompt: Length
-    output: Length
+    prompt: Lengths
+    output: Lengths
     steps_between: int
     paper: tuple[float, float]
 
     def jobs(self, num_requests: int, seed: int) -> list[Job]:
         """In order of arrival; equal seeds give equal jobs."""
         rng, at, jobs = random.Random(f"{self.name} {seed}"), 0.0, []
-        for _ in range(num_requests):
-            jobs.append(Job(self.prompt.draw(rng), self.output.draw(rng), int(at)))
+        prompts, outputs = (lengths.spread(num_requests) for lengths in (self.prompt, self.output))
+        rng.shuffle(prompts)
+        rng.shuffle(outputs)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            jobs.append(Job(prompt, output, int(at)))
             at += rng.expovariate(1.0 / self.steps_between)
         return jobs
 
 
-# Medians that give the data sets' mean lengths (19.3 + 58.5 and 161.3 + 338.0 tokens) where the deviation equals the mean.
-_ALPACA = (Length(14, 0.83, 1, 512), Length(41, 0.83, 1, 512), 15)
-_SHAREGPT = (Length(114, 0.83, 4, 1_024), Length(239, 0.83, 1, 1_023), 50)
+# Mean lengths of the data sets; their standard deviations are about as large as the means.
+_ALPACA = (Lengths(19.31), Lengths(58.45), 15)
+_SHAREGPT = (Lengths(161.31), Lengths(337.99), 100)
 _OF_SAMPLING, _OF_BEAMS = (0.06, 0.30), (0.44, 0.66)
 WORKLOADS = (
     Workload("alpaca-like", Kind.SAMPLING, *_ALPACA, _OF_SAMPLING),

@@ -42,6 +42,21 @@ class FreeQueue:
         self.remove(block)
         return block
 
+    def pop_many(self, count: int) -> list[int]:
+        """Takes the first `count`, which must be there."""
+        assert count <= self._len
+        following, free = self._next, self._free
+        block = self._end
+        blocks = []
+        for _ in range(count):
+            block = following[block]
+            free[block] = False
+            blocks.append(block)
+        after = following[block]
+        following[self._end], self._prev[after] = after, self._end
+        self._len -= count
+        return blocks
+
     def remove(self, block: int) -> None:
         """Takes a block out of the middle (a prefix hit on a free block)."""
         assert self._free[block], f"block {block} is not free"

@@ -24,6 +24,10 @@ class FreeStack:
         """Takes the last freed. IndexError when empty."""
         return self._blocks.pop()
 
+    def pop_many(self, count: int) -> list[int]:
+        """Takes the next `count`, which must be there."""
+        return [self.pop() for _ in range(count)]
+
     def remove(self, block: int) -> None:
         """Takes out one in the middle; O(n), as nothing in a stack is ever hit."""
         self._blocks.remove(block)
@@ -62,6 +66,10 @@ class StackThenEvictor:
             raise IndexError("no free block")
         return self.evictor.evict()
 
+    def pop_many(self, count: int) -> list[int]:
+        """Takes the next `count`, which must be there."""
+        return [self.pop() for _ in range(count)]
+
     def remove(self, block: int) -> None:
         """A hit on freed contents."""
         self.evictor.remove(block)
@@ -71,6 +79,4 @@ class StackThenEvictor:
         if hashed or self._keep_all:
             self.evictor.add(block, num_hashed_tokens, last_accessed)
         else:
-            self._blank.append(
-                block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed
-            )
+            self._blank.append(block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed)

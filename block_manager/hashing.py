@@ -4,9 +4,9 @@ SHA-256 rather than Python's hash(): a tenant must not be able to construct a co
 """
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Sequence
-
-import numpy as np
 
 
 class HashChain:
@@ -29,11 +29,26 @@ class HashChain:
             self._grow(token_ids[have * self._block_size : num_blocks * self._block_size])
         return self._hashes
 
-    def _grow(self, token_ids: Sequence[int]) -> None:
-        data = memoryview(np.asarray(token_ids, dtype="<i4").tobytes())
-        stride = 4 * self._block_size
-        for start in range(0, len(data), stride):
-            digest = hashlib.sha256(self._parent)
-            digest.update(data[start : start + stride])
-            self._parent = digest.digest()
+    def block(self, index: int, data: bytes) -> bytes:
+        """The hash of the block at that place, whose tokens as little-endian int32 are `data`; known, or the next one."""
+        if index == len(self._hashes):
+            self._parent = hashlib.sha256(self._parent + data).digest()
             self._hashes.append(self._parent)
+        return self._hashes[index]
+
+    def _grow(self, token_ids: Sequence[int]) -> None:
+        data = little_endian(token_ids)
+        stride = 4 * self._block_size
+        parent = self._parent
+        for start in range(0, len(data), stride):
+            parent = hashlib.sha256(parent + data[start : start + stride]).digest()
+            self._hashes.append(parent)
+        self._parent = parent
+
+
+def little_endian(token_ids: Sequence[int]) -> bytes:
+    """Token ids as int32, little-endian, so that hashes are the same on every machine."""
+    data = array("i", token_ids)
+    if sys.byteorder == "big":
+        data.byteswap()
+    return data.tobytes()

@@ -25,8 +25,8 @@ class FreeBlocks(Protocol):
     def __contains__(self, block: int) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
 
-    def pop(self) -> int:
-        """Takes the next one. IndexError when empty."""
+    def pop_many(self, count: int) -> list[int]:
+        """Takes the next `count`, which must be there."""
 
     def remove(self, block: int) -> None:
         """Takes one back to life."""
@@ -51,7 +51,7 @@ class BlockPool:
         self.hash_of: list[bytes | None] = [None] * num_blocks
         self.num_hashed_tokens = [0] * num_blocks
         self.last_accessed = [NEVER_ACCESSED] * num_blocks
-        self._by_hash: dict[bytes, dict[int, None]] = {}
+        self._by_hash: dict[bytes, int | list[int]] = {}
         self._num_free_hashed = 0
 
     @property
@@ -77,11 +77,12 @@ class BlockPool:
         """`count` blocks with one reference each; their old hashes and times are dropped. IndexError when short."""
         if count > self.num_free:
             raise IndexError(f"{count} blocks wanted, {self.num_free} free")
-        blocks = [self.free_blocks.pop() for _ in range(count)]
+        refs, hash_of, times = self.refs, self.hash_of, self.last_accessed
+        blocks = self.free_blocks.pop_many(count)
         for block in blocks:
-            self.refs[block] = 1
-            self.last_accessed[block] = NEVER_ACCESSED
-            if self.hash_of[block] is not None:
+            refs[block] = 1
+            times[block] = NEVER_ACCESSED
+            if hash_of[block] is not None:
                 self._num_free_hashed -= 1
                 self._forget(block)
         return blocks
@@ -117,12 +118,14 @@ class BlockPool:
         if self.hash_of[block] is None:
             self.hash_of[block] = block_hash
             self.num_hashed_tokens[block] = num_hashed_tokens
-            self._by_hash.setdefault(block_hash, {})[block] = None
+            known = self._by_hash.setdefault(block_hash, block)
+            if known != block:
+                self._by_hash[block_hash] = [*(known if isinstance(known, list) else [known]), block]
 
     def lookup(self, block_hash: bytes) -> int | None:
         """A block with this hash, the one registered first, or None."""
-        blocks = self._by_hash.get(block_hash)
-        return next(iter(blocks)) if blocks else None
+        known = self._by_hash.get(block_hash)
+        return known[0] if isinstance(known, list) else known
 
     def unregister(self, block: int) -> None:
         """What a referenced block was registered for never came to be in it."""
@@ -149,7 +152,9 @@ class BlockPool:
         block_hash = self.hash_of[block]
         assert block_hash is not None
         self.hash_of[block] = None
-        blocks = self._by_hash[block_hash]
-        del blocks[block]
-        if not blocks:
+        known = self._by_hash[block_hash]
+        others = [b for b in known if b != block] if isinstance(known, list) else []
+        if others:
+            self._by_hash[block_hash] = others if len(others) > 1 else others[0]
+        else:
             del self._by_hash[block_hash]

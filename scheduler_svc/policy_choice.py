@@ -93,7 +93,11 @@ class PolicyChoice:
             max_num_batched_tokens=tokens,
             **self._switches(),
         )
-        self.spec.check(limits)
+        try:
+            self.spec.check(limits)
+        except ConfigError as error:
+            origin = self._origin(error.metadata.get("field", "max_num_batched_tokens"))
+            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
         return limits
 
     def build(self, limits: CoreLimits) -> Scheduler:

@@ -36,7 +36,7 @@ def names_a_file(policy: str) -> bool:
 
 def read(path: str) -> PolicyFile:
     """The policy in the file. ConfigError naming file, line and field for whatever is wrong with its form."""
-    top = _fields(_parse(path), path)
+    top = _fields(_parse(path), path, "")
     unknown = [key for key in top if key not in _FIELDS]
     if unknown:
         where = top[unknown[0]].start_mark.line + 1
@@ -93,15 +93,15 @@ def _text(path: str) -> str:
     return text
 
 
-def _fields(node: yaml.Node, origin: str) -> dict[str, yaml.Node]:
-    """A mapping's values by key; each key once."""
+def _fields(node: yaml.Node, path: str, field: str) -> dict[str, yaml.Node]:
+    """Values of the mapping `field` (empty: the whole file) by key; each key once."""
     if not isinstance(node, yaml.MappingNode):
-        raise bad(f"{origin}", "must be a mapping, KEY: VALUE on each line")
+        raise bad(_where(node, path, field) if field else path, "must be a mapping, KEY: VALUE on each line")
     found: dict[str, yaml.Node] = {}
     for key, value in node.value:
         name = str(key.value)
         if name in found:
-            raise bad(f"{origin}: {name}", f"is given twice, the second time in line {key.start_mark.line + 1}")
+            raise bad(_where(key, path, f"{field}.{name}".lstrip(".")), "is given twice")
         found[name] = value
     return found
 
@@ -110,7 +110,7 @@ def _assignments(node: yaml.Node, path: str, prefix: str, depth: int) -> Iterato
     """Keys under `set`; mappings inside it make dotted keys."""
     if depth == _MAX_DEPTH:
         raise bad(_where(node, path, f"set.{prefix}"), "is nested too deeply")
-    for name, value in _fields(node, _where(node, path, f"set.{prefix}".rstrip("."))).items():
+    for name, value in _fields(node, path, f"set.{prefix}".rstrip(".")).items():
         key = prefix + name
         if isinstance(value, yaml.MappingNode):
             yield from _assignments(value, path, f"{key}.", depth + 1)

@@ -4,7 +4,7 @@ A key of None stands for contents that nobody looks up; without prefix caching a
 allocator (R99, R106).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from block_manager.pool import NEVER_ACCESSED, BlockPool
 
@@ -20,7 +20,7 @@ class FullBlockAllocator:
         self.num_queries = 0
         self.num_hits = 0
         self._computed = [False] * pool.num_blocks
-        self._touched: list[int] = []
+        self._touched: dict[int, None] = {}
 
     def allocate(self) -> int:
         """A blank block. IndexError when there is none."""
@@ -46,7 +46,7 @@ class FullBlockAllocator:
         known = self.pool.lookup(key)
         if known is None:
             self.pool.register(block, key, num_hashed_tokens)
-            self._touched.append(block)
+            self._touched[block] = None
             return block
         if not reuse:
             return block
@@ -62,17 +62,27 @@ class FullBlockAllocator:
         """Whether a referenced block's KV is known to be there."""
         return self._computed[block]
 
-    def mark_computed(self) -> None:
-        """The step that fills what was touched is planned (R93)."""
+    def is_touched(self, block: int) -> bool:
+        """Whether it is known by contents that no planned step put into it yet."""
+        return block in self._touched
+
+    def mark_computed(self, *, but: Collection[int] = ()) -> None:
+        """The step that fills what was touched is planned (R93). `but`: blocks that a later step fills."""
         for block in self._touched:
-            self._computed[block] = True
-        self._touched.clear()
+            self._computed[block] = block not in but
+        self._touched = {block: None for block in but if block in self._touched}
+
+    def release_unfilled(self, blocks: Sequence[int]) -> None:
+        """One reference less each. What goes free before a step filled it is not known any more."""
+        self.retract([block for block in blocks if block in self._touched and self.pool.refs[block] == 1])
+        self.pool.release(blocks)
 
     def retract(self, blocks: Iterable[int]) -> None:
         """What these referenced blocks were to hold never came to be in them."""
         for block in blocks:
             self.pool.unregister(block)
             self._computed[block] = False
+            self._touched.pop(block, None)
 
     def reset(self) -> None:
         """No contents are known any more."""

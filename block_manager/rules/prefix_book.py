@@ -1,11 +1,11 @@
 """Which prefixes the device blocks of live tables hold: registering what a step fills, finding it again (R107, R134-R138)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
 from block_manager.hashing import HashChain
 from block_manager.ledger import Ledger
-
 
 NEVER = 2**62
 
@@ -16,6 +16,15 @@ class _Reach:
 
     num_tokens: int
     num_registered: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnd:
+    """What registering a sequence's next full block takes; valid as long as it has its table."""
+
+    chain: HashChain
+    reach: _Reach
+    table: list[int]
 
 
 class PrefixBook:
@@ -82,6 +91,24 @@ class PrefixBook:
         for i in range(reach.num_registered, full):
             self._ledger.gpu.register(table[i], hashes[i], (i + 1) * self._ledger.block_size)
         reach.num_registered = full
+
+    def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
+        """Where the blocks that it fills next are registered one by one; None without caching."""
+        if not self.enabled:
+            return None
+        self._hashes(sequence, 0)
+        name = sequence.name
+        return OpenEnd(self._chains[name], self._reach[name], self._ledger.tables[name])
+
+    def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
+        """Each has filled its next block; `data`: the tokens of these blocks one after the other, little-endian int32."""
+        pool, size = self._ledger.gpu, self._ledger.block_size
+        stride, start = 4 * size, 0
+        for end in ends:
+            index = end.reach.num_registered
+            pool.register(end.table[index], end.chain.block(index, data[start : start + stride]), (index + 1) * size)
+            end.reach.num_registered = index + 1
+            start += stride
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
         """The KV from that offset on never came to be."""

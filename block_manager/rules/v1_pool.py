@@ -11,7 +11,7 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair,
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
-from block_manager.rules.prefix_book import PrefixBook
+from block_manager.rules.prefix_book import OpenEnd, PrefixBook
 
 
 class V1PoolRules(NoSwap):
@@ -161,20 +161,28 @@ class V1PoolRules(NoSwap):
 
     # --- one block at a time ------------------------------------------------------------------------------------------
 
-    def append_blocks(self, sequences: Sequence[CachedSequence]) -> list[int]:
-        """One more block for each, in order. None of them may write into a shared one."""
-        blocks = self._pool.allocate(len(sequences))
-        for sequence, block in zip(sequences, blocks, strict=True):
-            self.ledger.tables[sequence.name].append(block)
+    def table_of(self, sequence: CachedSequence) -> list[int]:
+        """Its table itself, which changes as it grows, until it is released."""
+        return self.ledger.tables[sequence.name]
+
+    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
+        """One more block for each of `count` tables, in order. None of them may be about to write into a shared block."""
+        blocks = self._pool.allocate(count)
+        for table, block in zip(tables, blocks, strict=True):
+            table.append(block)
         return blocks
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Full blocks among its first `num_tokens` can be found; at how many tokens the next one will be full."""
         return self._prefixes.register(sequence, num_tokens)
 
-    def capacity_of(self, sequence: CachedSequence) -> int:
-        """Tokens that its table can hold."""
-        return len(self.ledger.tables[sequence.name]) * self.ledger.block_size
+    def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
+        """Where blocks that it fills are registered by `register_blocks`; None without caching."""
+        return self._prefixes.open_end(sequence)
+
+    def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
+        """Each has filled its next block with `data`: little-endian int32 [ends, block_size]."""
+        self._prefixes.register_blocks(ends, data)
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared ones included."""

@@ -31,6 +31,7 @@ class Vllm063Rules:
         self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching)
         self._window = SlidingWindow(ledger, sliding_window) if sliding_window is not None else None
         self._written: dict[str, Written] = {}
+        self._chunked: dict[str, int] = {}
         self._swap = Swap063(ledger, self._blocks, FullBlockAllocator(ledger.cpu), self._written, self._window)
 
     @classmethod
@@ -156,11 +157,13 @@ class Vllm063Rules:
             self.ledger.gpu.share(table[written.num_dropped :])
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Blocks registered in this step count as computed; its sequences were accessed `now`, written to blocks when freed."""
+        """Blocks registered so far count as computed, of a prompt in chunks those of its chunks; its sequences were accessed `now`,
+        written to blocks when freed."""
         if self._prefix_caching:
             for sequence in sequences:
                 self._written[sequence.name].last_accessed = now
-            self._blocks.mark_computed()
+                self._note_chunk(sequence)
+            self._blocks.mark_computed(but=[block for name in self._chunked for block in self._unfilled(name)])
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Common leading computed blocks, remembered by sequence (R121); asked once for each group and step, before `commit`."""
@@ -194,7 +197,10 @@ class Vllm063Rules:
         return self._swap.can_leave(sequences)
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Sequence by sequence, so plain shared blocks become several (R74, R204)."""
+        """Sequence by sequence: plain shared blocks become several (R74, R204). What no step filled yet is not known any more."""
+        for name in [s.name for s in sequences if s.name in self._chunked]:
+            self._blocks.retract([block for block in self._unfilled(name) if self._blocks.is_touched(block)])
+            del self._chunked[name]
         return self._swap.leave(sequences)
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
@@ -217,7 +223,10 @@ class Vllm063Rules:
         if written.last_accessed is not None:
             for block in blocks:
                 self.ledger.gpu.last_accessed[block] = written.last_accessed
-        self.ledger.gpu.release(blocks)
+        if self._chunked.pop(sequence.name, None) is None:
+            self.ledger.gpu.release(blocks)
+        else:
+            self._blocks.release_unfilled(blocks)
 
     def forget(self, sequence: CachedSequence) -> None:
         """Drops the keys of its blocks."""
@@ -236,6 +245,17 @@ class Vllm063Rules:
         return True
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _note_chunk(self, sequence: CachedSequence) -> None:
+        num_filled = (sequence.num_computed_tokens + sequence.num_scheduled_tokens) // self.ledger.block_size
+        if num_filled < len(sequence.token_ids) // self.ledger.block_size:
+            self._chunked[sequence.name] = num_filled
+        else:
+            self._chunked.pop(sequence.name, None)
+
+    def _unfilled(self, name: str) -> list[int]:
+        """Blocks of a prompt in chunks that no step has filled yet."""
+        return self.ledger.tables[name][self._chunked[name] :]
 
     def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         return sequences[0].num_prompt_tokens // self.ledger.block_size

@@ -12,7 +12,7 @@ Grouping = Callable[[Request], None]
 class Intake:
     """Checks a request and groups its samples.
 
-    `refuses_misfits`: what can never run is refused at once (v1); else it is taken, and ends as ignored when its turn comes (v0, R50).
+    `refuses_misfits`: what can never run is refused at once (v1); else it ends as ignored when its turn comes (v0, R50).
     """
 
     def __init__(self, grouping: Grouping, *, refuses_misfits: bool) -> None:

@@ -72,13 +72,13 @@ class AtOnce:
         for group, members in by_group(flights):
             for flight in members:
                 self._progress.on_result(flight.sequence, flight.num_tokens)
-            members = end_failed(members, result, state, outcome)
-            if children := self._children(group, members, result, state):
-                for flight in members:
+            alive = end_failed(members, result, state, outcome)
+            if children := self._children(group, alive, result, state):
+                for flight in alive:
                     self._progress.on_tokens(flight.sequence, 1, 1, 0)
                 branch(group, children, state, outcome)
             else:
-                self._continue(members, result, state, outcome)
+                self._continue(alive, result, state, outcome)
         return outcome
 
     def _children(self, group: Group, flights: list[Flight], result: StepResult, state: CoreState) -> Children:

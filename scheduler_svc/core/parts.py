@@ -48,6 +48,9 @@ class Progress(Protocol):
     def num_pending(self, sequence: Sequence) -> int:
         """Tokens it could compute now: known, promised and guessed ones less computed ones; 0 when it must wait for a result."""
 
+    def may_resume(self, sequence: Sequence) -> bool:
+        """Whether a preempted sequence may start again before all that is under way of it came back."""
+
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """A step was planned with `num_tokens` of it, the last `num_drafts` of them guesses."""
 

@@ -34,8 +34,8 @@ class StepPlan:
     `lookups`: (request id, cached tokens found) in order. `ended`: sequences whose end was decided while planning; it is told
     here and nowhere else. `num_batched_tokens`: what the step takes of the token budget. `late`: requests whose end is
     only not handled yet and that are scheduled no more (R59).
-    A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets` that say
-    where they stand among those.
+    A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets`
+    that say where they stand among those; `scheduled` is all of them.
     """
 
     step: int
@@ -43,6 +43,7 @@ class StepPlan:
     entries: list[ScheduledSequence] = field(default_factory=list)
     steady: SteadyShare | None = None
     tickets: list[int] = field(default_factory=list)
+    written_out: list[ScheduledSequence] | None = None
     swap_in_moves: BlockMoves = field(default_factory=BlockMoves)
     swap_out_moves: BlockMoves = field(default_factory=BlockMoves)
     copy_moves: BlockMoves = field(default_factory=BlockMoves)
@@ -65,11 +66,13 @@ class StepPlan:
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:
-        """All shares in scheduling order; the steady ones are written out for it. Ask before the next plan is made."""
+        """All shares in scheduling order; the steady ones are written out for who asks first."""
         if self.steady is None:
             return self.entries
-        loose = zip(self.tickets, self.entries, strict=True)
-        return [entry for _, entry in merge(loose, self.steady.entries(), key=itemgetter(0))]
+        if self.written_out is None:
+            loose = zip(self.tickets, self.entries, strict=True)
+            self.written_out = [entry for _, entry in merge(loose, self.steady.entries(), key=itemgetter(0))]
+        return self.written_out
 
     @property
     def num_scheduled(self) -> int:

@@ -14,6 +14,10 @@ class AfterResult:
         """Known tokens less computed ones in the prefill, then one (R26)."""
         return sequence.num_tokens - sequence.num_computed_tokens if sequence.in_prefill else 1
 
+    def may_resume(self, sequence: Sequence) -> bool:
+        """Always."""
+        return True
+
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Nothing yet."""
 
@@ -34,6 +38,10 @@ class AtSchedule:
     def num_pending(self, sequence: Sequence) -> int:
         """Known and guessed tokens less computed ones; 0 while its next token is on the way (R147)."""
         return sequence.num_tokens + len(sequence.draft_token_ids) - sequence.num_computed_tokens
+
+    def may_resume(self, sequence: Sequence) -> bool:
+        """Always."""
+        return True
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Counts them."""
@@ -56,7 +64,7 @@ class AtSchedule:
 
     def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
         """Counts one token each."""
-        rows.computed[scheduled] += 1
+        rows.computed[rows.pick(scheduled)] += 1
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
         """Nothing: nothing was promised."""
@@ -82,6 +90,10 @@ class WithPlaceholders:
             return 0
         known = sequence.num_tokens + placeholders + len(sequence.draft_token_ids)
         return known - sequence.num_computed_tokens
+
+    def may_resume(self, sequence: Sequence) -> bool:
+        """Not while a step from before its preemption is under way with guesses: how many of them hold is not known yet."""
+        return not (self._guesses and sequence.num_placeholders)
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Counts them; a step that reaches the end promises a token and all guesses with it (R149)."""
@@ -113,17 +125,19 @@ class WithPlaceholders:
 
     def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
         """Counts one token each and promises the next."""
-        computed = rows.computed[scheduled] + 1
-        rows.computed[scheduled] = computed
-        rows.placeholders[scheduled] += computed == rows.known[scheduled] + rows.placeholders[scheduled]
+        at = rows.pick(scheduled)
+        rows.computed[at] += 1
+        rows.placeholders[at] += rows.computed[at] == rows.known[at] + rows.placeholders[at]
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
         """What was promised came."""
-        rows.placeholders[given] = np.maximum(0, rows.placeholders[given] - 1)
+        at = rows.pick(given)
+        rows.placeholders[at] = np.maximum(0, rows.placeholders[at] - 1)
 
     def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
         """What is computed without what is promised (R151)."""
-        settled: Ints = rows.computed[given] - rows.placeholders[given]
+        at = rows.pick(given)
+        settled: Ints = rows.computed[at] - rows.placeholders[at]
         return settled
 
     @staticmethod

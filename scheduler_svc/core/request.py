@@ -166,8 +166,8 @@ class Place(enum.Enum):
 class Group:
     """Sequences scheduled as a whole. `width`: how many there will be once the prompt is done (R25).
 
-    `num_fruitless`: preemptions since it last gained a token; the progress guard watches it. `ticket`: order of coming into running.
-    `is_steady`: its counters are in the columns of the fast path (`steady.SteadyRows`).
+    `num_fruitless`: preemptions since it last gained a token; the progress guard watches it. `ticket`: order of coming into
+    running. `is_steady`: its counters are in the columns of the fast path (`steady.SteadyRows`).
     """
 
     request: "Request"
@@ -196,8 +196,11 @@ class Group:
 
     @property
     def max_num_running_seqs(self) -> int:
-        """Sequences it takes of `max_num_seqs`: all it will have while in its prompt, then those alive (R25)."""
-        return self.width if self.width > len(self.sequences) else len(self.live)
+        """Sequences it takes of `max_num_seqs`: all it will have while in its prompt, then those alive; beams, which come back
+        when others finish, always all (R25)."""
+        if self.request.beam is not None or self.width > len(self.sequences):
+            return self.width
+        return len(self.live)
 
     @property
     def in_prefill(self) -> bool:

@@ -133,14 +133,21 @@ class Scheduler:
                 sequence.draft_token_ids = list(tokens)
 
     def fail_step(self, step: int, why: str) -> StepOutcome:
-        """The worker could not run that plan: its sequences end with `why`, nobody else."""
+        """The worker could not run that plan: its sequences end with `why`, of beams all. Who was planned behind it, and may have
+        built on what it was to compute, is computed again."""
         flights = self._land_as_objects(step)
         alive = [flight for flight in flights if not flight.sequence.status.is_finished]
+        later = self._groups_under_way()
         for flight in alive:
             self._state.cache.retract(flight.sequence, flight.computed_before)
-        if any(f.sequence.name not in self._state.cache.ledger.tables for f in flights):
+        if later or len(alive) < len(flights):
             self._state.cache.reset_prefixes()
-        return StepOutcome(ended=[self._state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive])
+        ended = [self._state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
+        for flight in alive:
+            if flight.sequence.request.beam is not None:
+                ended += self._state.retire_group(flight.sequence.group, SequenceStatus.FINISHED_ABORTED, why)
+        self._send_back([group for group in later if not group.is_finished])
+        return StepOutcome(ended=ended)
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
@@ -164,12 +171,7 @@ class Scheduler:
         """
         if preempt_running:
             self._state.steady.dissolve()
-            evicted = [s for group in [*self._state.running, *self._state.swapped] for s in group.live]
-            self._restart_all()
-            for sequence in evicted:
-                sequence.num_preemptions += 1
-                self._state.leave_worker(sequence)
-            self._discard_flights(evicted)
+            self._send_back([*self._state.running, *self._state.swapped])
         return self._state.cache.try_reset_prefixes()
 
     # --- looking in ----------------------------------------------------------------------------------------------
@@ -241,6 +243,24 @@ class Scheduler:
         left = self._state.steady.land(step)
         rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*self._land(step), *rows], key=lambda flight: flight.ticket)
+
+    def _groups_under_way(self) -> list[Group]:
+        """Running groups of plans under way, in running order; no group is a row."""
+        flights = [flight.sequence.group for flights in self._in_flight.values() for flight in flights]
+        rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
+        names = {group.sequences[0].name for group in [*flights, *rows]}
+        return [group for group in self._state.running if group.sequences[0].name in names]
+
+    def _send_back(self, groups: list[Group]) -> None:
+        """They wait again before all others, in their order; what is under way of them is ignored."""
+        sequences = [sequence for group in groups for sequence in group.live]
+        for group in reversed(groups):
+            self._state.take_out(group)
+            self._restart(group)
+        for sequence in sequences:
+            sequence.num_preemptions += 1
+            self._state.leave_worker(sequence)
+        self._discard_flights(sequences)
 
     def _discard_flights(self, sequences: list[Sequence]) -> None:
         """What plans under way give for these is ignored; the plans stay under way."""

@@ -1,11 +1,12 @@
 """Running sequences in plain decode, as columns: in steady decode a step costs a few array operations (design.md 4, fast path).
 
 While a sequence is a row here its counters are here, not in the object: `leave` and `sync` write them back. Rows stand in running
-order; row i belongs to `members[i]`. Recent tokens wait in `tail`, one block of them, and go to `token_ids` block by block.
+order; row i belongs to `members[i]`. Recent tokens wait in a ring of some blocks per row and go to `token_ids` when it is full.
 """
 
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,21 @@ Flags = NDArray[np.bool_]
 
 MAX_STOP_IDS = 4
 NO_TOKEN = -1
-_COLUMNS = ("tickets", "known", "computed", "placeholders", "ends_at", "may_stop_at", "capacity", "next_full", "flushed")
+RING_BLOCKS = 4
+_ALL = slice(None)
+_COLUMNS = (
+    "tickets",
+    "known",
+    "computed",
+    "placeholders",
+    "ends_at",
+    "may_stop_at",
+    "capacity",
+    "next_full",
+    "flushed",
+    "slots",
+)
+_LISTS = ("members", "tables", "open_ends", "outputs")
 
 
 @dataclass(slots=True)
@@ -34,30 +49,40 @@ class SteadyFlight:
 
 
 class SteadyRows:
-    """Owner of the columns. All lengths are in tokens of the whole sequence, prompt included.
+    """Owner of the columns, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
 
-    `known`, `computed`, `placeholders`: as in `Sequence`. `ends_at`: prompt and max_tokens; `may_stop_at`: with fewer no stop rule is
-    asked. `capacity`: what its table can hold. `next_full`: where the next block can be found by others. `flushed`: known tokens
-    that are in `token_ids`. `stop_ids`: int64 [rows, 4], -1 = none. `tickets`: order of coming into `running`, ascending.
+    `known`, `computed`, `placeholders`: as in `Sequence`. `ends_at`: prompt and max_tokens; `may_stop_at`: with fewer no stop rule
+    is asked. `capacity`: what its table can hold. `next_full`: where the next block can be found by others. `flushed`: known tokens
+    that are in `token_ids`. `slots`: its place in the ring store. `stop_ids`: [rows, 4], -1 = none. `tickets`: order of coming
+    into `running`, ascending. Lists beside them: `members`, `tables`, `open_ends` (of its prefixes), `outputs` (its `token_ids`).
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.members: list[Group] = []
         self.flights: dict[int, SteadyFlight] = {}
+        self.members: list[Group] = []
+        self.tables: list[list[int]] = []
+        self.open_ends: list[Any] = []
+        self.outputs: list[list[int]] = []
         none = np.zeros(0, np.int64)
         self.tickets = self.known = self.computed = self.placeholders = self.ends_at = none
-        self.may_stop_at = self.capacity = self.next_full = self.flushed = none
+        self.may_stop_at = self.capacity = self.next_full = self.flushed = self.slots = none
         self.stop_ids = np.zeros((0, MAX_STOP_IDS), np.int64)
-        self.tail = np.zeros((0, block_size), np.int64)
-        self.has_stop_ids = False
+        self._num_stop_ids = 0
+        self._ring = RING_BLOCKS * block_size
+        self._store = np.zeros((0, self._ring), "<i4")
+        self._free_slots: list[int] = []
 
     def __len__(self) -> int:
         return len(self.members)
 
+    def pick(self, rows: Ints) -> Any:
+        """An index for ascending, distinct rows: all of them cost no gathering."""
+        return _ALL if len(rows) == len(self.members) else rows
+
     # --- joining and leaving -------------------------------------------------------------------------------------
 
-    def join(self, groups: list[Group], capacities: list[int], next_full: list[int]) -> None:
+    def join(self, groups: list[Group], tables: list[list[int]], open_ends: list[Any], next_full: list[int]) -> None:
         """Groups of one sequence become rows; they are in running order."""
         sequences = [group.sequences[0] for group in groups]
         at = np.searchsorted(self.tickets, [group.ticket for group in groups])
@@ -68,27 +93,41 @@ class SteadyRows:
             "placeholders": [s.num_placeholders for s in sequences],
             "ends_at": [s.num_prompt_tokens + s.request.stop.max_tokens for s in sequences],
             "may_stop_at": [s.num_prompt_tokens + max(1, s.request.stop.min_tokens) for s in sequences],
-            "capacity": capacities,
+            "capacity": [len(table) * self.block_size for table in tables],
             "next_full": next_full,
             "flushed": [s.num_tokens for s in sequences],
+            "slots": [self._new_slot(s.token_ids) for s in sequences],
         }
         for name in _COLUMNS:
             setattr(self, name, np.insert(getattr(self, name), at, new[name]))
         ids = np.array([_stop_ids(s) for s in sequences], np.int64)
         self.stop_ids = np.insert(self.stop_ids, at, ids, axis=0)
-        self.has_stop_ids = bool((self.stop_ids != NO_TOKEN).any())
-        self.tail = np.insert(self.tail, at, 0, axis=0)
-        self._insert_members(groups, at)
+        self._num_stop_ids = max(self._num_stop_ids, *(_num_stop_ids(s) for s in sequences))
+        self._insert(at, groups, tables, open_ends, [s.token_ids for s in sequences])
 
-    def _insert_members(self, groups: list[Group], at: Ints) -> None:
-        members = list(self.members)
-        for offset, (group, place) in enumerate(zip(groups, at.tolist(), strict=True)):
-            members.insert(place + offset, group)
+    def _insert(self, at: Ints, *new: list[Any]) -> None:
+        """The lists, anew, as plans under way hold the old ones; and where rows under way stand now."""
+        for name, items in zip(_LISTS, new, strict=True):
+            old = list(getattr(self, name))
+            for offset, (place, item) in enumerate(zip(at.tolist(), items, strict=True)):
+                old.insert(place + offset, item)
+            setattr(self, name, old)
+        for group in new[0]:
             group.is_steady = True
         for flight in self.flights.values():
             moved = flight.rows + np.searchsorted(at, flight.rows, side="right")
             flight.rows = np.where(flight.rows >= 0, moved, -1)
-        self.members = members
+
+    def _new_slot(self, token_ids: list[int]) -> int:
+        """A place in the ring store that holds what the ring would hold of these tokens."""
+        if not self._free_slots:
+            size = len(self._store)
+            self._store = np.concatenate([self._store, np.zeros((max(64, size), self._ring), "<i4")])
+            self._free_slots = list(range(len(self._store) - 1, size - 1, -1))
+        slot = self._free_slots.pop()
+        recent = token_ids[(len(token_ids) - 1) // self._ring * self._ring :]
+        self._store[slot, : len(recent)] = recent
+        return slot
 
     def leave(self, group: Group) -> None:
         """A row becomes an object again. Who is no row: nothing."""
@@ -104,19 +143,24 @@ class SteadyRows:
 
     def remove(self, keep: Flags) -> None:
         """Those that are not kept become objects again; what is under way of them is found by their group from now on."""
-        gone = np.flatnonzero(~keep)
-        for row in gone.tolist():
+        for row in np.flatnonzero(~keep).tolist():
             self._write_back(row)
             self.members[row].is_steady = False
+            self._free_slots.append(int(self.slots[row]))
         for flight in self.flights.values():
-            for position in np.flatnonzero((flight.rows >= 0) & ~keep[flight.rows]).tolist():
-                flight.left[position] = self.members[flight.rows[position]]
-            moved = np.cumsum(keep) - 1
-            flight.rows = np.where((flight.rows >= 0) & keep[flight.rows], moved[flight.rows], -1)
+            self._move(flight, keep)
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[keep])
-        self.stop_ids, self.tail = self.stop_ids[keep], self.tail[keep]
-        self.members = list(compress(self.members, keep.tolist()))
+        self.stop_ids = self.stop_ids[keep]
+        kept = keep.tolist()
+        for name in _LISTS:
+            setattr(self, name, list(compress(getattr(self, name), kept)))
+
+    def _move(self, flight: SteadyFlight, keep: Flags) -> None:
+        stays = (flight.rows >= 0) & keep[flight.rows]
+        for position in np.flatnonzero((flight.rows >= 0) & ~stays).tolist():
+            flight.left[position] = self.members[flight.rows[position]]
+        flight.rows = np.where(stays, (np.cumsum(keep) - 1)[flight.rows], -1)
 
     # --- plans under way -----------------------------------------------------------------------------------------
 
@@ -157,36 +201,57 @@ class SteadyRows:
         sequence = self.members[row].sequences[0]
         start, num = int(self.flushed[row]), int(self.known[row] - self.flushed[row])
         if num:
-            first = start % self.block_size
-            sequence.token_ids += self.tail[row, first : first + num].tolist()
+            first = start % self._ring
+            sequence.token_ids += self._store[self.slots[row], first : first + num].tolist()
             self.flushed[row] += num
-            sequence.group.num_fruitless = 0
         sequence.num_computed_tokens = int(self.computed[row])
         sequence.num_placeholders = int(self.placeholders[row])
 
+    # --- tokens --------------------------------------------------------------------------------------------------
+
     def append(self, rows: Ints, tokens: Ints) -> None:
-        """One more known token each; full blocks of them go to `token_ids`."""
-        known = self.known[rows]
-        self.tail[rows, known % self.block_size] = tokens
-        known += 1
-        self.known[rows] = known
-        full = rows[known % self.block_size == 0]
+        """One more known token each; full rings go to `token_ids`."""
+        at = self.pick(rows)
+        known = self.known[at]
+        self._store[self.slots[at], known % self._ring] = tokens
+        self.known[at] += 1
+        full = rows[self.known[at] % self._ring == 0]
         if len(full):
             self._flush(full)
 
     def _flush(self, rows: Ints) -> None:
-        starts = (self.flushed[rows] % self.block_size).tolist()
-        for row, start, tokens in zip(rows.tolist(), starts, self.tail[rows].tolist(), strict=True):
-            self.members[row].sequences[0].token_ids += tokens[start:] if start else tokens
+        starts = (self.flushed[rows] % self._ring).tolist()
+        rings = self._store[self.slots[rows]].tolist()
+        for row, start, tokens in zip(rows.tolist(), starts, rings, strict=True):
+            self.outputs[row] += tokens[start:] if start else tokens
         self.flushed[rows] = self.known[rows]
+
+    def first_in_ring(self, rows: Ints) -> Ints:
+        """From which token on a row's tokens are in its ring."""
+        first: Ints = (self.known[rows] - 1) // self._ring * self._ring
+        return first
+
+    def blocks_before(self, rows: Ints, ends_at: Ints) -> bytes:
+        """The tokens of the full blocks that end there, int32 little-endian, one row after the other."""
+        blocks = self._store.reshape(len(self._store), RING_BLOCKS, self.block_size)
+        places = (ends_at - self.block_size) % self._ring // self.block_size
+        return blocks[self.slots[rows], places].tobytes()
+
+    def filled(self, rows: Ints, num_tokens: Ints) -> Ints:
+        """Those that have so many sure tokens that their next block is full."""
+        at = self.pick(rows)
+        filled: Ints = rows[np.minimum(num_tokens, self.known[at]) >= self.next_full[at]]
+        return filled
 
     def is_over(self, rows: Ints, tokens: Ints, max_total_tokens: int) -> Flags:
         """Which rows end by the tokens that were just appended (R140)."""
-        known = self.known[rows]
-        over: Flags = (known >= self.ends_at[rows]) | (known >= max_total_tokens)
-        if self.has_stop_ids:
-            over |= (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
-        return over & (known >= self.may_stop_at[rows])
+        at = self.pick(rows)
+        known = self.known[at]
+        over: Flags = known >= np.minimum(self.ends_at[at], max_total_tokens)
+        for column in range(self._num_stop_ids):
+            over |= self.stop_ids[at, column] == tokens
+        over &= known >= self.may_stop_at[at]
+        return over
 
 
 def can_join(sequence: Sequence) -> bool:

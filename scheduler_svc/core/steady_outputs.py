@@ -9,7 +9,7 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, Place
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady import NO_TOKEN, Ints, SteadyFlight, SteadyRows
-from scheduler_svc.core.steady_parts import RowCache, RowProgress, register_row
+from scheduler_svc.core.steady_blocks import RowCache, RowProgress, SteadyBlocks, between
 from scheduler_svc.core.steady_share import SteadyRuns
 from scheduler_svc.core.stop_rules import check_stop
 
@@ -21,7 +21,7 @@ class SteadyOutputs:
         self._inner = inner
         self._rows = rows
         self._progress = progress
-        self._cache = cache
+        self._blocks = SteadyBlocks(rows, cache)
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
         """Nothing is open."""
@@ -91,7 +91,7 @@ class SteadyOutputs:
         self._progress.on_tokens_rows(rows, given)
         over = given[rows.is_over(given, tokens, state.max_total_tokens)]
         settled = self._progress.settled_rows(rows, given)
-        full = given[:0] if settled is None else given[np.minimum(settled, rows.known[given]) >= rows.next_full[given]]
+        full = given[:0] if settled is None else rows.filled(given, settled)
         outcome = StepOutcome(steady=SteadyRuns.of(rows, given, tokens))
         self._in_order(over, full, loose, result, state, outcome)
         return outcome
@@ -122,11 +122,8 @@ class SteadyOutputs:
     def _settle_between(
         self, over: Ints, full: Ints, start: int, end: int, ended: list[int], state: CoreState, outcome: StepOutcome
     ) -> None:
-        first, last = np.searchsorted(full, (start, end))
-        for row in full[first:last].tolist():
-            register_row(self._rows, row, self._cache)
-        first, last = np.searchsorted(over, (start, end))
-        for row in over[first:last].tolist():
+        self._blocks.register(between(full, start, end))
+        for row in between(over, start, end).tolist():
             outcome.ended.append(self._end(row, state))
             ended.append(row)
 
@@ -164,9 +161,7 @@ def _as_objects(
     if flight is None or not flight.left:
         return flights, result
     back = {position: group for position, group in flight.left.items() if not group.is_finished}
-    tokens = {
-        g.sequences[0].name: [int(column[i])] for i, g in back.items() if column[i] != NO_TOKEN
-    }
+    tokens = {g.sequences[0].name: [int(column[i])] for i, g in back.items() if column[i] != NO_TOKEN}
     before, tickets = flight.computed_before, flight.tickets
     shares = [Flight(g.sequences[0], 1, int(before[i]), ticket=int(tickets[i])) for i, g in back.items()]
     return [*flights, *shares], replace(result, tokens={**tokens, **result.tokens})

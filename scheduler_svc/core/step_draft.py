@@ -131,10 +131,8 @@ class StepDraft:
             state.leave_worker(sequence)
         fresh = sequence.name not in state.on_worker
         state.on_worker[sequence.name] = None
-        if fresh:
-            blocks = list(state.cache.ledger.tables.get(sequence.name, ()))
-        else:
-            blocks = growth.added if growth is not None else []
+        added = growth.added if growth is not None else []
+        blocks = list(state.cache.ledger.tables.get(sequence.name, ())) if fresh else added
         return ScheduledSequence(
             name=sequence.name,
             request_id=sequence.request.request_id,

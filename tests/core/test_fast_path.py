@@ -94,7 +94,13 @@ class Life:
         for plan in self._core.schedule(0.0):
             self.num_steady += len(plan.steady) if plan.steady is not None else 0
             self._note(
-                plan.scheduled, plan.preempted, plan.lookups, plan.left, plan.finished, plan.ended, plan.num_batched_tokens
+                plan.scheduled,
+                plan.preempted,
+                plan.lookups,
+                plan.left,
+                plan.finished,
+                plan.ended,
+                plan.num_batched_tokens,
             )
             if not plan.is_empty:
                 self._under_way.append((plan, plan.scheduled, plan.steady.names() if plan.steady is not None else []))

@@ -56,8 +56,8 @@ CHUNKED: list[Step] = [
     ],
 )
 def test_two_slots_and_four_requests(preset: str, expected: list[Step]) -> None:
-    """R1, R41, R127: prompts of 3 tokens and 2, 6, 3, 1 output tokens, two at a time. Under `static` c starts only when b, the slower
-    one of its batch, is over; under the others in the very next step after a ended."""
+    """R1, R41, R127: prompts of 3 tokens and 2, 6, 3, 1 output tokens, two at a time. Under `static` c starts only when b, the
+    slower one of its batch, is over; under the others in the very next step after a ended."""
     core = make_v0(preset, max_num_seqs=2)
     for name, num_tokens in (("a", 2), ("b", 6), ("c", 3), ("d", 1)):
         add(core, name, 3, num_tokens)

@@ -46,10 +46,11 @@ def test_an_abort_while_a_step_is_under_way(preset: str) -> None:
 def test_samples_of_different_lengths(preset: str) -> None:
     """R199: each ends by itself; the group's need shrinks to one, and the survivor is preempted by recompute with finished
     siblings in the group."""
-    core = make_v0(preset, num_gpu_blocks=6)
+    core = make_v0(preset, num_gpu_blocks=8)
     add(core, "a", 8, 12)
     add(core, "b", 7, 9, n=3)
     steps(core, 2)
+    assert len(core.state.running[-1].live) == 3
     for name in ("b/0", "b/2"):
         core.stop_at(name, 1)
     assert core.state.running[-1].max_num_running_seqs == 1
@@ -108,7 +109,7 @@ class TestRecomputeOfSamples:
     def core() -> Scheduler:
         core = make_v0(num_gpu_blocks=6, preemption_mode="recompute")
         add(core, "a", 8, 6)
-        add(core, "b", 6, 8, n=2)
+        add(core, "b", 6, 5, n=2)
         return core
 
     def test_it_waits_with_two_live_sequences(self) -> None:
@@ -142,7 +143,7 @@ class TestRecomputeOfSamples:
         disturbed = finish(tight)
         wide = make_v0(num_gpu_blocks=60)
         add(wide, "a", 8, 6)
-        add(wide, "b", 6, 8, n=2)
+        add(wide, "b", 6, 5, n=2)
         assert disturbed == finish(wide)
         assert tight.state.num_cumulative_preemptions > 0
-        assert {name: len(tokens) for name, tokens in disturbed.items()} == {"a/0": 6, "b/0": 8, "b/1": 8}
+        assert {name: len(tokens) for name, tokens in disturbed.items()} == {"a/0": 6, "b/0": 5, "b/1": 5}

@@ -7,7 +7,18 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_draft import StepDraft
-from tests.core.v0_builders import add, answer, chunks, finish, make_chunked, make_v0, names, one_step, queues, steps, until
+from tests.core.v0_builders import (
+    add,
+    chunks,
+    finish,
+    make_chunked,
+    make_v0,
+    names,
+    one_step,
+    queues,
+    steps,
+    until,
+)
 
 
 def decode(core: Scheduler, token_budget: int = 64) -> StepDraft:
@@ -189,7 +200,9 @@ def test_lookahead_slots_are_kept_behind_decodes_alone() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "ignored"), [(2, ["a"]), (3, [])])
-def test_with_several_steps_per_plan_a_chunked_prompt_must_have_room_for_slots(num_blocks: int, ignored: list[str]) -> None:
+def test_with_several_steps_per_plan_a_chunked_prompt_must_have_room_for_slots(
+    num_blocks: int, ignored: list[str]
+) -> None:
     """R68, R91: the configured number and one behind its 4 tokens."""
     core = make_chunked(num_lookahead_slots=4, num_scheduler_steps=5, num_gpu_blocks=num_blocks)
     add(core, "a", 4)

@@ -15,7 +15,13 @@ def test_the_first_plan_tells_all_and_the_next_ones_what_is_new() -> None:
     core = make_v0()
     request = add(core, "a", 4)
     first, second, third = (plan.scheduled[0] for plan in steps(core, 3))
-    assert (first.request_id, first.name, first.is_prefill, first.samples, first.fresh) == ("a", "a/0", True, True, True)
+    assert (first.request_id, first.name, first.is_prefill, first.samples, first.fresh) == (
+        "a",
+        "a/0",
+        True,
+        True,
+        True,
+    )
     assert (first.token_ids, first.num_prompt_tokens) == (request.prompt_token_ids, 4)
     assert [len(e.new_block_ids) for e in (first, second, third)] == [1, 1, 0]
     assert [(e.fresh, e.token_ids, e.computed_before) for e in (second, third)] == [(False, None, 4), (False, None, 5)]
@@ -168,6 +174,11 @@ class TestStops:
         """R95: prompt and outputs, more than max_model_len: one token more than the model takes, as nothing computes it."""
         assert stop([5] * 9) == (LENGTH, None, 6)
 
+    def test_min_tokens_do_not_go_beyond_the_models_length(self) -> None:
+        """R95: there is no place for one more token, so it ends all the same."""
+        assert stop([5] * 9, min_tokens=9) == (LENGTH, None, 6)
+        assert stop([5] * 3, min_tokens=3, max_tokens=2) == (LENGTH, None, 3)
+
     def test_tokens_stop_before_lengths(self) -> None:
         """R95: in that order, when both hold."""
         assert stop([5, 0], max_tokens=2) == (STOPPED, 0, 2)
@@ -226,9 +237,9 @@ def test_when_a_request_first_ran_and_first_gave_a_token() -> None:
     [plan] = core.schedule(5.0)
     core.update(answer(core, plan), 6.5)
     assert [(r.first_scheduled_time, r.first_token_time) for r in (a, b)] == [(5.0, 6.5)] * 2
+    assert one_step(core, 7.0)[0].preempted == [("b", "recompute")]
     core.abort(["a"])
-    for now in (7.0, 8.0, 9.0):
-        one_step(core, now)
+    assert one_step(core, 8.0)[0].num_prefill_groups == 1
     assert (b.first_scheduled_time, b.first_token_time) == (5.0, 6.5)
 
 

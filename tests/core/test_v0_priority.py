@@ -84,12 +84,15 @@ def test_the_head_may_fit_by_sequences_too() -> None:
 
 def test_equally_important_ones_are_not_pushed_out() -> None:
     """R82: only those with a larger key leave, and an earlier arrival is smaller."""
-    core = make_core()
+    core = make_core(num_gpu_blocks=8)
     add(core, "first", 20, priority=5, arrival=1.0)
     one_step(core)
     add(core, "second", 15, priority=5, arrival=2.0)
     assert one_step(core)[0].preempted == []
     core.abort(["second"])
+    add(core, "twin", 15, priority=5, arrival=1.0)
+    assert one_step(core)[0].preempted == []
+    core.abort(["twin"])
     add(core, "earlier", 15, priority=5, arrival=0.5)
     assert one_step(core)[0].preempted == [("first", "recompute")]
 

@@ -7,7 +7,19 @@ import pytest
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.v0_builders import add, chunks, finish, make_chunked, make_v0, move_to_host, names, one_step, queues, steps, until
+from tests.core.v0_builders import (
+    add,
+    chunks,
+    finish,
+    make_chunked,
+    make_v0,
+    move_to_host,
+    names,
+    one_step,
+    queues,
+    steps,
+    until,
+)
 
 BOTH = pytest.mark.parametrize("preset", ["vllm-v0", "vllm-2023"])
 
@@ -49,6 +61,19 @@ def test_a_step_never_moves_both_ways(preset: str) -> None:
 
 
 @BOTH
+def test_nobody_comes_back_in_a_step_that_preempted(preset: str) -> None:
+    """R71: although the victim, which is computed again, left room enough; in the next step it does."""
+    core = make_v0(preset, num_gpu_blocks=5)
+    for name, length in (("a", 8), ("b", 8), ("c", 3)):
+        add(core, name, length)
+    one_step(core)
+    move_to_host(core, "c")
+    plan, _ = one_step(core)
+    assert (plan.preempted, plan.swap_in, plan.free_gpu) == ([("b", "recompute")], [], 2)
+    assert one_step(core)[0].swap_in_moves.by_request == {"c": 1}
+
+
+@BOTH
 def test_no_room_on_the_device_means_later(preset: str) -> None:
     """R69: the head of swapped stays, nobody behind it comes back."""
     core = swapped_core(preset)
@@ -78,7 +103,7 @@ def test_what_can_never_come_back_is_ignored() -> None:
     add(core, "c", 3, 2)
     ended = []
     for _ in range(120):
-        plan, outcome = one_step(core)
+        plan, _ = one_step(core)
         ended += [(e.request_id, e.status) for e in plan.ended]
     assert ended == [("b", SequenceStatus.FINISHED_IGNORED)] * 3
     assert not core.has_unfinished
@@ -88,16 +113,17 @@ def test_what_can_never_come_back_is_ignored() -> None:
 def test_one_whose_adapter_has_no_slot_is_passed_over() -> None:
     """R70: as with prompts; those behind it come back, it stays in front of swapped."""
     core = make_v0(num_gpu_blocks=40, max_loras=1)
-    for name in "abcd":
+    for name in "abcde":
         add(core, name, 3, lora_id=1)
     one_step(core)
-    for name in "bcd":
+    for name in "bcde":
         move_to_host(core, name)
-    for group, lora in zip(core.state.swapped, (2, 3, 1), strict=True):
+    for group, lora in zip(core.state.swapped, (2, 3, 1, 1), strict=True):
         group.request.lora_id = lora
+    core.state.limits = replace(core.state.limits, max_num_seqs=2)
     plan, _ = one_step(core)
     assert plan.swap_in_moves.by_request == {"d": 1}
-    assert queues(core) == {"waiting": [], "running": ["a", "d"], "swapped": ["b", "c"]}
+    assert queues(core) == {"waiting": [], "running": ["a", "d"], "swapped": ["b", "c", "e"]}
 
 
 @pytest.mark.parametrize(("limit", "comes"), [(3, False), (4, True)])

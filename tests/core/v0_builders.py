@@ -33,7 +33,9 @@ def make_chunked(**given: Any) -> Scheduler:
     return make_v0("vllm-v0-chunked", **{"max_num_batched_tokens": 8, **given})
 
 
-def make_request(name: str, prompt: int | list[int], max_tokens: int = 20, *, arrival: float = 0.0, **given: Any) -> Request:
+def make_request(
+    name: str, prompt: int | list[int], max_tokens: int = 20, *, arrival: float = 0.0, **given: Any
+) -> Request:
     """A request with `prompt` tokens (a number: that many of its own); `given` are fields of `Request`."""
     tokens = prompt if isinstance(prompt, list) else [1 + hash_free(name, i) for i in range(prompt)]
     return Request(name, tokens, StopRules(max_tokens, eos_token_ids=frozenset([EOS])), arrival, **given)

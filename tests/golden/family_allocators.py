@@ -181,6 +181,7 @@ class TableRun(AllocatorFamily):
 
     def _free(self, op: Op) -> Op:
         sequence = self._sequences.pop(op["table"])
+        sequence.num_scheduled_tokens = len(sequence.token_ids)
         self._rules.commit([sequence], op["now"])
         self._rules.release(sequence)
         self._rules.forget(sequence)

@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.outputs import OutputRules
-from scheduler_svc.core.policy import Preemption
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
+from scheduler_svc.core.policy import Preemption
 from scheduler_svc.core.preemption import SWAP
 from scheduler_svc.core.progress_guard import STUCK
 from scheduler_svc.core.request import Group, Place, SequenceStatus

@@ -127,6 +127,8 @@ class MixedWaiting:
 
     def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         first = group.live[0]
+        if not self._progress.may_resume(first):
+            return Verdict.STOP
         if first.num_tokens > state.cache.capacity_tokens:
             give_up(group, state, draft)
             return Verdict.REJECT
@@ -183,9 +185,9 @@ def joint_shares(wanted: list[Share], left: int) -> list[Share]:
     amounts = {n for _, n in wanted}
     if min(amounts) <= 0:
         return []
-    if len(amounts) == 1 and sum(n for _, n in wanted) <= left:
-        if all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
-            return wanted
+    fits = len(amounts) == 1 and sum(n for _, n in wanted) <= left
+    if fits and all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
+        return wanted
     for sequence, num_tokens in wanted:
         take = min(num_tokens, sequence.num_tokens - 1 - sequence.num_computed_tokens, left)
         if take > 0:

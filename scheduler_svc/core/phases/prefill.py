@@ -1,8 +1,8 @@
 """Starts waiting groups under v0 (R49-R55): head first, nobody passes whom the budget stops."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, shared_prompt_tokens
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft

@@ -9,7 +9,7 @@ from scheduler_svc.core.phases.mixed import MixedRunning, Share
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady import Ints, SteadyRows, can_join
-from scheduler_svc.core.steady_parts import RowCache, RowProgress, register_row
+from scheduler_svc.core.steady_blocks import RowCache, RowProgress, SteadyBlocks, between
 from scheduler_svc.core.steady_share import SteadyShare
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -22,12 +22,15 @@ class SteadyRunning:
         self._rows = rows
         self._progress = progress
         self._cache = cache
+        self._blocks = SteadyBlocks(rows, cache)
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the module."""
         loose = self._others(state)
-        self._let_join([group for group in loose if can_join(group.sequences[0])])
-        loose = [group for group in loose if not group.is_steady]
+        joining = [group for group in loose if can_join(group.sequences[0])]
+        if joining:
+            self._blocks.join(joining)
+            loose = [group for group in loose if not group.is_steady]
         if not len(self._rows) or not self._run_steady(loose, state, draft):
             self._rows.dissolve()
             self._inner.run(state, draft)
@@ -43,22 +46,16 @@ class SteadyRunning:
                 found.append(group)
         return found[::-1]
 
-    def _let_join(self, groups: list[Group]) -> None:
-        if groups:
-            sequences = [group.sequences[0] for group in groups]
-            capacities = [self._cache.capacity_of(s) for s in sequences]
-            self._rows.join(groups, capacities, [self._cache.register(s, 0) for s in sequences])
-
     def _run_steady(self, loose: list[Group], state: CoreState, draft: StepDraft) -> bool:
         """False, and nothing done, where somebody could be refused."""
         rows = self._rows
         wanted = np.minimum(self._progress.num_pending_rows(rows), state.limits.max_model_len - 1 - rows.computed)
+        if int(wanted.max()) > 1:
+            return False
         scheduled = np.flatnonzero(wanted > 0)
         left = draft.budget.num_tokens_left - len(scheduled)
-        if left < 0 or (len(scheduled) and int(wanted.max()) > 1):
-            return False
-        shares = self._loose_shares(loose, left, state)
-        crossing = scheduled[rows.computed[scheduled] >= rows.capacity[scheduled]]
+        shares = self._loose_shares(loose, left, state) if left >= 0 else None
+        crossing = np.flatnonzero((rows.computed >= rows.capacity) & (wanted > 0))
         if shares is None or not self._has_blocks(crossing, shares):
             return False
         self._take(scheduled, crossing, shares, state, draft)
@@ -83,39 +80,24 @@ class SteadyRunning:
         needed = len(crossing) + sum(self._cache.num_blocks_needed(s, n) for s, n in shares)
         return needed <= self._cache.num_free_gpu
 
-    def _take(
-        self, scheduled: Ints, crossing: Ints, shares: list[Share], state: CoreState, draft: StepDraft
-    ) -> None:
+    def _take(self, scheduled: Ints, crossing: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> None:
         """Blocks and prefixes in running order, then the counters."""
         rows = self._rows
-        before = rows.computed[scheduled]
-        reach = np.minimum(rows.computed + 1, rows.known)
-        full = scheduled[(reach >= rows.next_full)[scheduled]]
-        draft.steady = SteadyShare(rows.members, scheduled, before)
+        before = rows.computed[rows.pick(scheduled)].copy()
+        full = rows.filled(scheduled, before + 1)
+        share = draft.steady = SteadyShare(rows.members, scheduled, before)
         start = 0
         for sequence, num_tokens in shares:
             end = rows.row_of(sequence.group)
-            self._take_rows(crossing, full, start, end, draft.steady)
+            self._take_rows(crossing, full, start, end, share)
             self._inner.schedule(sequence, num_tokens, state, draft)
             start = end
-        self._take_rows(crossing, full, start, len(rows), draft.steady)
-        rows.capacity[crossing] += rows.block_size
+        self._take_rows(crossing, full, start, len(rows), share)
         self._progress.on_scheduled_rows(rows, scheduled)
         draft.budget.take(len(scheduled))
 
     def _take_rows(self, crossing: Ints, full: Ints, start: int, end: int, share: SteadyShare) -> None:
         """Blocks for the rows from `start` to `end` that need one; those that fill one are found from now on."""
-        if start == end:
-            return
-        needy = _between(crossing, start, end).tolist()
-        if needy:
-            members = self._rows.members
-            blocks = self._cache.append_blocks([members[row].sequences[0] for row in needy])
-            share.new_blocks.update(zip(needy, blocks, strict=True))
-        for row in _between(full, start, end).tolist():
-            register_row(self._rows, row, self._cache)
-
-
-def _between(rows: Ints, start: int, end: int) -> Ints:
-    first, last = np.searchsorted(rows, (start, end))
-    return rows[first:last]
+        if start < end:
+            share.new_blocks.update(self._blocks.append(between(crossing, start, end)))
+            self._blocks.register(between(full, start, end))

@@ -1,9 +1,9 @@
 """Brings swapped groups back under v0 (R69-R71): head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.phases.decode import extend_all
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -12,8 +12,8 @@ from scheduler_svc.core.step_draft import StepDraft
 class SwapIns:
     """Takes from `state.swapped` what fits. The caller puts the groups into `running` and the draft.
 
-    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts. `leaks_ignored`: host blocks of groups
-    that can never come back are lost, as the recordings have it.
+    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts. `leaks_ignored`: host blocks of
+    groups that can never come back are lost, as the recordings have it.
     """
 
     def __init__(self, shares: WholePrompts, admission: list[Admission], *, leaks_ignored: bool = False) -> None:
