@@ -6,7 +6,7 @@
     python -m benchmarks.memory --plot memory.png --save
     python -m benchmarks.memory --recording FILE      # a recorded scenario
 
-Lives here: the command line and its tables. Requests and figures: benchmarks.memory_workloads; serving them: benchmarks.memory_runs.
+Lives here: the command line and its tables. Figures: benchmarks.memory_workloads. Serving: benchmarks.memory_runs.
 """
 
 import json
@@ -23,8 +23,9 @@ _EXAMPLES = """
 Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
 schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
 
-Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of the positions of
-a text many words are possible, elsewhere one. "contiguous": the same requests where each sample gets one region of 2,048 slots.
+Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of the
+positions of a text many words are possible, elsewhere one. "contiguous": the same requests where each sample gets one region of
+2,048 slots.
 
 used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for
 who waits. The four add up to 1.
@@ -47,10 +48,12 @@ def main(
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
     n: Annotated[str, typer.Option("--n", help="Samples or beams per request: N or N,N,...")] = "2,4,6",
     requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of lengths, arrivals and logprobs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of lengths, arrivals and logprobs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/memory.json.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over time with the largest n: PNG, PDF or SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw memory over time with the largest n: PNG, PDF or SVG.")
+    ] = None,
     recording: Annotated[
         Path | None, typer.Option(help="Report a recorded scenario of family v0 instead.", exists=True, dir_okay=False)
     ] = None,
@@ -75,7 +78,9 @@ def main(
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
-    table = Table("n", "saved", "closed form", "most waste of a sequence", title="constant lengths", title_justify="left")
+    table = Table(
+        "n", "saved", "closed form", "most waste of a sequence", title="constant lengths", title_justify="left"
+    )
     for row in result["constant"]:
         waste = f"{row['max_waste_tokens']} of {row['block_size']} slots"
         table.add_row(str(row["n"]), f"{row['saved']:.1%}", f"{row['closed_form']:.1%}", waste)

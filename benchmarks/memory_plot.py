@@ -43,7 +43,9 @@ def _row(row: Any, workload: Workload, n: int, num_requests: int, seed: int) -> 
     _stack(row[0], paged, setting.num_slots, f"{title}: paged, slots")
     row[0].plot([m.memory.num_tokens for m in moments], color="black", lw=0.8, ls=":", label="without sharing")
     row[0].legend(fontsize=7, loc="upper right")
-    parts = {name: [getattr(memory, name) for memory, _ in rows] for name in ("used", "reserved", "internal", "external")}
+    parts = {
+        name: [getattr(memory, name) for memory, _ in rows] for name in ("used", "reserved", "internal", "external")
+    }
     _stack(row[1], parts, setting.num_slots, "contiguous, slots")
     row[1].legend(fontsize=7, loc="upper right")
     row[2].plot([m.num_running for m in moments], label="paged")

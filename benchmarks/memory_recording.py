@@ -16,16 +16,20 @@ _FAMILIES = ("v0", "v0bm1")
 
 
 def report(path: Path) -> dict[str, Any]:
-    """`{name, steps: [{step, logical_blocks, physical_blocks, saved, waste_tokens, max_waste_tokens}]}`. BadParameter for other files."""
+    """`{name, steps: [...]}`: per step its number, blocks, saved share and waste. BadParameter for other files."""
     try:
         scenario = json.loads(path.read_text(encoding="utf-8"))
         family = scenario["family"]
     except (ValueError, TypeError, KeyError) as error:
         raise typer.BadParameter(f"{path} is no recorded scenario: {error!r}") from error
     if family not in _FAMILIES or "trace" not in scenario:
-        raise typer.BadParameter(f"{path}: field 'family' must be one of {', '.join(_FAMILIES)}, with a trace; not {family!r}")
+        raise typer.BadParameter(
+            f"{path}: field 'family' must be one of {', '.join(_FAMILIES)}, with a trace; not {family!r}"
+        )
     if scenario["config"].get("sliding_window"):
-        raise typer.BadParameter(f"{path}: field 'config.sliding_window': its tables name a null block that nobody holds")
+        raise typer.BadParameter(
+            f"{path}: field 'config.sliding_window': its tables name a null block that nobody holds"
+        )
     block_size = scenario["config"]["block_size"]
     num_tokens = {request["id"]: len(request["prompt"]) for request in scenario["requests"]}
     steps = []

@@ -1,4 +1,4 @@
-"""Which requests the memory benchmark serves, and their figures: constant lengths with their closed form, and lengths like the paper's."""
+"""What the memory benchmark serves, and its figures: constant lengths, with the closed form, and lengths like the paper's."""
 
 import math
 import random

@@ -118,7 +118,7 @@ class ContiguousServer:
 
     def enter(self, request_id: str, demand: Demand) -> bool:
         """Takes all its regions, or none and False when they cannot be had at once."""
-        size, found = BuddyAllocator.region_size(demand.max_length), []
+        size, found = BuddyAllocator.region_size(demand.max_length), list[tuple[int, int]]()
         for _ in range(demand.num_regions):
             start = self._memory.take(size)
             if start is None:

@@ -1,6 +1,6 @@
 """How well the memory of the KV cache is used: what sharing saves, what last blocks waste, and the same without paging (R14, R209).
 
-Pure arithmetic over block tables; who reads them, and when, is the caller's business. Right after `schedule()` the figures are exact.
+Pure arithmetic over block tables; when they are read is the caller's business. Right after `schedule()` it is exact.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -25,8 +25,8 @@ class PagedMemory:
     """Blocks at one instant, or sums over several instants.
 
     `num_tokens` are held. `logical_blocks`: entries of all tables. `physical_blocks`: different blocks among them.
-    `waste_tokens`: slots of last blocks that hold no token, each physical block counted once. `max_waste_tokens`: the same of the worst
-    sequence, less than a block (R14, R16); lookahead slots, where a policy has them, add to it.
+    `waste_tokens`: slots of last blocks that hold no token, each physical block counted once. `max_waste_tokens`: the same of
+    the worst sequence, less than a block (R14, R16); lookahead slots, where a policy has them, add to it.
     """
 
     block_size: int

@@ -91,5 +91,5 @@ def _contiguous_table(contiguous: ContiguousMemory) -> Table:
     for (name, share), count in zip(contiguous.shares().items(), counts, strict=True):
         table.add_row(name, f"{share:.1%}", f"{count:,}", _MEANINGS[name])
     if contiguous.num_left_out:
-        table.add_row("left out", "", "", f"{contiguous.num_left_out} running sequences would find no place")
+        table.add_row("left out", "", "", f"{contiguous.num_left_out} running sequence(s) would find no place")
     return table

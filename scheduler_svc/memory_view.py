@@ -41,7 +41,9 @@ def _demand(core: Scheduler, group: Group) -> Demand:
 def _tenant(core: Scheduler, group: Group) -> Tenant:
     ledger, demand = core.state.cache.ledger, _demand(core, group)
     held = tuple(
-        min(s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length)
+        min(
+            s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length
+        )
         for s in group.live
     )
     return Tenant(demand, held, demand.max_length)

@@ -24,6 +24,7 @@ class RootGroup(CommandGroup):
         "generate": ("quire.cli.generate", "Complete a prompt."),
         "chat": ("quire.cli.chat", "Talk to the model, or ask one question."),
         "models": ("quire.cli.models", "List the models served."),
+        "policies": ("quire.cli.policies", "List the scheduling policies and the keys of --set."),
         "steps": ("quire.cli.steps", "Show what the scheduler decided, step by step."),
         "blocks": ("quire.cli.blocks", "Show the KV-cache blocks: pools, tables, reference counts."),
     }

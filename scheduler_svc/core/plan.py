@@ -9,8 +9,8 @@ from heapq import merge
 from operator import itemgetter
 
 from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
-from scheduler_svc.core.steady import Ints
-from scheduler_svc.core.steady_share import SteadyRuns, SteadyShare
+from scheduler_svc.core.steady.rows import Ints
+from scheduler_svc.core.steady.share import SteadyRuns, SteadyShare
 
 __all__ = [
     "BlockMoves",

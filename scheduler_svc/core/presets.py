@@ -21,7 +21,6 @@ from scheduler_svc.core.phases.mixed import CollectLoras, MixedRunning, MixedWai
 from scheduler_svc.core.phases.prefill import Prefills
 from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
 from scheduler_svc.core.phases.shares import Chunks, WholeChunks, WholePrompts
-from scheduler_svc.core.phases.steady_running import SteadyRunning
 from scheduler_svc.core.phases.swapped import SwapIns
 from scheduler_svc.core.phases.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.placement import SingleLane
@@ -34,8 +33,9 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.steady import SteadyRows
-from scheduler_svc.core.steady_outputs import SteadyOutputs
+from scheduler_svc.core.steady.outputs import SteadyOutputs
+from scheduler_svc.core.steady.rows import SteadyRows
+from scheduler_svc.core.steady.running import SteadyRunning
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "vllm-v1"

@@ -4,7 +4,7 @@ import numpy as np
 
 from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.request import Sequence
-from scheduler_svc.core.steady import Ints, SteadyRows
+from scheduler_svc.core.steady.rows import Ints, SteadyRows
 
 
 class AfterResult:

@@ -26,11 +26,12 @@ _CHOICES = {
 class PolicySpec:
     """Parts by name, then the knobs under the names of the articles (R48).
 
-    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`
-    (None = no limit, R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks` (None = 1 % of the pool, R52),
-    `sliding_window` tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147).
+    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`: None = no
+    limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
+    `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
+    `fast_path`: steady decode in columns (equal decisions, for comparison).
     `host_defects`: what v0 does when host blocks run out (fails the whole step, R75) and with groups too large to come back (loses
-    their host blocks): "recorded" like that, "repaired" the group is computed again, and its blocks are freed.
+    their host blocks): "recorded" like that; "repaired": the group is computed again, and its blocks are freed.
     """
 
     name: str
@@ -104,6 +105,11 @@ class PolicySpec:
             (not v0 and self.async_output, "async_output", "is v0's; v1 has progress=placeholders"),
             (not v0 and self.delay_factor > 0, "delay_factor", "is v0's"),
             (not v0 and self.num_lookahead_slots > 0, "num_lookahead_slots", "is v0's"),
+            (
+                self.cache == "vllm_2023" and self.num_lookahead_slots > 0,
+                "num_lookahead_slots",
+                "the block manager of 2023 appends one token at a time",
+            ),
             (not v0 and self.is_multi_step, "num_scheduler_steps", "is v0's"),
             (v0 and self.num_spec_tokens > 0, "num_spec_tokens", "is v1's"),
             (v0 and self.batching == "static", "batching", "static batches are made of mixed phases"),

@@ -8,7 +8,7 @@ from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.progress_guard import ProgressGuard
 from scheduler_svc.core.queues import GroupQueue
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
-from scheduler_svc.core.steady import SteadyRows
+from scheduler_svc.core.steady.rows import SteadyRows
 
 
 @dataclass(slots=True)

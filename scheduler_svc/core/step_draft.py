@@ -7,7 +7,7 @@ from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.steady_share import SteadyShare
+from scheduler_svc.core.steady.share import SteadyShare
 
 
 @dataclass(slots=True)

@@ -47,7 +47,9 @@ def test_buddies_never_overlap_and_come_back_whole(num_slots: int, moves: list[t
             size = BuddyAllocator.region_size(number)
             assert number <= size < 2 * number
             start = memory.take(size)
-            assert start is not None or held or size > num_slots // 2, "an empty memory has its larger half in one piece"
+            assert start is not None or held or size > num_slots // 2, (
+                "an empty memory has its larger half in one piece"
+            )
             held += [] if start is None else [(start, size)]
         elif held:
             memory.give_back(*held.pop(number % len(held)))

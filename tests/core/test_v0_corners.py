@@ -122,7 +122,7 @@ class TestRecomputeOfSamples:
         assert queues(core) == {"waiting": ["b"], "running": ["a"], "swapped": []}
 
     def test_it_starts_again_with_the_prompts_full_blocks_shared(self) -> None:
-        """R19, R200: computed once; each has a tail of its own."""
+        """R19, R100, R200: computed once, one table for all of it; each has a tail of its own."""
         core = self.core()
         until(core, "preempted")
         core.abort(["a"])

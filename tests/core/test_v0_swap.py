@@ -36,7 +36,7 @@ def swapped_core(preset: str = "vllm-v0", *, max_tokens: int = 20, **given) -> S
 
 @BOTH
 def test_all_blocks_of_a_group_move_or_none(preset: str) -> None:
-    """R73, R78: those of all unfinished sequences, to the host; statuses and the tail of swapped."""
+    """R73, R78, R101: those of all unfinished sequences, to the host; one map has the tables of all groups."""
     core = swapped_core(preset)
     assert {s.status for s in core.request("b").sequences} == {SequenceStatus.SWAPPED}
     tables = core.block_tables()

@@ -19,7 +19,7 @@ from quire.stack import default_model
 from svc_common.errors import ConfigError
 from tests.quire.up_process import FREE_PORTS, ROOT, run_quire
 
-COMMANDS = ("up", "serve", "generate", "chat", "models", "steps", "blocks")
+COMMANDS = ("up", "serve", "generate", "chat", "models", "policies", "steps", "blocks")
 SERVICES = ("gateway", "scheduler", "worker", "simulated-worker")
 
 
@@ -130,6 +130,14 @@ def test_unknown_policy_and_setting() -> None:
     """Named with what exists, by the option's name."""
     _assert_config_error(run_quire("up", "--simulated", *FREE_PORTS, "--policy", "best"), "best", "vllm-v1")
     _assert_config_error(run_quire("serve", "scheduler", "--max-num-seqs", "0"), "--max-num-seqs")
+
+
+def test_policies_shows_presets_and_keys() -> None:
+    """A table for people; with --json one object with every key of every preset."""
+    shown = run_quire("policies").stdout
+    assert all(word in shown for word in ("vllm-v0-chunked", "static", "preemption_mode", "delay_factor"))
+    presets = json.loads(run_quire("policies", "--json").stdout)
+    assert presets["vllm-v1-async"]["batch_queue"] == 2 and presets["vllm-v0"]["phases"] == "prefill_or_decode"
 
 
 @pytest.mark.parametrize("option", ["--max-num-seqs", "--max-num-batched-tokens"])

@@ -1,4 +1,4 @@
-"""Policies as operators write them: names, files and KEY=VALUE; every mistake is named by where it was written (issue 3, "Bad input")."""
+"""Policies as operators write them: names, files and KEY=VALUE; every mistake is named by where it was written."""
 
 import json
 from pathlib import Path

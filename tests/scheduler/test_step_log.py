@@ -76,7 +76,14 @@ def test_moved_blocks_are_kept_whole() -> None:
     log = StepLog(10, "any")
     log.begin(StepPlan(1, 0, [entry("a/0", blocks=[3, 4], fresh=True), entry("b/0", blocks=[5], fresh=True)]), 1)
     log.complete(result(1, {"a/0": [1], "b/0": [2]}))
-    moved = StepPlan(2, 0, [entry("a/0", blocks=[])], swap_out_moves=BlockMoves([(5, 0)]), copy_moves=BlockMoves([(4, 6)]), num_swapped=1)
+    moved = StepPlan(
+        2,
+        0,
+        [entry("a/0", blocks=[])],
+        swap_out_moves=BlockMoves([(5, 0)]),
+        copy_moves=BlockMoves([(4, 6)]),
+        num_swapped=1,
+    )
     log.begin(moved, 1, {"a/0": ["g3", "g6"], "b/0": ["c0"]})
     log.complete(result(2, {"a/0": [3]}))
     log.begin(StepPlan(3, 0, [entry("a/0", blocks=[7])]), 1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from block_manager.cache_rules import CachedSequence
 from scheduler_svc.core.request import Group
-from scheduler_svc.core.steady import Ints, SteadyRows
+from scheduler_svc.core.steady.rows import Ints, SteadyRows
 
 
 class RowProgress(Protocol):

@@ -8,9 +8,9 @@ from scheduler_svc.core.outputs import AtOnce, Flight
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, Place
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.steady import NO_TOKEN, Ints, SteadyFlight, SteadyRows
-from scheduler_svc.core.steady_blocks import RowCache, RowProgress, SteadyBlocks, between
-from scheduler_svc.core.steady_share import SteadyRuns
+from scheduler_svc.core.steady.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.steady.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
+from scheduler_svc.core.steady.share import SteadyRuns
 from scheduler_svc.core.stop_rules import check_stop
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from scheduler_svc.core.phases.mixed import MixedRunning, Share
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.steady import Ints, SteadyRows, can_join
-from scheduler_svc.core.steady_blocks import RowCache, RowProgress, SteadyBlocks, between
-from scheduler_svc.core.steady_share import SteadyShare
+from scheduler_svc.core.steady.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.steady.rows import Ints, SteadyRows, can_join
+from scheduler_svc.core.steady.share import SteadyShare
 from scheduler_svc.core.step_draft import StepDraft
 
 

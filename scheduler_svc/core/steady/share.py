@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.entries import ScheduledSequence, TokenRun
 from scheduler_svc.core.request import Group
-from scheduler_svc.core.steady import Ints, SteadyRows
+from scheduler_svc.core.steady.rows import Ints, SteadyRows
 
 
 @dataclass(slots=True)
