@@ -19,7 +19,10 @@ from rich.table import Table
 
 from benchmarks import memory_plot, memory_recording, memory_workloads, report
 
-_EXAMPLES = """
+_HELP_END = """
+Examples: python -m benchmarks.memory --json --prompt 161 --outputs 338 --block-size 16 --n 2,4,6;
+python -m benchmarks.memory --plot memory.png; python -m benchmarks.memory --recording scenario.json
+
 Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
 schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
 
@@ -108,5 +111,5 @@ def _show_recording(result: dict[str, Any], *, as_json: bool) -> None:
 
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(epilog=_EXAMPLES)(main)
+    app.command(epilog=_HELP_END)(main)
     app()

@@ -66,10 +66,13 @@ class Model:
 
     def planned(self, plan: StepPlan, result: StepResult) -> None:
         """A plan came out, and this is what its worker will answer."""
-        wanted = sorted(name for name, life in self._lives.items() if life.is_wanted)
-        scheduled = sorted(entry.name for entry in plan.scheduled)
-        self._same(f"step {plan.step}: scheduled sequences", scheduled, wanted)
-        for entry in plan.scheduled:
+        wanted = {name for name, life in self._lives.items() if life.is_wanted}
+        entries = plan.scheduled
+        scheduled = {entry.name for entry in entries}
+        self._same(f"step {plan.step}: scheduled and not wanted", sorted(scheduled - wanted), [])
+        self._same(f"step {plan.step}: wanted and not scheduled", sorted(wanted - scheduled), [])
+        self._same(f"step {plan.step}: shares of {len(scheduled)} sequences", len(entries), len(scheduled))
+        for entry in entries:
             if (life := self._lives.get(entry.name)) is not None:
                 self._compute(plan.step, entry, life)
         steady = plan.steady.names() if plan.steady is not None else []
@@ -88,7 +91,8 @@ class Model:
                 ends.append((name, SequenceStatus.FINISHED_LENGTH_CAPPED, life.max_tokens))
         for run in outcome.runs:
             life = self._lives[run.name]
-            self._same(f"{run.name}: offset of new tokens", run.offset, len(life.told))
+            if run.offset != len(life.told):
+                self._same(f"{run.name}: offset of new tokens", run.offset, len(life.told))
             life.told += run.token_ids
         told = sorted((e.name, e.status, e.num_output_tokens) for e in outcome.ended)
         self._same(f"step {result.step}: ends", told, sorted(ends))
@@ -117,8 +121,9 @@ class Model:
             life.started = True
             life.num_computed = self._num_shared(life) * self._block_size
         num_tokens = len(life.prompt) + len(life.given) + life.promised - life.num_computed
-        got = (entry.computed_before, entry.num_tokens, entry.samples)
-        self._same(f"step {step}: {entry.name}: offset, tokens, samples", got, (life.num_computed, num_tokens, True))
+        got, expected = (entry.computed_before, entry.num_tokens, entry.samples), (life.num_computed, num_tokens, True)
+        if got != expected:
+            self._same(f"step {step}: {entry.name}: offset, tokens, samples", got, expected)
         life.num_computed += num_tokens
         life.promised += 1
 

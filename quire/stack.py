@@ -94,7 +94,11 @@ class StackOptions:
     def choice(self) -> PolicyChoice:
         """The policy and its limits, as the scheduler will read them. ConfigError for what cannot work."""
         arguments = [*self._policy_args, *self.scheduler_args]
-        given = {name: value for name, value in pairwise(arguments) if name in _SCHEDULING}
+        given = {
+            name: int(value) if value.isdecimal() else value
+            for name, value in pairwise(arguments)
+            if name in _SCHEDULING
+        }
         settings = scheduler_settings(
             option_name,
             **{field: given.get(option) for option, field in _SCHEDULING.items()},

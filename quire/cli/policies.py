@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -36,9 +37,14 @@ def policies(
 
 
 def _table(specs: list[dict[str, Any]]) -> Table:
-    table = Table("policy", *_PARTS, "knobs")
+    table = Table("policy", "parts", "knobs that differ")
+    table.columns[0].no_wrap = True
     defaults = dataclasses.asdict(presets.preset("vllm-v1"))
     for spec in specs:
         knobs = [key for key in spec if key not in (*_PARTS, "name") and spec[key] != defaults[key]]
-        table.add_row(*(spec[key] for key in ("name", *_PARTS)), " ".join(f"{key}={spec[key]}" for key in knobs))
+        table.add_row(spec["name"], _pairs(spec, _PARTS), _pairs(spec, knobs))
     return table
+
+
+def _pairs(spec: dict[str, Any], keys: Iterable[str]) -> str:
+    return "\n".join(f"{key}={spec[key]}" for key in keys)

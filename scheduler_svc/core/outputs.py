@@ -161,4 +161,6 @@ def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outc
         if together or flight.sequence.name in result.failed:
             state.cache.retract(flight.sequence, flight.computed_before)
             outcome.ended.append(state.retire(flight.sequence, SequenceStatus.FINISHED_ABORTED, why))
+    if together:
+        outcome.ended += state.retire_group(flights[0].sequence.group, SequenceStatus.FINISHED_ABORTED, why)
     return [f for f in flights if not f.sequence.status.is_finished]

@@ -16,6 +16,7 @@ from svc_common.errors import OutOfRange
 from tests.core.random_policies import Setting
 from tests.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
 
+EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 FATES = ("ok",) * 12 + ("row fails", "row fails", "step fails")
 
 
@@ -35,7 +36,7 @@ class Life:
         self.setting = setting
         self.core = presets.build(setting.spec, setting.limits)
         self.num_steps = 0
-        self.plans: list[str] | None = None
+        self.plans: list[str] = []
         self._now = 0.0
         self.count = 0
         self._requests: dict[str, Request] = {}
@@ -66,7 +67,7 @@ class Life:
         best_of = min(n + rng.choice([0, 0, 0, 1]), limits.max_num_seqs)
         beam = None
         if best_of > 1 and rng.random() < 0.4:
-            beam = BeamRules(rng.choice([0.0, 1.0, 2.0]), rng.choice([True, False, "never"]))
+            beam = BeamRules(rng.choice([0.0, 1.0, 2.0]), EARLY_STOPPING[rng.randrange(3)])
         max_tokens = rng.randint(1, 10)
         stop = StopRules(
             max_tokens=max_tokens,
@@ -112,8 +113,7 @@ class Life:
         """A plan goes out and is executed in its turn; `fate`: how that goes."""
         for plan in self.core.schedule(self._now):
             self.num_steps += 1
-            if self.plans is not None:
-                self.plans.append(repr(plan))
+            self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
             self._check_plan(plan)
             self._note_ended(plan.ended)
             self._execute(plan, fate)
@@ -218,7 +218,9 @@ class Life:
             for group in request.groups:
                 if not group.is_finished:
                     assert id(group) in seen or (group.place is Place.NOWHERE and id(group) in late)
-        assert state.num_wide == sum(g.width > 1 and not g.is_finished for r in state.requests.values() for g in r.groups)
+        assert state.num_wide == sum(
+            g.width > 1 and not g.is_finished for r in state.requests.values() for g in r.groups
+        )
         holders = {*state.cache.ledger.tables, *state.cache.ledger.host_tables}
         live = {s.name for r in state.requests.values() for s in r.unfinished}
         assert holders <= live, f"blocks of {sorted(holders - live)}"
@@ -231,7 +233,7 @@ class Life:
 
     def _check_plan(self, plan: StepPlan) -> None:
         limits, state = self.setting.limits, self.core.state
-        assert max(plan.num_batched_tokens, plan.num_tokens if self._is_v1 else 0) <= limits.max_num_batched_tokens
+        assert max(plan.num_batched_tokens, plan.num_tokens if self._is_v1 else 0) <= self._budget(plan)
         assert len(plan.scheduled) <= limits.max_num_seqs
         assert state.num_running_seqs <= limits.max_num_seqs
         assert not (plan.swap_in and plan.swap_out)
@@ -242,6 +244,12 @@ class Life:
                 held = len(state.cache.ledger.tables[entry.name]) * limits.block_size
                 assert entry.computed_before + entry.num_tokens <= held
         self._check_groups(plan)
+
+    def _budget(self, plan: StepPlan) -> int:
+        """Chunked v0 never cuts or delays a running group of several sequences, as the reference has it (R87)."""
+        wide = 0 if self._is_v1 else sum(len(g.live) for g in self._groups(plan) if len(g.live) > 1)
+        chunked = self.setting.spec.phases == "decode_then_prefill"
+        return self.setting.limits.max_num_batched_tokens + (wide if chunked else 0)
 
     @property
     def _is_v1(self) -> bool:
@@ -332,7 +340,10 @@ class Life:
         assert set(self._got) == set(self._over) | self._dropped
         for name, request in self._requests.items():
             statuses = [self._over[s.name] for s in request.sequences]
-            if not {SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_IGNORED} & {*statuses} and not request.beam:
+            if (
+                not {SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_IGNORED} & {*statuses}
+                and not request.beam
+            ):
                 assert len(statuses) == request.num_samples, name
         state, pool = self.core.state, self.core.pool_report()
         assert pool.refs == {}

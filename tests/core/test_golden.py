@@ -12,10 +12,11 @@ from tests.golden.__main__ import main
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def test_no_recording_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """R127-R141: every plain v1 scenario is reproduced; what is not built yet counts as skipped."""
-    assert main([str(GOLDEN)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "22 passed, 0 failed, 107 skipped"
+@pytest.mark.parametrize("options", [[], ["--no-fast-path"]])
+def test_no_recording_fails(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """R23-R121, R127-R154: every scenario of v0, 2023 and v1 is reproduced, with the fast path and without; Chitu is not built yet."""
+    assert main([str(GOLDEN), *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "75 passed, 0 failed, 54 skipped"
 
 
 def test_a_changed_recording_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +56,9 @@ def test_emit_gives_the_trace_of_inputs_without_one(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda d: d.update(family="v9"), "unknown family 'v9'"),
+        (lambda d: d.update(colour=1), "field 'file.colour' is unknown"),
         (lambda d: d["config"].update(colour=1), "field 'config.colour' is unknown"),
+        (lambda d: d.update(aborts=[{"step": 1, "id": "r0", "why": 1}]), "field 'aborts[0].why' is unknown"),
         (lambda d: d["requests"][0].pop("prompt"), "field 'requests[0].prompt' is missing"),
     ],
 )

@@ -1,16 +1,30 @@
 """Random lives of the core under each preset: nothing leaks, nothing is lost or repeated, everything ends exactly once."""
 
+import os
 import random
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.core.lives import FATES, Life
 from tests.core.random_policies import random_setting
 
+ROOT = Path(__file__).parents[2]
+Record = Callable[[str, object], None]
 POLICIES = ("vllm-2023", "vllm-v0", "vllm-v0-chunked", "vllm-v1", "vllm-v1-async", "static")
 
 
@@ -69,6 +83,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_any_order_of_events(policy: str) -> None:
+    """R3, R28, R35, R97, R198, R200: whatever happens in whatever order, with a small counter-example where it fails."""
     machine = type("Machine", (CoreMachine,), {"policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
 
@@ -119,5 +134,32 @@ def live_for(policy: str, num_steps: int, first_seed: int) -> str:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_many_steps(policy: str, record_property) -> None:
+def test_many_steps(policy: str, record_property: Record) -> None:
+    """R3, R28, R97, R198, R200, R208: 20,000 random steps over all presets."""
     record_property("size", live_for(policy, 3_400, 0))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_very_many_steps(policy: str, record_property: Record) -> None:
+    """R3, R28, R97, R198, R200, R208: 1,000,000 random steps over all presets."""
+    record_property("size", live_for(policy, 167_000, 1_000_000))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_equal_inputs_give_equal_plans(policy: str) -> None:
+    """R201: whatever the process hashes with, the same calls give the same plans."""
+    command = [sys.executable, "-m", "tests.core.test_properties", policy, "12"]
+    environ = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    plans = [
+        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+        for env in environ
+    ]
+    assert len(plans[0]) > 1_000
+    assert plans[0] == plans[1]
+
+
+if __name__ == "__main__":
+    for first_seed in range(int(sys.argv[2])):
+        sys.stdout.write("\n".join(live(sys.argv[1], first_seed).plans) + "\n")

@@ -63,7 +63,9 @@ class PrefixKeys:
 class WorkerModel:
     """Owner of the memory and of what the worker holds of each sequence. `past(name)`: prompt and all tokens told so far."""
 
-    def __init__(self, block_size: int, window: int | None, past: Callable[[str], list[int]], *, has_blocks: bool) -> None:
+    def __init__(
+        self, block_size: int, window: int | None, past: Callable[[str], list[int]], *, has_blocks: bool
+    ) -> None:
         self.held: dict[str, list[int]] = {}
         self._size = block_size
         self._window = window

@@ -46,13 +46,22 @@ class AllocatorFamily(ABC):
         """Our answers."""
 
     @classmethod
-    def run(cls, scenario: Scenario) -> list[Op]:
+    def run(cls, scenario: Scenario, *, fast_path: bool = True) -> list[Op]:
         """Our answers to all operations. ScenarioError for unknown or missing fields."""
         require(scenario.data, "file", {"family", "ops", *cls.format.whole}, {"name", "tags", "seed"})
         for i, op in enumerate(scenario.data["ops"]):
             cls._check(op, f"ops[{i}]")
         runner = cls(scenario)
         return [runner.do(op) for op in scenario.data["ops"]]
+
+    @classmethod
+    def emitted(cls, scenario: Scenario, answers: list[Op]) -> dict[str, Any]:
+        """What `--emit` writes: our answers, and the operations with our answers in them."""
+        ops = []
+        for op, answer in zip(scenario.data["ops"], answers, strict=True):
+            inputs = {key: op[key] for key in ("op", "now", *sorted(cls.format.inputs[op["op"]])) if key in op}
+            ops.append(inputs | answer)
+        return {"name": scenario.name, "trace": answers, "ops": ops}
 
     @classmethod
     def recorded(cls, scenario: Scenario) -> list[Op] | None:

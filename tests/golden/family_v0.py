@@ -10,29 +10,30 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult, TokenRun
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.golden.scenario import Scenario, ScenarioError, require
+from tests.golden.scenario import Scenario, ScenarioError, require, require_whole
 
 _CONFIG = {
     "block_size", "num_gpu_blocks", "num_cpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy",
     "preemption_mode", "chunked_prefill", "prefix_caching", "delay_factor",
 }  # fmt: skip
-_OPTIONAL = {"num_lookahead_slots", "max_loras", "watermark_blocks", "sliding_window", "async_output", "clock"}
+_OPTIONAL = {"num_lookahead_slots", "max_loras", "watermark_blocks", "sliding_window", "async_output"}
 _REQUEST = {"id", "arrival_step", "arrival_time", "prompt", "priority", "n", "outputs"}
 _IGNORED = SequenceStatus.FINISHED_IGNORED
 _END = 2**31 - 1
 
 
-def run(scenario: Scenario) -> list[dict[str, Any]]:
+def run(scenario: Scenario, *, fast_path: bool = True) -> list[dict[str, Any]]:
     """The trace that the core gives. ScenarioError for unknown or missing fields."""
+    require_whole(scenario, {"clock"})
     require(scenario.config, "config", _CONFIG, _OPTIONAL)
     for i, request in enumerate(scenario.data["requests"]):
         require(request, f"requests[{i}]", _REQUEST, {"lora", "beam_parents", "max_tokens"})
         if len(request["outputs"]) != request["n"]:
             raise ScenarioError(f"field 'requests[{i}].outputs' has not one list per sample")
-    return _Run(scenario).trace()
+    return _Run(scenario, fast_path=fast_path).trace()
 
 
-def build(scenario: Scenario, *, fast_path: bool = True) -> Scheduler:
+def build(scenario: Scenario, *, fast_path: bool) -> Scheduler:
     """The preset that the configuration names, with its knobs."""
     config = scenario.config
     limits = CoreLimits(
@@ -91,13 +92,13 @@ class _Given:
 class _Run:
     """One scenario under way."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         self._config = scenario.config
         self._clock = scenario.data.get("clock")
         self._inputs = scenario.data["requests"]
         self._aborts = scenario.data.get("aborts", [])
         self._given: dict[str, _Given] = {}
-        self._core = build(scenario)
+        self._core = build(scenario, fast_path=fast_path)
 
     def trace(self) -> list[dict[str, Any]]:
         last = max([r["arrival_step"] for r in self._inputs] + [a["step"] for a in self._aborts], default=0)

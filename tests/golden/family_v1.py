@@ -8,7 +8,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.golden.scenario import Scenario, require
+from tests.golden.scenario import Scenario, require, require_whole
 
 EOS = 99999
 _PAST_THE_END = 7
@@ -23,17 +23,18 @@ _REASONS = {SequenceStatus.FINISHED_STOPPED: "stop", SequenceStatus.FINISHED_LEN
 Record = dict[str, Any]
 
 
-def run(scenario: Scenario) -> list[Record]:
+def run(scenario: Scenario, *, fast_path: bool = True) -> list[Record]:
     """The trace that the core gives. ScenarioError for unknown or missing fields."""
+    require_whole(scenario, set())
     require(scenario.config, "config", _CONFIG, {"num_spec_tokens", "batch_queue"})
     optional = {"draft_ok"}
     required = _REQUEST | optional if scenario.config.get("num_spec_tokens") else _REQUEST
     for i, request in enumerate(scenario.data["requests"]):
         require(request, f"requests[{i}]", required, optional)
-    return _Run(scenario).trace()
+    return _Run(scenario, fast_path=fast_path).trace()
 
 
-def _build(config: dict[str, Any]) -> Scheduler:
+def _build(config: dict[str, Any], *, fast_path: bool) -> Scheduler:
     limits = CoreLimits(
         block_size=config["block_size"],
         num_gpu_blocks=config["num_gpu_blocks"],
@@ -50,6 +51,7 @@ def _build(config: dict[str, Any]) -> Scheduler:
         policy=config["policy"],
         num_spec_tokens=config.get("num_spec_tokens", 0),
         batch_queue=config.get("batch_queue", 2 if config["async"] else 1),
+        fast_path=fast_path,
     )
 
 
@@ -91,11 +93,11 @@ class _Worker:
 class _Run:
     """One scenario under way."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         config = scenario.config
         self._inputs = {r["id"]: r for r in scenario.data["requests"]}
         self._aborts = list(scenario.data.get("aborts", []))
-        self._core = _build(config)
+        self._core = _build(config, fast_path=fast_path)
         self._queue = BatchQueue(self._core)
         self._worker = _Worker(self._inputs)
         self._num_drafts = 0 if config["async"] else config.get("num_spec_tokens", 0)

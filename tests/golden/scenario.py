@@ -55,6 +55,14 @@ def read(path: Path) -> Scenario:
     return Scenario(path, data.get("name", path.stem), data["family"], config, data)
 
 
+def require_whole(scenario: Scenario, extra: set[str]) -> None:
+    """ScenarioError for a field of the file, or of its aborts, that is missing or unknown. `extra`: what else the family has."""
+    optional = {"name", "seed", "tags", "aborts", "trace", *extra}
+    require(scenario.data, "file", {"family", "config", "requests"}, optional)
+    for i, abort in enumerate(scenario.data.get("aborts", [])):
+        require(abort, f"aborts[{i}]", {"step", "id"}, {"when"})
+
+
 def require(value: dict[str, Any], where: str, required: set[str], optional: set[str]) -> None:
     """ScenarioError naming the first field of `value` that is missing or unknown."""
     for field in sorted(required - value.keys()):

@@ -247,10 +247,11 @@ class SteadyRows:
         """Which rows end by the tokens that were just appended (R140)."""
         at = self.pick(rows)
         known = self.known[at]
-        over: Flags = known >= np.minimum(self.ends_at[at], max_total_tokens)
+        over: Flags = known >= self.ends_at[at]
         for column in range(self._num_stop_ids):
             over |= self.stop_ids[at, column] == tokens
         over &= known >= self.may_stop_at[at]
+        over |= known >= max_total_tokens
         return over
 
 
