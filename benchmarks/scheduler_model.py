@@ -55,7 +55,7 @@ class Model:
         self._block_size = block_size
         self._caching = caching
         self._lives: dict[str, Life] = {}
-        self._results: dict[int, dict[str, int]] = {}
+        self.results: dict[int, dict[str, int]] = {}
         self._differences: list[str] = []
 
     def added(self, request: Request) -> None:
@@ -78,12 +78,12 @@ class Model:
         steady = plan.steady.names() if plan.steady is not None else []
         column = [] if result.column is None else result.column.tolist()
         tokens = {name: ids[0] for name, ids in result.tokens.items()}
-        self._results[plan.step] = {**tokens, **dict(zip(steady, column, strict=True))}
+        self.results[plan.step] = {**tokens, **dict(zip(steady, column, strict=True))}
 
     def updated(self, result: StepResult, outcome: StepOutcome) -> None:
         """That result was applied."""
         ends = []
-        for name, token in self._results.pop(result.step).items():
+        for name, token in self.results.pop(result.step).items():
             life = self._lives[name]
             life.given.append(token)
             life.promised -= 1

@@ -217,10 +217,11 @@ def admission(num_prompt_tokens: int, num_requests: int, *, verify: bool) -> dic
     core = presets.build("vllm-v1", limits)
     rng = np.random.default_rng(num_requests)
     prompts = [rng.integers(0, _VOCAB, num_prompt_tokens).tolist() for _ in range(num_requests)]
-    return {hit: _admit_all(core, prompts, hit=hit, verify=verify) for hit in (False, True)}
+    return {hit: admit_all(core, prompts, hit=hit, verify=verify) for hit in (False, True)}
 
 
-def _admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: bool) -> Admissions:
+def admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: bool) -> Admissions:
+    """`hit`: all these prompts were admitted before."""
     add_ns = plan_ns = 0
     differences: list[str] = []
     found = (len(prompts[0]) - 1) // BLOCK * BLOCK if hit else 0

@@ -67,7 +67,9 @@ def encode(changes: Changes) -> bytes:
         num_new_blocks=pack(changes.num_new_blocks),
         new_block_ids=pack(changes.new_block_ids),
     )
-    message = worker_pb2.SchedulerOutputs(step_id=1000, epoch=1, num_decode_steps=1, scheduler_step=1000, changed=changed)
+    message = worker_pb2.SchedulerOutputs(
+        step_id=1000, epoch=1, num_decode_steps=1, scheduler_step=1000, changed=changed
+    )
     return message.SerializeToString()
 
 
@@ -78,4 +80,8 @@ def decode(data: bytes) -> Changes | None:
 
 def _differences(sent: Changes, received: Changes | None) -> list[str]:
     names = ("rows", "incarnations", "num_tokens", "num_new_blocks", "new_block_ids")
-    return [f"wire: {name} differ" for name in names if not np.array_equal(getattr(sent, name), getattr(received, name, None))]
+    return [
+        f"wire: {name} differ"
+        for name in names
+        if not np.array_equal(getattr(sent, name), getattr(received, name, None))
+    ]

@@ -85,7 +85,7 @@ class CoreMachine(RuleBasedStateMachine):
 def test_any_order_of_events(policy: str) -> None:
     """R3, R28, R35, R97, R198, R200: whatever happens in whatever order, with a small counter-example where it fails."""
     machine = type("Machine", (CoreMachine,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None))
 
 
 def live(policy: str, seed: int) -> Life:

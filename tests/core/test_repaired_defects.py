@@ -1,10 +1,12 @@
 """Defects of the references that are not built here (seeds-spec.md sections 14 and 16), each as small as it can be."""
 
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.plan import EndedSequence, StepPlan, StepResult
+from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import make_request
@@ -12,7 +14,7 @@ from tests.core.builders import make_request
 
 def build(policy: str, *, knobs: dict[str, object] | None = None, **limits: int | bool) -> Scheduler:
     """A core with small numbers."""
-    given = {
+    given: dict[str, Any] = {
         "block_size": 4, "num_gpu_blocks": 8, "num_cpu_blocks": 8, "max_model_len": 32, "max_num_seqs": 8,
         "max_num_batched_tokens": 32, "prefix_caching": False,
     }  # fmt: skip
@@ -90,13 +92,12 @@ def test_a_finished_sample_frees_its_blocks_while_siblings_go_on() -> None:
 def test_the_one_survivor_of_a_group_is_computed_again() -> None:
     """R199, R203: with finished siblings, the first of them among these, only the survivor is prefilled again."""
     core = build("vllm-v0", num_gpu_blocks=5)
-    core.add(make_request("first", 8, max_tokens=6))
+    core.add(make_request("first", 8, max_tokens=12))
     core.add(samples("a", 6, 2))
-    for _ in range(2):
-        step(core)
+    step(core)
     core.stop_at("a/0", 1)
     preempted: list[tuple[str, str]] = []
-    resumed = []
+    resumed: list[ScheduledSequence] = []
     while core.has_unfinished and not resumed:
         plan, _ = step(core)
         preempted += plan.preempted
@@ -146,7 +147,7 @@ def test_the_model_length_is_stronger_than_min_tokens() -> None:
 
 
 def test_a_prompt_in_chunks_is_known_no_further_than_it_was_computed() -> None:
-    """R88, R93, R115: blocks of the whole prompt are taken at its first chunk; who has the same prompt computes what no chunk did."""
+    """R88, R93, R115: its first chunk takes blocks for all of it; who has the same prompt computes what no chunk did."""
     core = build("vllm-v0-chunked", num_gpu_blocks=16, max_num_batched_tokens=8, prefix_caching=True)
     prompt = list(range(1, 17))
     core.add(make_request("a", prompt))

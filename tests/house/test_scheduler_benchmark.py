@@ -1,0 +1,179 @@
+"""The benchmark of the scheduler core: its JSON, its checks and that they can fail (issue 3, B1-B5)."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from benchmarks import scheduler_core, scheduler_runs, scheduler_wire
+from benchmarks.scheduler_model import Model
+from benchmarks.scheduler_runs import CHURN, Case
+from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.scheduler import Scheduler
+
+PIPELINED = Case(running=32, caching=True, asynchronous=True, churn=0.0, n=2)
+
+
+def invoke(*arguments: str) -> Result:
+    """`python -m benchmarks.scheduler_core ARGUMENTS`, in this process."""
+    app = typer.Typer()
+    app.command()(scheduler_core.main)
+    return CliRunner().invoke(app, [*arguments])
+
+
+def test_the_command_prints_one_json_object() -> None:
+    """All ways to run, verified: every figure is there, nothing else on standard output, nothing on standard error."""
+    command = [sys.executable, "-m", "benchmarks.scheduler_core", "--running", "32", "--verify", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert {"machine", "versions", "commit", "steady", "admission", "wire", "goals", "verified"} <= set(result)
+    keys = ("running", "caching", "asynchronous", "churn", "n")
+    ways = [tuple(row[key] for key in keys) for row in result["steady"]]
+    assert len(ways) == len(set(ways)) == 16
+    for row in result["steady"]:
+        assert row["step_us"] == pytest.approx(row["schedule_us"] + row["update_us"], abs=0.02)
+        assert row["step_us"] > 0
+        assert row["message_bytes"] > 0
+    assert [row["hit"] for row in result["admission"]] == [False, True]
+    assert all(row["request_us"] > 0 for row in result["admission"])
+    assert result["wire"]["rows"] == 256
+    assert {goal["id"] for goal in result["goals"]} == {"B1", "B2", "B3", "B4", "B5"}
+
+
+def test_a_steady_message_does_not_grow() -> None:
+    """B4: with all sequences aligned, 15 of 16 steps say nothing and one gives everybody a block."""
+    sizes = {n: scheduler_runs.message_sizes(Case(n, True, False, 0.0, 1)) for n in (8, 64)}
+    assert len(sizes[8]) == len(sizes[64]) == 16
+    assert sorted(sizes[8])[:15] == sorted(sizes[64])[:15]
+    assert max(sizes[64]) > max(sizes[8]) > min(sizes[8])
+
+
+def test_arrivals_keep_the_batch_full() -> None:
+    """With churn as many come as end; where results come late, their places are empty until then."""
+    for asynchronous in (False, True):
+        figures = scheduler_runs.steady(Case(200, False, asynchronous, CHURN, 1), verify=True)
+        assert figures.differences == []
+        assert figures.mean_scheduled == pytest.approx(198 if asynchronous else 200, abs=0.5)
+
+
+# --- the checks can fail -------------------------------------------------------------------------------------------------
+
+
+def wrong_references(core: Scheduler) -> None:
+    core.state.cache.ledger.gpu.refs[3] += 1
+
+
+def wrong_table(core: Scheduler) -> None:
+    tables = core.state.cache.ledger.tables
+    first, *_, last = tables.values()
+    first[-1], last[-1] = last[-1], first[-1]
+    first[-1] = first[0]
+
+
+def wrong_token(core: Scheduler) -> None:
+    core.state.running[0].sequences[0].token_ids[-1] += 1
+
+
+def wrong_counter(core: Scheduler) -> None:
+    core.state.steady.computed[5] += 1
+
+
+def lost_prefixes(core: Scheduler) -> None:
+    core.state.cache.reset_prefixes()
+
+
+def lost_request(core: Scheduler) -> None:
+    core.abort(["r7"])
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "what"),
+    [
+        (wrong_references, "block g3: references"),
+        (wrong_table, "sequences that hold it"),
+        (wrong_token, "r1/0: tokens"),
+        (wrong_counter, "computed tokens"),
+        (lost_prefixes, "found by their hash"),
+        (lost_request, "live requests"),
+    ],
+)
+def test_what_is_wrong_in_the_core_is_found(
+    monkeypatch: pytest.MonkeyPatch, corrupt: Callable[[Scheduler], None], what: str
+) -> None:
+    """--verify: a counter, table, token or prefix that is not as the brute-force model has it is named."""
+    assert scheduler_runs.steady(PIPELINED, verify=True).differences == []
+    look = Model.differences_of
+
+    def look_later(model: Model, core: Scheduler) -> list[str]:
+        corrupt(core)
+        return look(model, core)
+
+    monkeypatch.setattr(Model, "differences_of", look_later)
+    assert any(what in text for text in scheduler_runs.steady(PIPELINED, verify=True).differences)
+
+
+def test_a_difference_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are printed all the same; what differs is on standard error."""
+    look = Model.differences_of
+
+    def look_later(model: Model, core: Scheduler) -> list[str]:
+        wrong_references(core)
+        return look(model, core)
+
+    monkeypatch.setattr(Model, "differences_of", look_later)
+    result = invoke("--running", "4", "--verify", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verified"] is False
+    assert "block g3: references" in result.stderr
+
+
+def test_steps_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--verify: tokens that go to the wrong sequence differ, though every count is right."""
+    planned = Model.planned
+
+    def swapped(model: Model, plan: object, result: object) -> None:
+        planned(model, plan, result)  # type: ignore[arg-type]
+        given = model.results[result.step]  # type: ignore[attr-defined]
+        given["r1/0"], given["r2/0"] = given["r2/0"], given["r1/0"]
+
+    monkeypatch.setattr(Model, "planned", swapped)
+    assert any("r1/0: tokens" in text for text in scheduler_runs.steady(PIPELINED, verify=True).differences)
+
+
+def test_admissions_that_find_nothing_are_no_hits() -> None:
+    """Prompts that were never admitted cannot count as hits."""
+    core = presets.build("vllm-v1", CoreLimits(16, 65, max_model_len=256))
+    prompts = [[i] * 64 for i in range(1, 5)]
+    assert scheduler_runs.admit_all(core, prompts, hit=False, verify=True).differences == []
+    assert scheduler_runs.admit_all(core, prompts, hit=True, verify=True).differences == []
+    strange = [[i] * 64 for i in range(5, 9)]
+    [first, *_] = scheduler_runs.admit_all(core, strange, hit=True, verify=True).differences
+    assert first == "hit0/0: 64 tokens computed, 0 found"
+
+
+def test_the_wire_carries_what_was_sent() -> None:
+    """All 256 changes come back equal."""
+    figures = scheduler_wire.wire(256)
+    assert figures.differences == []
+    assert figures.message_bytes > 256 * 4 * 5
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "32,-1"])
+def test_sizes_must_be_numbers(text: str) -> None:
+    """A wrong list is refused with an example."""
+    result = invoke("--running", text)
+    assert result.exit_code == 2
+    assert "32,1024" in result.output
+
+
+def test_the_table_names_goals() -> None:
+    """Without --json there is a table for people."""
+    result = invoke("--running", "4")
+    assert result.exit_code == 0, result.output
+    assert all(goal in result.output for goal in ("B1", "B2", "B3", "B4", "B5"))
