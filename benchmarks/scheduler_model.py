@@ -1,7 +1,7 @@
 """What a scheduler core must have done, by brute force: one plain object per sequence, no columns, no ledger, no shortcuts.
 
-The model sees what goes in and out (requests, plans, results, outcomes) and looks into the core only at the end. It knows the runs of
-benchmarks.scheduler_runs: everybody fits, nobody is preempted, sequences end by max_tokens alone, prompts differ.
+The model sees what goes in and out (requests, plans, results, outcomes) and looks into the core only at the end. It knows the
+runs of benchmarks.scheduler_runs: everybody fits, nobody is preempted, sequences end by max_tokens alone, prompts differ.
 """
 
 import hashlib

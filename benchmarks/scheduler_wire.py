@@ -79,9 +79,7 @@ def decode(data: bytes) -> Changes | None:
 
 
 def _differences(sent: Changes, received: Changes | None) -> list[str]:
+    if received is None:
+        return ["wire: no row changes"]
     names = ("rows", "incarnations", "num_tokens", "num_new_blocks", "new_block_ids")
-    return [
-        f"wire: {name} differ"
-        for name in names
-        if not np.array_equal(getattr(sent, name), getattr(received, name, None))
-    ]
+    return [f"wire: {n} differ" for n in names if not np.array_equal(getattr(sent, n), getattr(received, n))]

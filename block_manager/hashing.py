@@ -4,8 +4,7 @@ SHA-256 rather than Python's hash(): a tenant must not be able to construct a co
 """
 
 import hashlib
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 
 
@@ -38,17 +37,14 @@ class HashChain:
 
     def _grow(self, token_ids: Sequence[int]) -> None:
         data = little_endian(token_ids)
-        stride = 4 * self._block_size
-        parent = self._parent
+        stride, parent, sha256 = 4 * self._block_size, self._parent, hashlib.sha256
+        add = self._hashes.append
         for start in range(0, len(data), stride):
-            parent = hashlib.sha256(parent + data[start : start + stride]).digest()
-            self._hashes.append(parent)
+            parent = sha256(parent + data[start : start + stride]).digest()
+            add(parent)
         self._parent = parent
 
 
 def little_endian(token_ids: Sequence[int]) -> bytes:
     """Token ids as int32, little-endian, so that hashes are the same on every machine."""
-    data = array("i", token_ids)
-    if sys.byteorder == "big":
-        data.byteswap()
-    return data.tobytes()
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)

@@ -89,11 +89,12 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more reference each; a free block comes back to life with its contents."""
+        refs = self.refs
         for block in blocks:
-            if self.refs[block] == 0:
+            if refs[block] == 0:
                 self.free_blocks.remove(block)
                 self._num_free_hashed -= self.hash_of[block] is not None
-            self.refs[block] += 1
+            refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less each; at zero the block is free, in the order given (R17). ValueError when it is free already."""
@@ -121,6 +122,30 @@ class BlockPool:
             known = self._by_hash.setdefault(block_hash, block)
             if known != block:
                 self._by_hash[block_hash] = [*(known if isinstance(known, list) else [known]), block]
+
+    def register_run(self, blocks: list[int], hashes: list[bytes], num_tokens: int, block_size: int) -> None:
+        """`register` for blocks one behind the other, of which the first ends a prefix of `num_tokens` tokens."""
+        hash_of, lengths = self.hash_of, self.num_hashed_tokens
+        if not self._by_hash.keys().isdisjoint(hashes) or any(hash_of[block] is not None for block in blocks):
+            for i, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
+                self.register(block, block_hash, num_tokens + i * block_size)
+            return
+        self._by_hash.update(zip(hashes, blocks, strict=True))
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            hash_of[block] = block_hash
+            lengths[block] = num_tokens
+            num_tokens += block_size
+
+    def find_run(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the leading hashes that are known."""
+        by_hash = self._by_hash
+        blocks = []
+        for block_hash in hashes:
+            known = by_hash.get(block_hash)
+            if known is None:
+                break
+            blocks.append(known[0] if isinstance(known, list) else known)
+        return blocks
 
     def lookup(self, block_hash: bytes) -> int | None:
         """A block with this hash, the one registered first, or None."""

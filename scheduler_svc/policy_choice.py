@@ -123,7 +123,7 @@ class PolicyChoice:
             ("num_spec_tokens", spec.num_spec_tokens > 0),
             ("sliding_window", spec.sliding_window is not None),
             ("cache", spec.cache == "none"),
-            ("host_defects", spec.host_defects == "recorded"),
+            ("defects", spec.defects == "recorded"),
         )
         return [(knob, getattr(spec, knob)) for knob, wrong in rules if wrong]
 

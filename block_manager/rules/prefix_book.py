@@ -86,19 +86,20 @@ class PrefixBook:
         return (reach.num_registered + 1) * self._ledger.block_size
 
     def _register(self, sequence: CachedSequence, reach: _Reach, full: int) -> None:
-        hashes = self._hashes(sequence, full)
-        table = self._ledger.tables[sequence.name]
-        for i in range(reach.num_registered, full):
-            self._ledger.gpu.register(table[i], hashes[i], (i + 1) * self._ledger.block_size)
+        first, size = reach.num_registered, self._ledger.block_size
+        hashes = self._hashes(sequence, full)[first:full]
+        table = self._ledger.tables[sequence.name][first:full]
+        self._ledger.gpu.register_run(table, hashes, (first + 1) * size, size)
         reach.num_registered = full
 
     def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
         """Where the blocks that it fills next are registered one by one; None without caching."""
         if not self.enabled:
             return None
-        self._hashes(sequence, 0)
         name = sequence.name
-        return OpenEnd(self._chains[name], self._reach[name], self._ledger.tables[name])
+        reach = self._reach[name]
+        self._hashes(sequence, reach.num_registered)  # blocks of an older sample were found without hashing
+        return OpenEnd(self._chains[name], reach, self._ledger.tables[name])
 
     def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
         """Each has filled its next block; `data`: the tokens of these blocks one after the other, little-endian int32."""
@@ -138,14 +139,9 @@ class PrefixBook:
         return chain.upto(sequence.token_ids, num_blocks)
 
     def _by_hash(self, sequence: CachedSequence, most: int) -> list[int]:
-        blocks: list[int] = []
-        if self.enabled and not sequence.no_cache_reuse:
-            for block_hash in self._hashes(sequence, most)[:most]:
-                block = self._ledger.gpu.lookup(block_hash)
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks
+        if not self.enabled or sequence.no_cache_reuse:
+            return []
+        return self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
 
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:
         """The full prompt blocks of an older sample of its request are its own too, cached or not (R19)."""

@@ -22,11 +22,18 @@ class Vllm063Rules:
     """Writer of the ledger under the rules of 0.6.3. `num_new_tokens` plays no part: tokens that are not yet in the table count."""
 
     def __init__(
-        self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int, sliding_window: int | None = None
+        self,
+        ledger: Ledger,
+        *,
+        prefix_caching: bool,
+        watermark_blocks: int,
+        sliding_window: int | None = None,
+        counts_whole_prompts: bool = False,
     ) -> None:
         self.ledger = ledger
         self._prefix_caching = prefix_caching
         self._watermark_blocks = watermark_blocks
+        self._counts_whole_prompts = counts_whole_prompts
         self._blocks = FullBlockAllocator(ledger.gpu)
         self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching)
         self._window = SlidingWindow(ledger, sliding_window) if sliding_window is not None else None
@@ -45,8 +52,10 @@ class Vllm063Rules:
         prefix_caching: bool,
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
+        counts_whole_prompts: bool = False,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens."""
+        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens.
+        `counts_whole_prompts`: all blocks of a prompt in chunks count as computed with its first chunk, as recorded (R93)."""
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
         return cls(
@@ -54,6 +63,7 @@ class Vllm063Rules:
             prefix_caching=prefix_caching,
             watermark_blocks=watermark,
             sliding_window=sliding_window,
+            counts_whole_prompts=counts_whole_prompts,
         )
 
     @property
@@ -157,8 +167,8 @@ class Vllm063Rules:
             self.ledger.gpu.share(table[written.num_dropped :])
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Blocks registered so far count as computed, of a prompt in chunks those of its chunks; its sequences were accessed `now`,
-        written to blocks when freed."""
+        """Blocks registered so far count as computed, of a prompt in chunks those of its chunks unless whole prompts count; its
+        sequences were accessed `now`, written to blocks when freed."""
         if self._prefix_caching:
             for sequence in sequences:
                 self._written[sequence.name].last_accessed = now
@@ -248,7 +258,7 @@ class Vllm063Rules:
 
     def _note_chunk(self, sequence: CachedSequence) -> None:
         num_filled = (sequence.num_computed_tokens + sequence.num_scheduled_tokens) // self.ledger.block_size
-        if num_filled < len(sequence.token_ids) // self.ledger.block_size:
+        if num_filled < len(sequence.token_ids) // self.ledger.block_size and not self._counts_whole_prompts:
             self._chunked[sequence.name] = num_filled
         else:
             self._chunked.pop(sequence.name, None)

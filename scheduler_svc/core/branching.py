@@ -25,7 +25,6 @@ def branch(group: Group, children: Children, state: CoreState, outcome: StepOutc
             outcome.dropped.append(parent.name)
             state.drop(parent)
     _settle_fates(pairs, state, outcome)
-    group.num_fruitless = 0
 
 
 def _settle_fates(pairs: list[tuple[Sequence, Sequence]], state: CoreState, outcome: StepOutcome) -> None:

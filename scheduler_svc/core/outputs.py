@@ -138,7 +138,6 @@ def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOut
     """Notes what was appended to a sequence from `offset` on."""
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
     sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
-    sequence.group.num_fruitless = 0
     outcome.entries.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
 
 

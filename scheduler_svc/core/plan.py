@@ -139,6 +139,11 @@ class StepOutcome:
     tickets: list[int] = field(default_factory=list)
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether anybody gained a token."""
+        return bool(self.entries) or (self.steady is not None and len(self.steady.rows) > 0)
+
+    @property
     def runs(self) -> list[TokenRun]:
         """All runs in the plan's order; the steady ones are written out for it."""
         if self.steady is None:

@@ -100,8 +100,10 @@ def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
         return NoBlocks(max_model_len=limits.max_model_len)
     if spec.cache == "quire":
         return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks)
-    of_v0 = Vllm063Rules if spec.cache == "vllm_063" else Vllm2023Rules
-    return of_v0.make(**sizes, watermark_blocks=spec.watermark_blocks, sliding_window=spec.sliding_window)
+    sizes |= {"watermark_blocks": spec.watermark_blocks, "sliding_window": spec.sliding_window}
+    if spec.cache == "vllm_2023":
+        return Vllm2023Rules.make(**sizes)
+    return Vllm063Rules.make(**sizes, counts_whole_prompts=spec.defects == "recorded")
 
 
 def _mixed(spec: PolicySpec, state: CoreState) -> Parts:
@@ -125,7 +127,7 @@ def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
     progress = AfterResult()
     outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
     chunked = spec.phases == "decode_then_prefill"
-    as_recorded = spec.host_defects == "recorded"
+    as_recorded = spec.defects == "recorded"
     whole = WholePrompts(spec.num_lookahead_slots)
     of_chunks = WholeChunks if spec.is_multi_step else Chunks
     shares = of_chunks(spec.num_lookahead_slots) if chunked else whole

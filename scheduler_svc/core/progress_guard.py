@@ -1,6 +1,7 @@
-"""Ends livelock: work that is preempted again and again without ever gaining a token (R66, R197, R208).
+"""Ends livelock: work that is preempted again and again while nobody gains a token (R66, R197, R208).
 
-Outside the recordings: no recorded scheduler has it, and no recording comes near its limits.
+Outside the recordings: no recorded scheduler has it, and none that ends by itself comes near its limits. One group may well be
+preempted a dozen times between two of its tokens while others go on; that ends when they do.
 """
 
 from collections.abc import Iterable
@@ -14,14 +15,15 @@ MAX_EMPTY_PLANS = 4
 
 
 class ProgressGuard:
-    """Notices groups that gain nothing and steps that do nothing.
+    """Notices preemptions that help nobody and steps that do nothing.
 
-    One stuck group at a time is the *favourite*: until it gains a token or ends, nobody is started before it or preempts it, so
-    that it has everything to itself in the end.
+    One stuck group at a time is the *favourite*: until a token is gained or it ends, nobody is started before it or preempts it,
+    so that it has everything to itself in the end.
     """
 
     def __init__(self) -> None:
         self._num_empty = 0
+        self._fruitless: list[Group] = []
         self._favourite: Group | None = None
 
     @property
@@ -35,8 +37,15 @@ class ProgressGuard:
     def on_preempted(self, group: Group) -> None:
         """It lost its blocks."""
         group.num_fruitless += 1
+        self._fruitless.append(group)
         if self.favourite is None and self.is_stuck(group):
             self._favourite = group
+
+    def on_tokens(self) -> None:
+        """Somebody gained a token: the preemptions so far were good for something."""
+        for group in self._fruitless:
+            group.num_fruitless = 0
+        self._fruitless.clear()
 
     def next_of(self, queue: Iterable[Group], place: Place) -> Group | None:
         """Who of that queue (its `place`) may start next: the favourite, nobody while it is anywhere else, or the head.
@@ -53,7 +62,7 @@ class ProgressGuard:
         return candidates if self.favourite is None else [g for g in candidates if g is not self.favourite]
 
     def is_stuck(self, group: Group) -> bool:
-        """It was preempted too often since its last token."""
+        """It was preempted too often since anybody gained a token."""
         return group.num_fruitless >= MAX_FRUITLESS
 
     def may_stay(self, group: Group, num_tokens: int, num_lookahead: int, *, alone: bool, cache: CacheRules) -> bool:

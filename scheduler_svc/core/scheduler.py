@@ -122,6 +122,8 @@ class Scheduler:
         """
         flights = self._land(result.step)
         outcome = self._outputs.apply(flights, result, self._state)
+        if outcome.has_tokens:
+            self._state.guard.on_tokens()
         if now is not None:
             note_first_tokens(flights, outcome, now)
         return outcome
@@ -137,7 +139,7 @@ class Scheduler:
         built on what it was to compute, is computed again."""
         flights = self._land_as_objects(step)
         alive = [flight for flight in flights if not flight.sequence.status.is_finished]
-        later = self._groups_under_way()
+        later = self._groups_built_on(alive)
         for flight in alive:
             self._state.cache.retract(flight.sequence, flight.computed_before)
         if later or len(alive) < len(flights):
@@ -244,12 +246,23 @@ class Scheduler:
         rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*self._land(step), *rows], key=lambda flight: flight.ticket)
 
-    def _groups_under_way(self) -> list[Group]:
-        """Running groups of plans under way, in running order; no group is a row."""
+    def _groups_built_on(self, failed: list[Flight]) -> list[Group]:
+        """Running groups, in order, that are in plans still under way or hold blocks that these were to fill; no group is a row."""
         flights = [flight.sequence.group for flights in self._in_flight.values() for flight in flights]
         rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
         names = {group.sequences[0].name for group in [*flights, *rows]}
-        return [group for group in self._state.running if group.sequences[0].name in names]
+        ledger = self._state.cache.ledger
+        unfilled = {
+            block
+            for flight in failed
+            for block in ledger.tables.get(flight.sequence.name, [])[flight.computed_before // ledger.block_size :]
+        }
+        return [
+            group
+            for group in self._state.running
+            if group.sequences[0].name in names
+            or any(not unfilled.isdisjoint(ledger.tables[sequence.name]) for sequence in group.live)
+        ]
 
     def _send_back(self, groups: list[Group]) -> None:
         """They wait again before all others, in their order; what is under way of them is ignored."""

@@ -18,7 +18,7 @@ _CHOICES = {
     "batching": BATCHINGS,
     "policy": ("fcfs", "priority"),
     "preemption_mode": (None, "recompute", "swap"),
-    "host_defects": ("repaired", "recorded"),
+    "defects": ("repaired", "recorded"),
 }
 
 
@@ -30,8 +30,9 @@ class PolicySpec:
     limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
     `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
     `fast_path`: steady decode in columns (equal decisions, for comparison).
-    `host_defects`: what v0 does when host blocks run out (fails the whole step, R75) and with groups too large to come back (loses
-    their host blocks): "recorded" like that; "repaired": the group is computed again, and its blocks are freed.
+    `defects`: what v0 does when host blocks run out (fails the whole step, R75), with groups too large to come back (loses their
+    host blocks) and with cached prompts in chunks (all their blocks count as computed at the first, R93): "recorded" like that;
+    "repaired": the group is computed again, its blocks are freed, and blocks count once they are filled.
     """
 
     name: str
@@ -42,7 +43,7 @@ class PolicySpec:
     batching: str = "continuous"
     policy: str = "fcfs"
     preemption_mode: str | None = None
-    host_defects: str = "repaired"
+    defects: str = "repaired"
     delay_factor: float = 0.0
     max_loras: int | None = None
     num_lookahead_slots: int = 0

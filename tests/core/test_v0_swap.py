@@ -153,7 +153,7 @@ def test_the_room_needed_is_blocks_and_what_is_written_next(watermark: int, come
 @pytest.mark.parametrize("defects", ["repaired", "recorded"])
 def test_without_room_on_the_host(defects: str) -> None:
     """R75: the step fails by type as in the recordings, or the group is computed again; never anything between."""
-    core = make_v0(num_gpu_blocks=9, num_cpu_blocks=2, host_defects=defects)
+    core = make_v0(num_gpu_blocks=9, num_cpu_blocks=2, defects=defects)
     add(core, "a", 11)
     add(core, "b", 7, n=3)
     if defects == "recorded":

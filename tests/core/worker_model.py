@@ -95,11 +95,10 @@ class WorkerModel:
         entries = [self._settled(entry) for entry in plan.scheduled]
         for entry in entries:
             self._recall(entry, requests[entry.request_id])
-            self._compute(entry, seeds[entry.request_id])
+            if not fails:
+                self._compute(entry, seeds[entry.request_id])
         if fails and entries:
             self._failed.add(plan.step)
-            for entry in entries:
-                self._spoil(entry)
         else:
             for entry in entries:
                 self._check_reads(entry)

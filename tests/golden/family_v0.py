@@ -51,7 +51,7 @@ def build(scenario: Scenario, *, fast_path: bool) -> Scheduler:
         name,
         policy=config["policy"],
         preemption_mode=config["preemption_mode"],
-        host_defects="recorded",
+        defects="recorded",
         delay_factor=config["delay_factor"],
         max_loras=config.get("max_loras"),
         num_lookahead_slots=config.get("num_lookahead_slots", 0),
@@ -99,6 +99,8 @@ class _Run:
         self._aborts = scenario.data.get("aborts", [])
         self._given: dict[str, _Given] = {}
         self._core = build(scenario, fast_path=fast_path)
+        if not self._config.get("async_output"):
+            self._core.state.max_total_tokens = _END  # these engines stopped a sequence by its outputs alone
 
     def trace(self) -> list[dict[str, Any]]:
         last = max([r["arrival_step"] for r in self._inputs] + [a["step"] for a in self._aborts], default=0)
@@ -199,17 +201,16 @@ class _Run:
             record["finished_in_schedule"] = [e.name for e in plan.ended if e.status is not _IGNORED]
         return record
 
-    @staticmethod
-    def _scheduled(plan: StepPlan) -> list[dict[str, Any]]:
+    def _scheduled(self, plan: StepPlan) -> list[dict[str, Any]]:
         groups = []
         for request_id, found in groupby(plan.scheduled, key=lambda e: e.request_id):
             entries = list(found)
-            first = entries[0]
+            first, oldest = entries[0], self._given[request_id].request.sequences[0]
             groups.append(
                 {
                     "id": request_id,
                     "chunk": first.num_tokens,
-                    "prompt": first.is_prefill,
+                    "prompt": first.is_prefill and first.name == oldest.name,  # recorded: of the oldest, even if finished (R203)
                     "sample": first.samples,
                     "seqs": [entry.name for entry in entries],
                     "cached_blocks": first.num_cached_blocks,

@@ -29,7 +29,7 @@ def invoke(*arguments: str) -> Result:
 def test_the_command_prints_one_json_object() -> None:
     """All ways to run, verified: every figure is there, nothing else on standard output, nothing on standard error."""
     command = [sys.executable, "-m", "benchmarks.scheduler_core", "--running", "32", "--verify", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert {"machine", "versions", "commit", "steady", "admission", "wire", "goals", "verified"} <= set(result)
@@ -57,7 +57,7 @@ def test_a_steady_message_does_not_grow() -> None:
 def test_arrivals_keep_the_batch_full() -> None:
     """With churn as many come as end; where results come late, their places are empty until then."""
     for asynchronous in (False, True):
-        figures = scheduler_runs.steady(Case(200, False, asynchronous, CHURN, 1), verify=True)
+        figures = scheduler_runs.steady(Case(200, True, asynchronous, CHURN, 1), verify=True)
         assert figures.differences == []
         assert figures.mean_scheduled == pytest.approx(198 if asynchronous else 200, abs=0.5)
 
@@ -72,8 +72,7 @@ def wrong_references(core: Scheduler) -> None:
 def wrong_table(core: Scheduler) -> None:
     tables = core.state.cache.ledger.tables
     first, *_, last = tables.values()
-    first[-1], last[-1] = last[-1], first[-1]
-    first[-1] = first[0]
+    first[-1] = last[-1]
 
 
 def wrong_token(core: Scheduler) -> None:

@@ -179,11 +179,11 @@ def test_an_option_and_a_set_that_disagree() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["num_scheduler_steps=2", "sliding_window=64", "num_spec_tokens=2", "cache=none", "host_defects=recorded"]
+    "text", ["num_scheduler_steps=2", "sliding_window=64", "num_spec_tokens=2", "cache=none", "defects=recorded"]
 )
 def test_what_no_service_can_run_yet(text: str) -> None:
     """The core plans these, no worker executes them: refused at the start instead of going wrong later."""
-    policy = "vllm-v0" if text.startswith(("num_scheduler", "sliding", "host")) else "vllm-v1-async"
+    policy = "vllm-v0" if text.startswith(("num_scheduler", "sliding", "defects")) else "vllm-v1-async"
     assert f"policy_set {text}: {text}: the core plans it" in refused(policy, text)
 
 

@@ -63,12 +63,13 @@ class DecodeThenPrefill:
         """See the class; the orders of queue and batch are R89's."""
         done = self._decodes.go_on(state, draft)
         back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
+        state.running[:] = done.left_over  # those with a share are out of line: a delay of prompts does not wait for them
         prompts = self._prefills.start(state, draft)
         decodes, chunks = done.of(prefill=False), done.of(prefill=True)
         back_decodes = [s for s in back if not s.is_prefill]
         back_chunks = [s for s in back if s.is_prefill]
         in_order = [*back_decodes, *back_chunks, *decodes, *chunks, *prompts]
-        state.running[:] = [*done.left_over, *(s.group for s in in_order)]
+        state.running += [s.group for s in in_order]
         queue_victims(done, state)
         put_all(draft, [*prompts, *chunks, *back_chunks, *decodes, *back_decodes])
 

@@ -90,9 +90,10 @@ class SteadyBlocks:
             self._register_one_by_one(full)
 
     def _register_one_by_one(self, full: Ints) -> None:
-        """The ring went on since: their tokens are in the objects."""
+        """A ring went on since: all tokens are in the objects, once the rows are written back."""
         rows = self._rows
         for row in full.tolist():
+            rows.sync(rows.members[row])
             sequence = rows.members[row].sequences[0]
             rows.next_full[row] = self._cache.register(sequence, int(rows.next_full[row]))
 

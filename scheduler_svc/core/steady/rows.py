@@ -260,7 +260,6 @@ def can_join(sequence: Sequence) -> bool:
     request = sequence.request
     return (
         sequence.num_output_tokens > 0
-        and sequence.group.num_fruitless == 0
         and not sequence.in_prefill
         and sequence.group.width == 1
         and not sequence.draft_token_ids
