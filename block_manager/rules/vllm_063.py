@@ -97,16 +97,16 @@ class Vllm063Rules:
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
         """As if nothing were cached (R51, R120). Under a sliding window both the recorded rule and the real need hold (R105); on an
-        idle device the need alone, as the null block may lie for ever where the watermark should."""
+        idle device the need alone, as the null block may lie for ever where the watermark should. A null block still to be taken
+        is `can_extend`'s care: who only starts needs none."""
         pool = self.ledger.gpu
         first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
         counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
         taken = self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
         if pool.num_blocks - counted < self._watermark_blocks or taken + bool(self._window) > pool.num_blocks:
             return AllocStatus.NEVER
-        missing = taken + (self._window.num_missing if self._window else 0)
         is_idle = pool.num_free == pool.num_usable
-        if (is_idle or pool.num_free - counted >= self._watermark_blocks) and missing <= pool.num_free:
+        if (is_idle or pool.num_free - counted >= self._watermark_blocks) and taken <= pool.num_free:
             return AllocStatus.OK
         return AllocStatus.LATER
 

@@ -51,6 +51,9 @@ class Progress(Protocol):
     def may_resume(self, sequence: Sequence) -> bool:
         """Whether a preempted sequence may start again before all that is under way of it came back."""
 
+    def on_preempted(self, sequence: Sequence) -> None:
+        """It lost its blocks and starts again later."""
+
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """A step was planned with `num_tokens` of it, the last `num_drafts` of them guesses."""
 

@@ -45,7 +45,6 @@ class Recompute:
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.PREEMPTED
             sequence.num_preemptions += 1
-            sequence.draft_token_ids = []
             sequence.restart()
         state.guard.on_preempted(group)
         draft.preempted.append((group.request.request_id, RECOMPUTE))

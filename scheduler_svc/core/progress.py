@@ -18,6 +18,9 @@ class AfterResult:
         """Always."""
         return True
 
+    def on_preempted(self, sequence: Sequence) -> None:
+        """Nothing: there are no guesses."""
+
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Nothing yet."""
 
@@ -42,6 +45,9 @@ class AtSchedule:
     def may_resume(self, sequence: Sequence) -> bool:
         """Always."""
         return True
+
+    def on_preempted(self, sequence: Sequence) -> None:
+        """Nothing: its guesses follow the same tokens as before; the step that computes the last of those verifies them."""
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Counts them."""
@@ -94,6 +100,10 @@ class WithPlaceholders:
     def may_resume(self, sequence: Sequence) -> bool:
         """Not while a step from before its preemption is under way with guesses: how many of them hold is not known yet."""
         return not (self._guesses and sequence.num_placeholders)
+
+    def on_preempted(self, sequence: Sequence) -> None:
+        """Its guesses were placeholders, and no worker has any for it now (R150)."""
+        sequence.draft_token_ids = []
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
         """Counts them; a step that reaches the end promises a token and all guesses with it (R149)."""

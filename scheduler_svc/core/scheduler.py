@@ -148,7 +148,7 @@ class Scheduler:
         for flight in alive:
             if flight.sequence.request.beam is not None:
                 ended += self._state.retire_group(flight.sequence.group, SequenceStatus.FINISHED_ABORTED, why)
-        self._send_back([group for group in later if not group.is_finished])
+        self._send_back(later)
         return StepOutcome(ended=ended)
 
     def reset_sequences_of_lost_worker(self) -> None:
@@ -247,10 +247,11 @@ class Scheduler:
         return sorted([*self._land(step), *rows], key=lambda flight: flight.ticket)
 
     def _groups_built_on(self, failed: list[Flight]) -> list[Group]:
-        """Running groups, in order, that are in plans still under way or hold blocks that these were to fill; no group is a row."""
+        """Other running groups, in order, that are in plans still under way or hold blocks that these were to fill."""
         flights = [flight.sequence.group for flights in self._in_flight.values() for flight in flights]
         rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
         names = {group.sequences[0].name for group in [*flights, *rows]}
+        own = {flight.sequence.name for flight in failed}
         ledger = self._state.cache.ledger
         unfilled = {
             block
@@ -260,8 +261,11 @@ class Scheduler:
         return [
             group
             for group in self._state.running
-            if group.sequences[0].name in names
-            or any(not unfilled.isdisjoint(ledger.tables[sequence.name]) for sequence in group.live)
+            if own.isdisjoint(sequence.name for sequence in group.live)
+            and (
+                group.sequences[0].name in names
+                or any(not unfilled.isdisjoint(ledger.tables[sequence.name]) for sequence in group.live)
+            )
         ]
 
     def _send_back(self, groups: list[Group]) -> None:

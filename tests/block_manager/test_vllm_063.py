@@ -183,12 +183,12 @@ def test_the_null_block_is_taken_at_the_first_append_for_good() -> None:
 
 
 def test_admission_under_a_window_counts_what_is_taken() -> None:
-    """R105, section 16: the recorded count of 3 blocks and, beside it, the whole prompt and the null block."""
+    """R105, section 16: the recorded count of 3 blocks and, beside it, the whole prompt; the null block as soon as it is needed."""
     rules = make(8, sliding_window=4)
     assert can_admit(rules, prompt("a", range(28))) is OK
     assert can_admit(rules, prompt("a", range(29))) is NEVER
     begin(rules, prompt("b", range(8)))
-    assert can_admit(rules, prompt("a", range(20))) is OK
-    assert can_admit(rules, prompt("a", range(21))) is LATER
+    assert can_admit(rules, prompt("a", range(24))) is OK
+    assert can_admit(rules, prompt("a", range(25))) is LATER
     watched = make(8, sliding_window=4, watermark_blocks=4)
     assert can_admit(watched, prompt("a", range(28))) is OK, "only 3 blocks count against the watermark"

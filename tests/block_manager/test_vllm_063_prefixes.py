@@ -4,7 +4,7 @@ import pytest
 
 from block_manager.cache_rules import Growth, PrefixHit
 from tests.block_manager.sequences import prompt
-from tests.block_manager.v0_moves import append, begin, fork
+from tests.block_manager.v0_moves import append, begin, compute, fork
 from tests.block_manager.v0_moves import make_063 as make
 
 
@@ -109,10 +109,21 @@ def test_computed_blocks_never_name_the_last() -> None:
     rules.admit([a], PrefixHit(), 8)
     rules.admit([b], PrefixHit(), 8)
     assert (rules.num_computed_blocks([a]), rules.num_computed_blocks([b])) == (0, 0), "touched, not computed"
-    rules.commit([a, b], 1.0)
+    compute(rules, a, b)
     c = prompt("c", range(8))
     rules.admit([c], PrefixHit(), 8)
     assert rules.num_computed_blocks([c]) == 1
+
+
+@pytest.mark.parametrize(("as_recorded", "num_known"), [(False, 1), (True, 3)])
+def test_blocks_that_later_chunks_fill(as_recorded: bool, num_known: int) -> None:
+    """R93: they do not count as computed yet; in the recordings a prompt's blocks all do with its first chunk."""
+    rules = make(caching=True, counts_whole_prompts=as_recorded)
+    a, b = prompt("a", range(16), num_scheduled_tokens=4), prompt("b", range(16))
+    rules.admit([a], PrefixHit(), 4)
+    rules.commit([a], 1.0)
+    rules.admit([b], PrefixHit(), 16)
+    assert rules.num_computed_blocks([b]) == num_known
 
 
 def test_a_gap_lasts_until_the_sequence_is_freed() -> None:
@@ -122,10 +133,11 @@ def test_a_gap_lasts_until_the_sequence_is_freed() -> None:
     begin(rules, a)
     rules.release(a)
     rules.admit([a], PrefixHit(), 12)
+    a.num_computed_tokens = 0
     b = prompt("b", [*range(4), *[9] * 8])
     rules.admit([b], PrefixHit(), 12)
     assert (rules.num_computed_blocks([a]), rules.num_computed_blocks([b])) == (2, 1)
-    rules.commit([a, b], 2.0)
+    compute(rules, a, b, now=2.0)
     assert (rules.num_computed_blocks([a]), rules.num_computed_blocks([b])) == (2, 1)
     append(rules, a, 1)
     assert rules.num_computed_blocks([a]) == 3, "without a gap it grows"

@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import BeamRules, Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import make_request
 
@@ -108,8 +108,33 @@ def test_the_one_survivor_of_a_group_is_computed_again() -> None:
     ]
 
 
+def test_the_stage_of_a_group_is_that_of_its_live_sequences() -> None:
+    """R203: a survivor that is prefilled again in chunks counts as a prompt until its last chunk."""
+    core = build("vllm-v0-chunked", num_gpu_blocks=5, max_num_seqs=4, max_num_batched_tokens=4)
+    core.add(samples("a", 6, 2))
+    while "a/1" not in core.block_tables():
+        step(core)
+    core.stop_at("a/0", 1)
+    for _ in range(3):
+        step(core)
+    core.reset_prefix_cache(preempt_running=True)
+    plans = [step(core)[0] for _ in range(4)]
+    assert [p.scheduled[0].num_tokens for p in plans] == [4, 4, 2, 1]
+    assert [p.num_prefill_groups for p in plans] == [1, 1, 1, 0]
+
+
+def test_beams_keep_the_places_of_those_that_finished() -> None:
+    """R25: the live ones become as many again in the next step, so nobody else may have their places meanwhile."""
+    request = Request("a", [1, 2], StopRules(9), 0.0, n=2, best_of=3, beam=BeamRules())
+    [group] = request.groups
+    for index in (1, 2):
+        group.add(group.sequences[0].fork(index))
+    group.sequences[1].status = SequenceStatus.FINISHED_STOPPED
+    assert (len(group.live), group.max_num_running_seqs) == (2, 3)
+
+
 def test_a_group_pushed_out_by_priority_comes_back_from_the_host() -> None:
-    """R3, R205: it goes to the swapped queue with its pairs, and no step moves blocks both ways."""
+    """R205: it goes to the swapped queue with its pairs, and no step moves blocks both ways."""
     core = build("vllm-v0", knobs={"policy": "priority"}, num_gpu_blocks=6)
     core.add(samples("low", 8, 2, priority=5, max_tokens=4))
     step(core)

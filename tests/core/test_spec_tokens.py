@@ -78,17 +78,22 @@ def test_accepted_tokens_are_registered_by_the_next_step() -> None:
     assert core.state.cache.lookup(b).num_tokens == 8
 
 
-def test_guesses_of_a_preempted_request_are_dropped() -> None:
-    """R131, R154: it comes back with known tokens alone."""
-    core = build("vllm-v1", drafts=2, num_gpu_blocks=5, max_model_len=16, prefix_caching=False)
-    for name in "ab":
-        core.add(make_request(name, 7, max_tokens=9))
+def test_guesses_of_a_preempted_request_are_verified_behind_its_last_known_token() -> None:
+    """R131: its tokens are kept, and so are guesses about the next ones; it starts again with known tokens alone."""
+    limits = {"num_gpu_blocks": 5, "max_model_len": 16, "long_prefill_token_threshold": 7}
+    core = build("vllm-v1", drafts=2, prefix_caching=False, **limits)
+    core.add(make_request("a", 7, max_tokens=3))
+    core.add(make_request("b", 7, max_tokens=9))
     [plan] = core.schedule(0.0)
     core.update(StepResult(plan.step, {"a/0": [50], "b/0": [50]}))
     core.put_drafts({"a/0": [51, 52], "b/0": [51, 52]})
     [plan] = core.schedule(0.0)
-    assert (plan.preempted, shares(plan)) == ([("b", "recompute")], {"a": 3})
-    assert (waiting(core), core.request("b").sequences[0].draft_token_ids) == (["b"], [])
+    assert (plan.preempted, shares(plan), waiting(core)) == ([("b", "recompute")], {"a": 3}, ["b"])
+    core.update(StepResult(plan.step, {"a/0": [51, 52]}))
+    [plan] = core.schedule(0.0)
+    assert entry_of(plan) == (0, 7, 0)
+    core.update(StepResult(plan.step))
+    assert entry_of(core.schedule(0.0)[0]) == (7, 3, 2)
 
 
 def test_guesses_of_steps_under_way_are_placeholders() -> None:

@@ -177,3 +177,13 @@ def test_an_abort_between_chunks_frees_the_whole_prompt() -> None:
             assert core.update(answer(core, plan)).runs == []
         assert core.pool_report().gpu.free == 20
         assert finish(core) == {}
+
+
+def test_a_delay_does_not_wait_for_those_who_have_their_share() -> None:
+    """R57, R86: prompts come last, so by then nobody is left in line but whom the budget stopped."""
+    core = make_chunked(delay_factor=100.0)
+    add(core, "a", 3)
+    one_step(core, 0.0)
+    one_step(core, 5.0)
+    add(core, "b", 3, arrival=5.0)
+    assert chunks(one_step(core, 6.0)[0]) == [("b", 3), ("a", 1)]

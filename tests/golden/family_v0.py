@@ -210,7 +210,8 @@ class _Run:
                 {
                     "id": request_id,
                     "chunk": first.num_tokens,
-                    "prompt": first.is_prefill and first.name == oldest.name,  # recorded: of the oldest, even if finished (R203)
+                    "prompt": first.is_prefill
+                    and first.name == oldest.name,  # recorded: of the oldest, even if finished (R203)
                     "sample": first.samples,
                     "seqs": [entry.name for entry in entries],
                     "cached_blocks": first.num_cached_blocks,

@@ -77,6 +77,8 @@ class MixedRunning:
             draft.budget.give_back(sum(withdrawn))
             num_withdrawn += any(withdrawn)
             leave(victim, self._preemption, state, draft)
+            for sequence in victim.live:
+                self._progress.on_preempted(sequence)
             if victim is group:
                 break
         return num_withdrawn
