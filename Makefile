@@ -67,6 +67,10 @@ test: setup ## all quick tests
 test-long: setup ## the heavy versions
 	$(VENV_PYTHON) -m pytest -m long $(ARGS)
 
+.PHONY: soak
+soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds
+	$(VENV_PYTHON) -m tests.soak $(ARGS)
+
 .PHONY: check
 check: setup ## ruff, mypy, import-linter, freshness of generated code
 	$(VENV_PYTHON) -m ruff check .

@@ -26,8 +26,8 @@ _CHOICES = {
 class PolicySpec:
     """Parts by name, then the knobs under the names of the articles (R48).
 
-    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`: None = no
-    limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
+    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`: None =
+    no limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
     `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
     `fast_path`: steady decode in columns (equal decisions, for comparison).
     `defects`: what v0 does when host blocks run out (fails the whole step, R75), with groups too large to come back (loses their

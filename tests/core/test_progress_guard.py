@@ -1,0 +1,44 @@
+"""When the progress guard steps in (decision 0007): not while anybody gains tokens."""
+
+from collections import Counter
+
+from scheduler_svc.core.progress_guard import MAX_FRUITLESS, ProgressGuard
+from tests.core.builders import make_request
+from tests.core.pipelines import Loop, build
+
+
+def test_preemptions_count_until_anybody_gains_a_token() -> None:
+    """R66, R208: a group is stuck after so many in a row with no token in between, whosever."""
+    guard = ProgressGuard()
+    [group] = make_request("a", 3).groups
+    for _ in range(MAX_FRUITLESS - 1):
+        guard.on_preempted(group)
+    guard.on_tokens()
+    guard.on_preempted(group)
+    assert guard.favourite is None
+    for _ in range(MAX_FRUITLESS - 1):
+        guard.on_preempted(group)
+    assert guard.favourite is group
+    guard.on_tokens()
+    assert guard.favourite is None
+
+
+def test_a_long_chase_that_ends_by_itself_is_left_alone() -> None:
+    """R130, R147: with two plans under way three prompts displace each other many times, as the reference has it."""
+    limits = {"num_gpu_blocks": 9, "max_num_batched_tokens": 8}
+    core = build("vllm-v1", depth=2, **limits, prefix_caching=False)
+    for name, length in {"a": 13, "b": 17, "c": 17}.items():
+        core.add(make_request(name, length, max_tokens=12, arrival=float(ord(name))))
+    loop = Loop(core)
+    chased: Counter[str] = Counter()
+    longest = 0
+    while not loop.queue.is_idle:
+        plan, outcome = loop.send_off(), loop.take()
+        chased.update(name for name, _ in (plan.preempted if plan else ()))
+        longest = max(longest, *chased.values(), 0)
+        for run in outcome.runs if outcome else ():
+            chased[run.request_id] = 0
+        assert core.state.guard.favourite is None
+        assert len(loop.plans) < 300
+    assert longest > MAX_FRUITLESS
+    assert {name: len(tokens) for name, tokens in loop.tokens().items()} == {"a/0": 12, "b/0": 12, "c/0": 12}
