@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 @pytest.mark.parametrize("options", [[], ["--no-fast-path"]])
 def test_no_recording_fails(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """R23-R121, R127-R154: every scenario of v0, 2023 and v1 is reproduced, with the fast path and without; Chitu is not built yet."""
+    """R23-R121, R127-R154: every scenario of v0, 2023 and v1, with the fast path and without; Chitu is not built yet."""
     assert main([str(GOLDEN), *options]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "75 passed, 0 failed, 54 skipped"
 

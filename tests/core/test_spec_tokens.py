@@ -80,8 +80,9 @@ def test_accepted_tokens_are_registered_by_the_next_step() -> None:
 
 def test_guesses_of_a_preempted_request_are_verified_behind_its_last_known_token() -> None:
     """R131: its tokens are kept, and so are guesses about the next ones; it starts again with known tokens alone."""
-    limits = {"num_gpu_blocks": 5, "max_model_len": 16, "long_prefill_token_threshold": 7}
-    core = build("vllm-v1", drafts=2, prefix_caching=False, **limits)
+    core = build(
+        "vllm-v1", drafts=2, num_gpu_blocks=5, max_model_len=16, long_prefill_token_threshold=7, prefix_caching=False
+    )
     core.add(make_request("a", 7, max_tokens=3))
     core.add(make_request("b", 7, max_tokens=9))
     [plan] = core.schedule(0.0)

@@ -29,7 +29,10 @@ class Family:
     run: Callable[..., Records]
     reason_to_skip: Callable[[Scenario], str | None] = lambda scenario: None
     recorded: Callable[[Scenario], Records | None] = lambda scenario: scenario.trace
-    emitted: Callable[[Scenario, Records], dict[str, Any]] = lambda scenario, trace: {"name": scenario.name, "trace": trace}
+    emitted: Callable[[Scenario, Records], dict[str, Any]] = lambda scenario, trace: {
+        "name": scenario.name,
+        "trace": trace,
+    }
 
 
 _FAMILIES = {
@@ -90,7 +93,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__.splitlines()[0])
     parser.add_argument("places", nargs="+", metavar="DIR", help="folders (searched recursively) or single files")
     parser.add_argument("--emit", type=Path, metavar="OUT", help="write the core's own traces into this folder")
-    parser.add_argument("--no-fast-path", action="store_true", help="plan steady decode one by one; traces must be the same")
+    parser.add_argument(
+        "--no-fast-path", action="store_true", help="plan steady decode one by one; traces must be the same"
+    )
     args = parser.parse_args(argv)
     try:
         paths = find(args.places)
