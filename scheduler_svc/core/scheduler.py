@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from block_manager import integrity
 from block_manager.ledger import PoolReport
 from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import Intake
-from scheduler_svc.core.outputs import Flight, OutputRules, note_first_tokens
+from scheduler_svc.core.outputs import OutputRules, note_first_tokens
 from scheduler_svc.core.parts import Placement, Progress
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
@@ -46,7 +47,7 @@ class Scheduler:
         self._placement = placement
         self._progress = progress
         self._outputs = outputs
-        self._in_flight: dict[int, list[Flight]] = {}
+        self._flights = Flights(state)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,8 @@ class Scheduler:
 
         `now`: when it came back, on the clock of `schedule`; None: no request's first token is timed.
         """
-        flights = self._land(result.step)
+        self._placement.on_result(result.step)
+        flights = self._flights.land(result.step)
         outcome = self._outputs.apply(flights, result, self._state)
         if outcome.has_tokens:
             self._state.guard.on_tokens()
@@ -137,9 +139,10 @@ class Scheduler:
     def fail_step(self, step: int, why: str) -> StepOutcome:
         """The worker could not run that plan: its sequences end with `why`, of beams all. Who was planned behind it, and may have
         built on what it was to compute, is computed again."""
-        flights = self._land_as_objects(step)
+        self._placement.on_result(step)
+        flights = self._flights.land_as_objects(step)
         alive = [flight for flight in flights if not flight.sequence.status.is_finished]
-        later = self._groups_built_on(alive)
+        later = self._flights.groups_built_on(alive)
         for flight in alive:
             self._state.cache.retract(flight.sequence, flight.computed_before)
         if later or len(alive) < len(flights):
@@ -153,8 +156,7 @@ class Scheduler:
 
     def reset_sequences_of_lost_worker(self) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
-        self._state.steady.dissolve()
-        self._in_flight.clear()
+        self._flights.clear()
         self._placement.reset()
         self._outputs.reset()
         self._restart_all()
@@ -210,12 +212,7 @@ class Scheduler:
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
         if not plan.is_empty:
             self._placement.on_planned(plan.lane, plan.step)
-            if plan.steady is not None:
-                self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
-            self._in_flight[plan.step] = [
-                Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
-                for e in draft.entries.values()
-            ]
+            self._flights.take_off(plan, draft)
 
     def _end_what_is_stuck(self, draft: StepDraft) -> None:
         """Nothing runs and nothing can: the first in line ends, so that those behind it are served.
@@ -223,7 +220,7 @@ class Scheduler:
         What was swapped is computed again first: swapped in the middle of a prompt it must come back in one step (R86), and what is
         left of that prompt may be more than a step takes.
         """
-        idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._in_flight)
+        idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
         if not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:
@@ -234,40 +231,6 @@ class Scheduler:
             group = next(iter(self._state.running), None) or self._state.waiting.peek()
             draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
 
-    def _land(self, step: int) -> list[Flight]:
-        """The sequences of a plan that is back."""
-        self._placement.on_result(step)
-        return self._in_flight.pop(step, [])
-
-    def _land_as_objects(self, step: int) -> list[Flight]:
-        """The same for one that will not be applied: its rows become objects."""
-        self._state.steady.dissolve()
-        left = self._state.steady.land(step)
-        rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
-        return sorted([*self._land(step), *rows], key=lambda flight: flight.ticket)
-
-    def _groups_built_on(self, failed: list[Flight]) -> list[Group]:
-        """Other running groups, in order, that are in plans still under way or hold blocks that these were to fill."""
-        flights = [flight.sequence.group for flights in self._in_flight.values() for flight in flights]
-        rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
-        names = {group.sequences[0].name for group in [*flights, *rows]}
-        own = {flight.sequence.name for flight in failed}
-        ledger = self._state.cache.ledger
-        unfilled = {
-            block
-            for flight in failed
-            for block in ledger.tables.get(flight.sequence.name, [])[flight.computed_before // ledger.block_size :]
-        }
-        return [
-            group
-            for group in self._state.running
-            if own.isdisjoint(sequence.name for sequence in group.live)
-            and (
-                group.sequences[0].name in names
-                or any(not unfilled.isdisjoint(ledger.tables[sequence.name]) for sequence in group.live)
-            )
-        ]
-
     def _send_back(self, groups: list[Group]) -> None:
         """They wait again before all others, in their order; what is under way of them is ignored."""
         sequences = [sequence for group in groups for sequence in group.live]
@@ -277,14 +240,7 @@ class Scheduler:
         for sequence in sequences:
             sequence.num_preemptions += 1
             self._state.leave_worker(sequence)
-        self._discard_flights(sequences)
-
-    def _discard_flights(self, sequences: list[Sequence]) -> None:
-        """What plans under way give for these is ignored; the plans stay under way."""
-        names = {sequence.name for sequence in sequences}
-        for step, flights in self._in_flight.items():
-            self._in_flight[step] = [flight for flight in flights if flight.sequence.name not in names]
-        self._state.steady.discard([sequence.group for sequence in sequences])
+        self._flights.discard(sequences)
 
     def _restart_all(self) -> None:
         for group in reversed([*self._state.running, *self._state.swapped]):

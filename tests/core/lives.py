@@ -349,4 +349,4 @@ class Life:
         assert pool.refs == {}
         assert (pool.gpu.free, pool.cpu.free) == (pool.gpu.total, pool.cpu.total)
         assert (list(state.waiting), state.running, state.swapped, state.num_wide) == ([], [], [], 0)
-        assert not (self._worker.held or state.on_worker or state.left or state.finished or self.core._in_flight)
+        assert not (self._worker.held or state.on_worker or state.left or state.finished or self.core._flights)

@@ -1,0 +1,77 @@
+"""Plans under way: what each will give results for."""
+
+from scheduler_svc.core.outputs import Flight
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.request import Group, Sequence
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class Flights:
+    """Owner of the shares of all plans under way but the steady ones, which `SteadyRows` keeps by step as well."""
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+        self._by_step: dict[int, list[Flight]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any plan is under way."""
+        return bool(self._by_step)
+
+    def take_off(self, plan: StepPlan, draft: StepDraft) -> None:
+        """A plan with work goes out."""
+        if plan.steady is not None:
+            self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
+        self._by_step[plan.step] = [
+            Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
+            for e in draft.entries.values()
+        ]
+
+    def land(self, step: int) -> list[Flight]:
+        """The shares of a plan that is back; its steady ones stay with the rows until they are applied."""
+        return self._by_step.pop(step, [])
+
+    def land_as_objects(self, step: int) -> list[Flight]:
+        """All shares, of a plan that will not be applied: its rows become objects."""
+        self._state.steady.dissolve()
+        left = self._state.steady.land(step)
+        rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
+        return sorted([*self.land(step), *rows], key=lambda flight: flight.ticket)
+
+    def clear(self) -> None:
+        """Nothing is under way any more."""
+        self._state.steady.dissolve()
+        self._by_step.clear()
+
+    def discard(self, sequences: list[Sequence]) -> None:
+        """What comes for these is ignored; the plans stay under way."""
+        names = {sequence.name for sequence in sequences}
+        for step, flights in self._by_step.items():
+            self._by_step[step] = [flight for flight in flights if flight.sequence.name not in names]
+        self._state.steady.discard([sequence.group for sequence in sequences])
+
+    def groups_built_on(self, failed: list[Flight]) -> list[Group]:
+        """Other running groups, in order, that are in plans still under way or hold blocks that these were to fill."""
+        own = {flight.sequence.name for flight in failed}
+        names, unfilled = self._names(), self._blocks_to_fill(failed)
+        tables = self._state.cache.ledger.tables
+        return [
+            group
+            for group in self._state.running
+            if own.isdisjoint(s.name for s in group.live)
+            and (group.sequences[0].name in names or any(not unfilled.isdisjoint(tables[s.name]) for s in group.live))
+        ]
+
+    def _names(self) -> set[str]:
+        """First sequences of all groups in plans under way."""
+        groups = [flight.sequence.group for flights in self._by_step.values() for flight in flights]
+        rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
+        return {group.sequences[0].name for group in [*groups, *rows]}
+
+    def _blocks_to_fill(self, flights: list[Flight]) -> set[int]:
+        ledger = self._state.cache.ledger
+        return {
+            block
+            for flight in flights
+            for block in ledger.tables.get(flight.sequence.name, [])[flight.computed_before // ledger.block_size :]
+        }
