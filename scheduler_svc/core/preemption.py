@@ -40,13 +40,13 @@ class Recompute:
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         """Frees all blocks of the group."""
+        state.guard.on_preempted(group, state.running)
         for sequence in group.live:
             state.cache.release(sequence)
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.PREEMPTED
             sequence.num_preemptions += 1
             sequence.restart()
-        state.guard.on_preempted(group)
         draft.preempted.append((group.request.request_id, RECOMPUTE))
         return RECOMPUTE
 
@@ -74,11 +74,11 @@ class SwapOrRecompute(Recompute):
         return super().preempt(group, state, draft)
 
     def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+        state.guard.on_preempted(group, state.running)
         draft.swap_out.add(group.request.request_id, state.cache.swap_out(group.live))
         for sequence in group.live:
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.SWAPPED
             sequence.num_preemptions += 1
-        state.guard.on_preempted(group)
         draft.preempted.append((group.request.request_id, SWAP))
         return SWAP

@@ -1,17 +1,20 @@
-"""Ends livelock: work that is preempted again and again while nobody gains a token (R66, R197, R208).
+"""Ends livelock: work that is preempted again and again in the same situation while nobody gains a token (R66, R197, R208).
 
 Outside the recordings: no recorded scheduler has it, and none that ends by itself comes near its limits. One group may well be
-preempted a dozen times between two of its tokens while others go on; that ends when they do.
+preempted a dozen times between two tokens, its own or anybody's, with the situation another each time; that ends by itself.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.request import Group, Place
 
 STUCK = "it could not go on although nothing else was running: it needs more of the cache than there is"
-MAX_FRUITLESS = 8
+MAX_FRUITLESS = 4
 MAX_EMPTY_PLANS = 4
+
+Situation = tuple[tuple[str, int], ...]
 
 
 class ProgressGuard:
@@ -24,6 +27,7 @@ class ProgressGuard:
     def __init__(self) -> None:
         self._num_empty = 0
         self._fruitless: list[Group] = []
+        self._situations: Counter[Situation] = Counter()
         self._favourite: Group | None = None
 
     @property
@@ -34,9 +38,14 @@ class ProgressGuard:
             self._favourite = None
         return self._favourite
 
-    def on_preempted(self, group: Group) -> None:
-        """It lost its blocks."""
-        group.num_fruitless += 1
+    def on_preempted(self, group: Group, running: Iterable[Group]) -> None:
+        """It is about to lose its blocks. `running`: who stays.
+
+        The situation is who has computed how much. As a step follows from the one before, what comes back will come back for ever.
+        """
+        situation = tuple((s.name, s.num_computed_tokens) for g in (group, *running) for s in g.live)
+        self._situations[situation] += 1
+        group.num_fruitless = max(group.num_fruitless, self._situations[situation])
         self._fruitless.append(group)
         if self.favourite is None and self.is_stuck(group):
             self._favourite = group
@@ -46,6 +55,7 @@ class ProgressGuard:
         for group in self._fruitless:
             group.num_fruitless = 0
         self._fruitless.clear()
+        self._situations.clear()
 
     def next_of(self, queue: Iterable[Group], place: Place) -> Group | None:
         """Who of that queue (its `place`) may start next: the favourite, nobody while it is anywhere else, or the head.
@@ -62,7 +72,7 @@ class ProgressGuard:
         return candidates if self.favourite is None else [g for g in candidates if g is not self.favourite]
 
     def is_stuck(self, group: Group) -> bool:
-        """It was preempted too often since anybody gained a token."""
+        """It was preempted too often in the same situation since anybody gained a token."""
         return group.num_fruitless >= MAX_FRUITLESS
 
     def may_stay(self, group: Group, num_tokens: int, num_lookahead: int, *, alone: bool, cache: CacheRules) -> bool:

@@ -166,8 +166,8 @@ class Place(enum.Enum):
 class Group:
     """Sequences scheduled as a whole. `width`: how many there will be once the prompt is done (R25).
 
-    `num_fruitless`: preemptions since anybody gained a token; the progress guard counts it. `ticket`: order of coming into
-    running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
+    `num_fruitless`: preemptions in one situation since anybody gained a token; the progress guard counts it. `ticket`: order of
+    coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
     """
 
     request: "Request"

@@ -1,4 +1,4 @@
-"""When the progress guard steps in (decision 0007): not while anybody gains tokens."""
+"""When the progress guard steps in (decision 0007): not while anybody gains tokens, or may still."""
 
 from collections import Counter
 
@@ -8,18 +8,28 @@ from tests.core.pipelines import Loop, build
 
 
 def test_preemptions_count_until_anybody_gains_a_token() -> None:
-    """R66, R208: a group is stuck after so many in a row with no token in between, whosever."""
+    """R66, R208: a group is stuck after so many in the same situation with no token in between, whosever."""
     guard = ProgressGuard()
-    [group] = make_request("a", 3).groups
+    [group], [other] = make_request("a", 3).groups, make_request("b", 3).groups
     for _ in range(MAX_FRUITLESS - 1):
-        guard.on_preempted(group)
+        guard.on_preempted(group, [other])
     guard.on_tokens()
-    guard.on_preempted(group)
+    guard.on_preempted(group, [other])
     assert guard.favourite is None
     for _ in range(MAX_FRUITLESS - 1):
-        guard.on_preempted(group)
+        guard.on_preempted(group, [other])
     assert guard.favourite is group
     guard.on_tokens()
+    assert guard.favourite is None
+
+
+def test_preemptions_count_in_the_same_situation_alone() -> None:
+    """R208: while the others get on in their prompts, a chase may take as long as it likes."""
+    guard = ProgressGuard()
+    [group], [other] = make_request("a", 3).groups, make_request("b", 30).groups
+    for num_computed in range(2 * MAX_FRUITLESS):
+        other.sequences[0].num_computed_tokens = num_computed
+        guard.on_preempted(group, [other])
     assert guard.favourite is None
 
 
