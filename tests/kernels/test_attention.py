@@ -95,7 +95,7 @@ class Case:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
 def test_equals_reference(heads, kv_heads, dim, block_size, dtype):
-    """R18: prefill, chunked prefill and decode in one call; GQA; odd head and block sizes; window and softcap; stale NaNs ignored."""
+    """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window and softcap; stale NaNs ignored."""
     case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, CacheShape(block_size, kv_heads, dim), dtype)
     for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
         expected = case.run(ReferenceBackend(), rule)
