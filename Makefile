@@ -89,8 +89,10 @@ requirements: setup ## docs/requirements.md, from the numbers that tests name
 	$(VENV_PYTHON) -m tests.requirements --write
 
 .PHONY: bench
-bench: setup ## start-up, simulated 256-sequence run, and load on models/tiny; results in benchmarks/results
+bench: setup ## start-up, scheduler core, memory, simulated run, load on models/tiny; results in benchmarks/results
 	$(VENV_PYTHON) -m benchmarks.startup
+	$(VENV_PYTHON) -m benchmarks.scheduler_core --running 32,256,1024 --verify --out benchmarks/results/scheduler-core.json
+	$(VENV_PYTHON) -m benchmarks.memory --save
 	$(VENV_PYTHON) -m benchmarks.simulated_stack
 	$(VENV_PYTHON) -m benchmarks.load --up models/tiny --workload all --plot benchmarks/results/load-tiny.png $(ARGS)
 

@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory_plot, memory_recording, memory_workloads, report
+from benchmarks import command_line, memory_plot, memory_recording, memory_workloads, report
+from benchmarks.memory_runs import MAX_N
 
 _HELP_END = """
 Examples: python -m benchmarks.memory --json --prompt 161 --outputs 338 --block-size 16 --n 2,4,6;
@@ -26,30 +27,22 @@ python -m benchmarks.memory --plot memory.png; python -m benchmarks.memory --rec
 Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
 schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
 
-Workloads: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of the
-positions of a text many words are possible, elsewhere one. "contiguous": the same requests where each sample gets one region of
-2,048 slots.
+Workloads, only for n > 1: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of
+the positions of a text many words are possible, elsewhere one. Without paging: the same requests where each sample gets one region
+of 2,048 slots.
 
 used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for
 who waits. The four add up to 1.
 """
 
 
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of numbers from 1 up, such as 2,4,6")
-    return counts
-
-
 def main(
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the constant request.")] = 161,
     outputs: Annotated[int, typer.Option(min=1, help="Its decode steps (max_tokens - 1).")] = 338,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
-    n: Annotated[str, typer.Option("--n", help="Samples or beams per request: N or N,N,...")] = "2,4,6",
+    n: Annotated[
+        str, typer.Option("--n", help="Samples or beams per request: N or N,N,... Workloads need n > 1.")
+    ] = "2,4,6",
     requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 40,
     seed: Annotated[int, typer.Option(help="Of lengths, arrivals and logprobs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
@@ -62,14 +55,11 @@ def main(
     ] = None,
 ) -> None:
     """Shows how much KV-cache memory is shared, wasted, and what systems without paging would need."""
-    counts = _counts(n)
+    counts = command_line.numbers(n, 1, MAX_N, "2,4,6")
     if recording is not None:
         _show_recording(memory_recording.report(recording), as_json=as_json)
         return
-    result = {
-        "constant": [memory_workloads.constant(prompt, outputs, block_size, count) for count in counts],
-        "workloads": list(memory_workloads.all_figures(counts, requests, seed)),
-    }
+    result = _measure(prompt, outputs, block_size, counts, requests, seed)
     if save:
         report.save("memory", {"benchmark": "memory", **result})
     if as_json:
@@ -77,7 +67,22 @@ def main(
     else:
         _show(result, Console())
     if plot is not None:
-        memory_plot.draw(list(memory_workloads.WORKLOADS), max(2, *counts), requests, seed, plot)
+        workloads = list(memory_workloads.WORKLOADS)
+        with command_line.progress("plot", len(workloads)) as tick:
+            memory_plot.draw(workloads, max(2, *counts), requests, seed, plot, tick=tick)
+
+
+def _measure(prompt: int, outputs: int, block_size: int, counts: list[int], requests: int, seed: int) -> dict[str, Any]:
+    shared = [n for n in counts if n > 1]
+    result: dict[str, Any] = {"constant": [], "workloads": []}
+    with command_line.progress("memory", len(counts) + len(memory_workloads.WORKLOADS) * len(shared)) as tick:
+        for n in counts:
+            result["constant"].append(memory_workloads.constant(prompt, outputs, block_size, n))
+            tick()
+        for row in memory_workloads.all_figures(shared, requests, seed):
+            result["workloads"].append(row)
+            tick()
+    return result
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
@@ -88,15 +93,20 @@ def _show(result: dict[str, Any], console: Console) -> None:
         waste = f"{row['max_waste_tokens']} of {row['block_size']} slots"
         table.add_row(str(row["n"]), f"{row['saved']:.1%}", f"{row['closed_form']:.1%}", waste)
     console.print(table)
+    if result["workloads"]:
+        _show_workloads(result["workloads"], console)
+
+
+def _show_workloads(rows: list[dict[str, Any]], console: Console) -> None:
+    paged = Table("workload", "n", "saved", "paper", "waste", title="workloads, paged memory", title_justify="left")
     parts = ("used", "reserved", "internal", "external")
-    title = "workloads; right: memory without paging"
-    table = Table("workload", "n", "saved", "paper", "waste", *parts, title=title, title_justify="left")
-    for row in result["workloads"]:
-        low, high = row["paper"]
-        cells = (f"{row['saved']:.1%}", f"{low:.0%}-{high:.0%}", f"{row['waste']:.1%}")
-        contiguous = (f"{row['contiguous'][part]:.1%}" for part in parts)
-        table.add_row(f"{row['name']} {row['kind']}", str(row["n"]), *cells, *contiguous)
-    console.print(table)
+    contiguous = Table("workload", "n", *parts, title="the same without paging", title_justify="left")
+    for row in rows:
+        name, (low, high) = (f"{row['name']} {row['kind']}", str(row["n"])), row["paper"]
+        paged.add_row(*name, f"{row['saved']:.1%}", f"{low:.0%}-{high:.0%}", f"{row['waste']:.1%}")
+        contiguous.add_row(*name, *(f"{row['contiguous'][part]:.1%}" for part in parts))
+    console.print(paged)
+    console.print(contiguous)
 
 
 def _show_recording(result: dict[str, Any], *, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """The picture of the memory benchmark: who holds how much over time, with paging and without."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ _COLOURS = {
 }
 
 
-def draw(workloads: list[Workload], n: int, num_requests: int, seed: int, path: Path) -> None:
-    """One row per workload: paged memory, contiguous memory, requests done. x: steps until the slower one is done."""
+def draw(
+    workloads: list[Workload], n: int, num_requests: int, seed: int, path: Path, *, tick: Callable[[], None]
+) -> None:
+    """One row per workload: paged memory, contiguous memory, requests done. x: steps until the slower one is done.
+
+    `tick` is called after each row.
+    """
     # Optional backend: only plots need it.
     import matplotlib  # noqa: PLC0415
 
@@ -28,6 +34,7 @@ def draw(workloads: list[Workload], n: int, num_requests: int, seed: int, path: 
     plots, axes = pyplot.subplots(len(workloads), 3, figsize=size, squeeze=False, layout="constrained")
     for row, workload in zip(axes, workloads, strict=True):
         _row(row, workload, n, num_requests, seed)
+        tick()
     path.parent.mkdir(parents=True, exist_ok=True)
     plots.savefig(path, dpi=110)
     pyplot.close(plots)

@@ -19,6 +19,8 @@ from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import BeamRules, Request, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 
+# What one request may ask for: as many sequences as run at a time.
+MAX_N = 256
 _VOCABULARY = 50_000
 # The synthetic model's logprobs: at this share of positions a text could go on in several ways, as many words with normal logits of
 # this spread. Elsewhere the next word is certain, and nothing else has a chance.
@@ -162,7 +164,8 @@ def _core(setting: Setting) -> Scheduler:
         num_gpu_blocks=setting.num_blocks,
         num_cpu_blocks=setting.num_blocks,
         max_model_len=setting.max_model_len,
-        max_num_batched_tokens=max(setting.max_model_len, 256),
+        max_num_seqs=MAX_N,
+        max_num_batched_tokens=max(setting.max_model_len, MAX_N),
         prefix_caching=False,
         chunked_prefill=False,
     )

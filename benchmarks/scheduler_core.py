@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import report, scheduler_runs, scheduler_wire
+from benchmarks import command_line, report, scheduler_runs, scheduler_wire
 from benchmarks.scheduler_runs import CHURN, Case
 
 _SIZES = "32,256,1024,4096,16384"
+_MOST_RUNNING = 1_000_000
 _PROMPT_TOKENS = 1024
 _ADMISSIONS = 128
 _WIRE_ROWS = 256
@@ -47,16 +47,6 @@ wire: a step in which all 256 rows change, columns to bytes and bytes to checked
 --verify follows each run with one plain object per sequence and compares counters, tables, reference counts, prefixes and outputs
 outside the timing. A difference is told on standard error and ends with status 1.
 """
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 2:
-        raise typer.BadParameter(f"{text!r} is no list of numbers from 2 up, such as 32,1024")
-    return sizes
 
 
 def cases(sizes: list[int]) -> list[Case]:
@@ -133,11 +123,9 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the result to this file too.")] = None,
 ) -> None:
     """Measures the scheduler core alone: no services, no model, one process."""
-    sizes = _sizes(running)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("scheduler core", total=len(cases(sizes)) + 1)
-        result, differences = measure(sizes, verify=verify, tick=lambda: progress.advance(task))
+    sizes = command_line.numbers(running, 2, _MOST_RUNNING, "32,1024")
+    with command_line.progress("scheduler core", len(cases(sizes)) + 1) as tick:
+        result, differences = measure(sizes, verify=verify, tick=tick)
     if verify:
         result["verified"] = not differences
     if out is not None:

@@ -13,7 +13,7 @@ from scheduler_svc import policy_file
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.core.spec import PolicySpec, knob_names
 from scheduler_svc.policy_keys import (
     ASYNC,
     CHUNKED_PREFILL,
@@ -35,8 +35,9 @@ _OPTIONS = {"prefix_caching": "enable_prefix_caching"}
 _DEFAULT_NUM_SEQS = 256
 _DEFAULT_BATCHED_TOKENS = 2048
 _DEFAULT_CHUNKED_TOKENS = 512
-_ANY_LENGTH = 2**31
+_ANY_NUMBER = 2**31
 _WHOLE, _CHUNKED = "prefill_or_decode", "decode_then_prefill"
+_PLACEHOLDERS = "placeholders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class PolicyChoice:
     def largest_step(self, max_model_len: int) -> tuple[int, int]:
         """(tokens, sequences) of the largest step. ConfigError where they contradict each other (R48)."""
         tokens = self._limit("max_num_batched_tokens", self._default_tokens(max_model_len))
-        seqs = self._limit("max_num_seqs", min(_DEFAULT_NUM_SEQS, tokens))
+        seqs = self._limit("max_num_seqs", self._default_seqs(tokens))
         if tokens < seqs:
             raise ConfigError(
                 f"{self._named('max_num_batched_tokens')} ({tokens}) must not be less than {self._named('max_num_seqs')} "
@@ -100,6 +101,17 @@ class PolicyChoice:
             raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
         return limits
 
+    def effective(self) -> dict[str, Any]:
+        """All keys with the values the service uses; None where the worker decides, or where nothing is the value."""
+        tokens = self._limit("max_num_batched_tokens", None if self._runs_whole() else self._default_tokens(1))
+        limits = {name: self._limit(name, None) for name in limit_names()} | self._switches()
+        limits |= {
+            "max_num_batched_tokens": tokens,
+            "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
+        }
+        knobs = {name: getattr(self.spec, name) for name in knob_names()}
+        return {**knobs, ASYNC: self.spec.progress == _PLACEHOLDERS, **limits}
+
     def build(self, limits: CoreLimits) -> Scheduler:
         """The core."""
         return presets.build(self.spec, limits)
@@ -108,10 +120,13 @@ class PolicyChoice:
         """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
         for knob, value in self._not_served():
             raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
-        any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_LENGTH
+        any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_NUMBER
         length = self._limit("max_model_len", any_length)
         size = WorkerSize(
-            self._limit("block_size", 1), self._limit("num_gpu_blocks", 2), self._limit("num_cpu_blocks", 0), length
+            self._limit("block_size", 1),
+            self._limit("num_gpu_blocks", _ANY_NUMBER),
+            self._limit("num_cpu_blocks", 0),
+            length,
         )
         self.core_limits(size)
 
@@ -131,8 +146,14 @@ class PolicyChoice:
         """R48 for the schedulers of v0; one number for the others."""
         if self.spec.phases == _CHUNKED:
             return _DEFAULT_CHUNKED_TOKENS
-        whole = self.spec.phases == _WHOLE or not self._switches()["chunked_prefill"]
-        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if whole else _DEFAULT_BATCHED_TOKENS
+        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole() else _DEFAULT_BATCHED_TOKENS
+
+    def _runs_whole(self) -> bool:
+        """Whether prompts are never cut, so that the budget follows the model's length."""
+        return self.spec.phases == _WHOLE or not (self.spec.phases == _CHUNKED or self._switches()["chunked_prefill"])
+
+    def _default_seqs(self, tokens: int | None) -> int:
+        return _DEFAULT_NUM_SEQS if tokens is None else min(_DEFAULT_NUM_SEQS, tokens)
 
     def _switches(self) -> dict[str, Any]:
         return {
@@ -179,6 +200,7 @@ def choose(policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, **
     given = written | last | options
     where = policy if file else f"{spelled('policy')} {policy}"
     spec = _spec(replace(base, name=file.name if file else base.name), given, where)
+    _refuse_host_blocks(spec, (written | last).get("num_cpu_blocks"))
     return _with_limits(spec, given, spelled)
 
 
@@ -199,9 +221,17 @@ def _refuse_two_words(sets: Mapping[str, Assignment], options: Mapping[str, Assi
             raise bad(sets[name].origin, f"contradicts {option.origin}, which says {option.value}; give one of them")
 
 
+def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
+    """Host blocks are for swapping. The service's own setting is for whatever policy runs, and is not meant here."""
+    if wanted is not None and wanted.value and not spec.can_swap:
+        why = f"preemption_mode={spec.preemption_mode}" if spec.preemption_mode else f"phases={spec.phases}"
+        raise bad(wanted.origin, f"policy {spec.name} ({why}) never swaps; the blocks would lie idle", field=wanted.key)
+
+
 def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
     knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key != ASYNC}
-    parts = _asynchronous(given) | _chunked(base, given)
+    phases = knobs.get("phases", base.phases)
+    parts = _asynchronous(base.name, phases, given) | _chunked(phases, given)
     for key, value in parts.items():
         if key in knobs and knobs[key] != value and key != "batch_queue":
             raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
@@ -213,18 +243,23 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
         raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
 
 
-def _asynchronous(given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """`async` stands for how v1 counts progress and how many plans are under way (R147, R149)."""
+def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
+    """`async` stands for how v1 counts progress and how many plans are under way (R147, R149). v0 can only do without."""
     if ASYNC not in given:
         return {}
-    if given[ASYNC].value:
-        return {"progress": "placeholders", "batch_queue": 2}
+    wanted = given[ASYNC]
+    if phases in (_WHOLE, _CHUNKED):
+        if wanted.value:
+            raise bad(wanted.origin, f"{ASYNC} is v1's; policy {policy} has phases={phases}", field=ASYNC)
+        return {}
+    if wanted.value:
+        return {"progress": _PLACEHOLDERS, "batch_queue": 2}
     return {"progress": "at_schedule", "batch_queue": 1}
 
 
-def _chunked(base: PolicySpec, given: Mapping[str, Assignment]) -> dict[str, Any]:
+def _chunked(phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
     """Under v0 chunking is a matter of phases; under v1 it is a limit."""
-    if CHUNKED_PREFILL not in given or base.phases not in (_WHOLE, _CHUNKED):
+    if CHUNKED_PREFILL not in given or phases not in (_WHOLE, _CHUNKED):
         return {}
     return {"phases": _CHUNKED if given[CHUNKED_PREFILL].value else _WHOLE}
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from scheduler_svc.policy_keys import Assignment, bad, close_to
+from scheduler_svc.core.spec import as_written
+from scheduler_svc.policy_keys import Assignment, bad, close_to, references
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 2**20
@@ -54,6 +55,8 @@ def _parse(path: str) -> yaml.Node:
     if path.endswith(".json"):
         text = _checked_json(text, path)
     try:
+        for what, line in references(text):
+            raise bad(f"{path}:{line}", f"{what}; write the value itself")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -74,6 +77,8 @@ def _checked_json(text: str, path: str) -> str:
         raise bad(f"{path}:{error.lineno}", f"cannot be read: {error.msg}") from None
     except RecursionError:
         raise bad(path, "is nested too deeply") from None
+    except ValueError:
+        raise bad(path, "cannot be read: a number has too many digits") from None
     return text.replace("\t", " ")
 
 
@@ -99,6 +104,8 @@ def _fields(node: yaml.Node, path: str, field: str) -> dict[str, yaml.Node]:
         raise bad(_where(node, path, field) if field else path, "must be a mapping, KEY: VALUE on each line")
     found: dict[str, yaml.Node] = {}
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise bad(_where(key, path, field), f"a key must be a word, not {_form(key)}")
         name = str(key.value)
         if name in found:
             raise bad(_where(key, path, f"{field}.{name}".lstrip(".")), "is given twice")
@@ -120,18 +127,25 @@ def _assignments(node: yaml.Node, path: str, prefix: str, depth: int) -> Iterato
 
 def _value(node: yaml.Node, path: str, field: str) -> Any:
     if not isinstance(node, yaml.ScalarNode):
-        raise bad(_where(node, path, field), "must be a number, a word, true, false or null, not a list")
+        raise bad(_where(node, path, field), f"must be a number, a word, true, false or null, not {_form(node)}")
     try:
         return yaml.SafeLoader("").construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise bad(_where(node, path, field), f"cannot be read: {error}") from None
 
 
 def _word(node: yaml.Node, path: str, field: str) -> str:
+    """The text of `base` or `name`."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise bad(_where(node, path, field), f"must be a word, not {_form(node)}")
     value = _value(node, path, field)
     if not isinstance(value, str) or not value:
-        raise bad(_where(node, path, field), f"must be a word, not {value!r}")
+        raise bad(_where(node, path, field), f"must be a word, not {as_written(value)}")
     return value
+
+
+def _form(node: yaml.Node) -> str:
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
 
 
 def _where(node: yaml.Node, path: str, field: str) -> str:

@@ -7,20 +7,22 @@ dotted (`part.knob`). Not here: files (`policy_file`), and what keys together ma
 import difflib
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 import yaml
 
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.spec import PolicySpec, knob_names
+from scheduler_svc.core.spec import PolicySpec, as_written, knob_names
 from svc_common.errors import ConfigError
 
 ASYNC = "async"
 CHUNKED_PREFILL = "chunked_prefill"
 _LEAST = {"num_gpu_blocks": 2, "num_cpu_blocks": 0, "long_prefill_token_threshold": 0}
+_MOST = 2**31 - 1
 _NUM_CLOSE = 3
+_MAX_ORIGIN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,23 @@ def _from_text(text: str, option: str) -> Assignment:
     if not equals or not key.strip():
         raise bad(origin, "is no KEY=VALUE; write for example preemption_mode=swap")
     try:
+        for what, _ in references(value):
+            raise bad(origin, f"{what}; write the value itself")
         return Assignment(key.strip(), yaml.safe_load(value), origin)
     except yaml.YAMLError:
         raise bad(origin, f"{value!r} is no value; write a number, a word, true, false or null") from None
+    except (ValueError, OverflowError, RecursionError):
+        raise bad(_short(origin), "the value cannot be read; is it a number of too many digits?") from None
+
+
+def references(text: str) -> Iterator[tuple[str, int]]:
+    """What YAML's aliases and tags in `text` are, each with its line from 1. YAMLError for what is no YAML."""
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            yield f"*{event.anchor} is a YAML alias, which policies do not have", event.start_mark.line + 1
+        elif tag := getattr(event, "tag", None):
+            name = tag.replace("tag:yaml.org,2002:", "!!")
+            yield f"{name} is a YAML tag, which policies do not have", event.start_mark.line + 1
 
 
 def checked(assignment: Assignment) -> Assignment:
@@ -68,13 +84,16 @@ def checked(assignment: Assignment) -> Assignment:
         return assignment  # the spec says which words there are
     for kind in kinds:
         if (taken := _TAKEN_AS[kind](value)) is not None:
+            _check_most(assignment)
             return Assignment(key, taken[0], assignment.origin)
     allowed = " or ".join(_MEANINGS[kind] for kind in kinds)
-    raise bad(assignment.origin, f"{key} must be {allowed}, not {value!r}", field=key)
+    _check_most(assignment)
+    raise bad(assignment.origin, f"{key} must be {allowed}, not {as_written(value)}", field=key)
 
 
 def check_limit(assignment: Assignment) -> None:
-    """ConfigError for a limit that is too small to be one."""
+    """ConfigError for a limit that is too small or too large to be one."""
+    _check_most(assignment)
     least = _LEAST.get(assignment.key, 1)
     if not isinstance(assignment.value, bool) and assignment.value < least:
         raise bad(assignment.origin, f"{assignment.key} must be at least {least}", field=assignment.key)
@@ -89,6 +108,16 @@ def close_to(word: str, known: Iterable[str]) -> str:
 def bad(origin: str, why: str, *, field: str = "") -> ConfigError:
     """The error of this family: where, then what is wrong."""
     return ConfigError(f"{origin}: {why}", reason="BAD_POLICY", metadata={"field": field} if field else None)
+
+
+def _check_most(assignment: Assignment) -> None:
+    """Larger numbers mean nothing, do not fit the services' messages, and cannot always be printed."""
+    if isinstance(assignment.value, int) and abs(assignment.value) > _MOST:
+        raise bad(_short(assignment.origin), f"{assignment.key} must be at most {_MOST}", field=assignment.key)
+
+
+def _short(origin: str) -> str:
+    return origin if len(origin) <= _MAX_ORIGIN else f"{origin[:_MAX_ORIGIN]}..."
 
 
 def _unknown(key: str) -> str:
@@ -117,7 +146,7 @@ def _as_float(value: Any) -> tuple[float] | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return (number,) if math.isfinite(number) else None
 

@@ -1,6 +1,5 @@
 """`quire policies`: the presets and what they are made of."""
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -11,6 +10,8 @@ from rich.table import Table
 
 from quire.cli.groups import new_app
 from scheduler_svc.core import presets
+from scheduler_svc.core.spec import as_written
+from scheduler_svc.policy_choice import choose
 from scheduler_svc.policy_keys import known_keys
 
 app = new_app()
@@ -20,31 +21,35 @@ _PARTS = ("phases", "cache", "progress", "grouping", "batching")
 
 @app.command()
 def policies(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object: every preset with all keys.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object: every preset with all keys, as the service uses them.")
+    ] = False,
 ) -> None:
-    """List the scheduling policies: parts, knobs that differ from the default, and all keys of --set.
+    """List the scheduling policies as the service uses them: parts, keys that differ from the default, and all keys of --set.
+
+    null: the worker decides, or there is no limit.
 
     [bold]quire policies[/bold]
     [bold]quire up --policy vllm-v0 --set preemption_mode=swap[/bold]
     """
-    specs = [dataclasses.asdict(presets.preset(name)) for name in presets.policy_names()]
+    values = {name: choose(name).effective() for name in presets.policy_names()}
     if as_json:
-        typer.echo(json.dumps({spec.pop("name"): spec for spec in specs}))
+        typer.echo(json.dumps(values))
         return
     console = Console()
-    console.print(_table(specs))
+    console.print(_table(values))
     console.print("Keys of --set KEY=VALUE:", ", ".join(known_keys()), highlight=False)
 
 
-def _table(specs: list[dict[str, Any]]) -> Table:
-    table = Table("policy", "parts", "knobs that differ")
+def _table(values: dict[str, dict[str, Any]]) -> Table:
+    table = Table("policy", "parts", "keys that differ")
     table.columns[0].no_wrap = True
-    defaults = dataclasses.asdict(presets.preset("vllm-v1"))
-    for spec in specs:
-        knobs = [key for key in spec if key not in (*_PARTS, "name") and spec[key] != defaults[key]]
-        table.add_row(spec["name"], _pairs(spec, _PARTS), _pairs(spec, knobs))
+    defaults = values[presets.DEFAULT_POLICY]
+    for name, of_policy in values.items():
+        others = [key for key in of_policy if key not in _PARTS and of_policy[key] != defaults[key]]
+        table.add_row(name, _pairs(of_policy, _PARTS), _pairs(of_policy, others))
     return table
 
 
-def _pairs(spec: dict[str, Any], keys: Iterable[str]) -> str:
-    return "\n".join(f"{key}={spec[key]}" for key in keys)
+def _pairs(values: dict[str, Any], keys: Iterable[str]) -> str:
+    return "\n".join(f"{key}={as_written(values[key], str)}" for key in keys)

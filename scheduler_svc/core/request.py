@@ -70,6 +70,7 @@ class Sequence:
     """One token stream. Owned by the scheduler core; `token_ids` is the prompt followed by the output.
 
     `draft_token_ids`: guesses that the next step verifies. `num_scheduled_tokens`: its share of the step last planned.
+    `num_shared_tokens`: those that an older sequence of its group computes for it, when all are computed again.
     """
 
     group: "Group"
@@ -79,6 +80,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     num_placeholders: int = 0
+    num_shared_tokens: int = 0
     num_scheduled_tokens: int = 0
     prefill_end: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
@@ -136,7 +138,7 @@ class Sequence:
 
     def restart(self) -> None:
         """Nothing of it is computed any more; generated tokens are kept (R27)."""
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_shared_tokens = 0
         self.prefill_end = len(self.token_ids)
 
     def fork(self, index: int) -> "Sequence":

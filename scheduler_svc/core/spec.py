@@ -1,6 +1,8 @@
 """A policy as data: which parts, and their knobs. `presets` names the known ones and builds schedulers of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from scheduler_svc.core.limits import CoreLimits
 from svc_common.errors import ConfigError
@@ -10,6 +12,7 @@ CACHES = ("vllm_2023", "vllm_063", "v1_pool", "quire", "none")
 PROGRESS = ("after_result", "at_schedule", "placeholders")
 GROUPINGS = ("request", "sample")
 BATCHINGS = ("continuous", "static")
+_WITH_WATERMARK = ("vllm_2023", "vllm_063", "quire")
 _CHOICES = {
     "phases": PHASES,
     "cache": CACHES,
@@ -58,7 +61,8 @@ class PolicySpec:
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
             if getattr(self, field) not in choices:
-                raise _bad(self, field, f"must be one of {', '.join(map(str, choices))}")
+                nothing = "; the word for nothing is null" if None in choices else ""
+                raise _bad(self, field, f"must be one of {', '.join(as_written(c, str) for c in choices)}{nothing}")
         for field, least in _LEAST.items():
             value = getattr(self, field)
             if value is not None and value < least:
@@ -71,8 +75,13 @@ class PolicySpec:
         """Several decode steps per plan (R91)."""
         return self.num_scheduler_steps > 1
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether any victim's blocks may move to the host (R76)."""
+        return self.phases != "mixed" and self.preemption_mode != "recompute" and self.cache != "none"
+
     def check(self, limits: CoreLimits) -> None:
-        """ConfigError where the limits contradict the policy (R48, R87)."""
+        """ConfigError where the limits contradict the policy (R48, R52, R87)."""
         budget, whole = limits.max_num_batched_tokens, self.phases == "prefill_or_decode" or not limits.chunked_prefill
         if whole and budget < limits.max_model_len:
             raise ConfigError(
@@ -88,6 +97,9 @@ class PolicySpec:
             )
         if self.sliding_window is not None and limits.prefix_caching:
             raise _bad(self, "sliding_window", "does not go with prefix_caching")
+        if self.watermark_blocks is not None and self.watermark_blocks >= limits.num_gpu_blocks:
+            why = f"must be less than num_gpu_blocks ({limits.num_gpu_blocks}), or no prompt is ever admitted (R52)"
+            raise _bad(self, "watermark_blocks", why)
 
     def _contradictions(self) -> list[tuple[str, str]]:
         """(field, why it does not go with another)."""
@@ -119,6 +131,11 @@ class PolicySpec:
                 "sliding_window",
                 "only the block managers of v0 drop blocks behind the window",
             ),
+            (
+                self.watermark_blocks is not None and self.cache not in _WITH_WATERMARK,
+                "watermark_blocks",
+                f"cache={self.cache} keeps no blocks free; those that do: {', '.join(_WITH_WATERMARK)}",
+            ),
         )
         return [(field, why) for wrong, field, why in rules if wrong]
 
@@ -140,9 +157,16 @@ def knob_names() -> list[str]:
     return [field.name for field in fields(PolicySpec) if field.name != "name"]
 
 
+def as_written(value: Any, otherwise: Callable[[Any], str] = repr) -> str:
+    """A value as an operator writes it (null, true, false); others as `otherwise` says."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return otherwise(value)
+
+
 def _bad(spec: PolicySpec, field: str, why: str) -> ConfigError:
     return ConfigError(
-        f"policy {spec.name}: {field}={getattr(spec, field)!r}: {why}",
+        f"policy {spec.name}: {field}={as_written(getattr(spec, field))}: {why}",
         reason="BAD_POLICY",
         metadata={"field": field, "policy": spec.name},
     )

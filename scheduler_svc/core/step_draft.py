@@ -88,7 +88,17 @@ class StepDraft:
                 num_cached = state.cache.num_computed_blocks([e.sequence for e in together])
                 for entry in together:
                     entry.num_cached_blocks = num_cached
-        state.cache.commit([entry.sequence for entry in self.entries.values()], self.now)
+        planned = [entry.sequence for entry in self.entries.values()]
+        state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
+
+    def _idle_siblings(self, planned: list[Sequence]) -> list[Sequence]:
+        """Live sequences of groups in the step that compute nothing in it: what they hold is no more computed than it was."""
+        idle: dict[str, Sequence] = {}
+        for group in (sequence.group for sequence in planned if sequence.group.width > 1):
+            idle.update((s.name, s) for s in group.live if s.name not in self.entries)
+        for sequence in idle.values():
+            sequence.num_scheduled_tokens = 0
+        return list(idle.values())
 
     def seal(self, step: int, lane: int, state: CoreState) -> StepPlan:
         """The plan, with the queues as they stand now."""

@@ -3,6 +3,7 @@
 import pytest
 
 from block_manager.cache_rules import Growth, PrefixHit
+from block_manager.hashing import HashChain, little_endian
 from tests.block_manager.sequences import prompt
 from tests.block_manager.v0_moves import append, begin, compute, fork
 from tests.block_manager.v0_moves import make_063 as make
@@ -15,6 +16,8 @@ def test_equal_prefixes_share_full_blocks() -> None:
     begin(rules, prompt("seq1", [*range(10), 99]))
     assert rules.ledger.tables == {"seq0": [0, 1, 2], "seq1": [0, 1, 3]}
     assert rules.hits == (4, 2)
+    begin(rules, prompt("twin", range(10)))
+    assert rules.ledger.tables["twin"] == [0, 1, 4], "equal partial blocks are private too"
 
 
 def test_a_shifted_copy_shares_nothing() -> None:
@@ -24,6 +27,18 @@ def test_a_shifted_copy_shares_nothing() -> None:
     begin(rules, prompt("b", [9, 9, 9, 9, 4, 5, 6, 7]))
     begin(rules, prompt("c", range(4, 8)))
     assert rules.hits == (5, 0)
+
+
+def test_blocks_hashed_one_by_one_are_chained_too() -> None:
+    """R107, R116: a block that fills while generating has the hash that a prompt with these tokens finds, and no other has."""
+    first, second, shifted = [1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]
+    chains = []
+    for tokens in (first, second), (shifted, second), (second, second):
+        chain = HashChain(4)
+        one_by_one = [chain.block(i, little_endian(block)) for i, block in enumerate(tokens)]
+        assert one_by_one == HashChain(4).upto([*tokens[0], *tokens[1]], 2)
+        chains += one_by_one
+    assert len(set(chains)) == len(chains)
 
 
 @pytest.mark.parametrize("field", [{"lora_id": 1}, {"cache_salt": "tenant"}])

@@ -29,6 +29,14 @@ def test_equal_prompts_share_the_partial_tail() -> None:
     assert append_each(rules, b, 51) == [Growth()]
 
 
+def test_unequal_partial_tails_are_not_shared() -> None:
+    """R112: by what is in them: another last token, or one more, has a tail block of its own behind the shared full ones."""
+    rules = make(caching=True)
+    for name, tokens in (("a", range(14)), ("other", [*range(13), 99]), ("longer", range(15))):
+        begin(rules, prompt(name, tokens))
+    assert rules.ledger.tables == {"a": [0, 1, 2, 3], "other": [0, 1, 2, 4], "longer": [0, 1, 2, 5]}
+
+
 def test_adapters_and_tenants_share_nothing() -> None:
     """R107: the adapter's id is part of the hash, and so is the tenant."""
     rules = make(caching=True)

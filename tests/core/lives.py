@@ -256,16 +256,14 @@ class Life:
         return self.setting.spec.phases == "mixed"
 
     def _check_groups(self, plan: StepPlan) -> None:
-        """All live sequences of a group act together (R28); under v1 some may catch up first, but all give a token at once."""
+        """All live sequences of a group act together (R28); some may catch up first, but all give a token at once."""
         entries = {e.name: e for e in plan.scheduled}
         for group in self._groups(plan):
             live = [s.name for s in group.live]
             assert not live or {s.status for s in group.live} == {SequenceStatus.RUNNING}
-            if self._is_v1:
-                sampling = [name for name in live if name in entries and entries[name].samples]
-                assert not sampling or sampling == live
-            else:
-                assert all(name in entries for name in live)
+            sampling = [name for name in live if name in entries and entries[name].samples]
+            assert not sampling or sampling == live
+            assert all(name in entries for name in live) or group.in_prefill or self._is_v1
 
     def _groups(self, plan: StepPlan) -> list[Group]:
         found = {}

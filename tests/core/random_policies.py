@@ -77,4 +77,6 @@ def _v0_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
         knobs["num_lookahead_slots"] = rng.choice([0, 0, 1, 5])
     if policy == "vllm-v0-chunked":
         knobs["num_scheduler_steps"] = rng.choice([1, 1, 4])
+    if policy != "vllm-2023" and rng.random() < 0.2:
+        knobs |= {"cache": "quire", "sliding_window": None}
     return knobs

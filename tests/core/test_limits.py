@@ -22,6 +22,10 @@ from tests.core.v0_builders import make_chunked, make_v0
         ("vllm-v0", {"preemption_mode": "drop"}, "preemption_mode='drop'.*recompute, swap"),
         ("vllm-v1", {"preemption_mode": "swap"}, "preemption_mode='swap'"),
         ("vllm-v0", {"num_gpu_blocks": 0}, "num_gpu_blocks"),
+        ("vllm-v1", {"watermark_blocks": 0}, "watermark_blocks=0: cache=v1_pool"),
+        ("vllm-v0", {"cache": "none", "watermark_blocks": 1}, "watermark_blocks=1: cache=none"),
+        ("vllm-v0", {"num_gpu_blocks": 9, "watermark_blocks": 9}, "watermark_blocks=9: must be less than.*9"),
+        ("vllm-2023", {"num_gpu_blocks": 9, "watermark_blocks": 10}, "watermark_blocks=10: must be less than.*9"),
     ],
 )
 def test_contradictions_are_refused_at_construction(preset: str, given: dict[str, Any], words: str) -> None:
@@ -36,6 +40,8 @@ def test_contradictions_are_refused_at_construction(preset: str, given: dict[str
         ("vllm-v0", {"max_num_batched_tokens": 64, "max_model_len": 64}),
         ("vllm-v0-chunked", {"max_num_batched_tokens": 8, "max_model_len": 64, "max_num_seqs": 8}),
         ("vllm-v0", {"num_lookahead_slots": 0, "num_scheduler_steps": 1}),
+        ("vllm-v0", {"num_gpu_blocks": 9, "watermark_blocks": 8}),
+        ("vllm-v1", {"cache": "quire", "num_gpu_blocks": 9, "watermark_blocks": 2}),
     ],
 )
 def test_limits_that_just_fit_are_taken(preset: str, given: dict[str, Any]) -> None:

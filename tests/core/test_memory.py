@@ -111,6 +111,31 @@ def test_one_json_object_and_nothing_else() -> None:
     assert all(set(w["contiguous"]) == {"used", "reserved", "internal", "external"} for w in values["workloads"])
 
 
+@pytest.mark.parametrize("n", ["257", "2,257", "0", "2,,4", "two"])
+def test_a_number_of_samples_that_cannot_run_is_a_usage_error(n: str) -> None:
+    """Status 2 and what is allowed, before anything is served; 256 sequences run at a time."""
+    result = invoke("--n", n)
+    assert result.exit_code == 2
+    assert "from 1 to 256" in " ".join(result.output.split())
+
+
+def test_each_number_of_samples_is_measured_once() -> None:
+    """In the order given; one sample shares nothing, so only constant lengths have it."""
+    arguments = ("--prompt", "5", "--outputs", "3", "--block-size", "4", "--requests", "1", "--json")
+    result = json.loads(invoke("--n", "3,1,3,1", *arguments).stdout)
+    assert [row["n"] for row in result["constant"]] == [3, 1]
+    assert [row["n"] for row in result["workloads"]] == [3] * len(WORKLOADS)
+
+
+def test_the_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 columns: every name is whole and nothing is cut."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = invoke("--n", "16", "--prompt", "5", "--outputs", "3", "--requests", "1").stdout
+    assert all(f"{w.name} {w.kind.value} " in shown for w in WORKLOADS)
+    assert all(f" {head} " in shown for head in ("closed form", "paper", "waste", "reserved", "internal", "external"))
+    assert "…" not in shown
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     """A list of counts that is none, and a file that is no recording."""
     assert "2,4,6" in invoke("--n", "two").output

@@ -26,13 +26,17 @@ def test_the_least_important_makes_room_for_one_that_does_not_fit() -> None:
     """R82, R85: it leaves to the front of waiting, behind the one it made room for; that one starts in the next step, not in
     this one, in which the others decode."""
     core = make_core()
-    add(core, "low", 8, priority=9)
-    add(core, "mid", 8, priority=5)
+    add(core, "low", 7, priority=9)
+    add(core, "mid", 7, priority=5)
     one_step(core)
     add(core, "high", 15, priority=1)
     plan, _ = one_step(core)
     assert (plan.preempted, chunks(plan), plan.num_prefill_groups) == ([("low", "recompute")], [("mid", 1)], 0)
+    assert plan.free_gpu == 4, "blocks enough for it, beside those that decode"
     assert queues(core) == {"waiting": ["high", "low"], "running": ["mid"], "swapped": []}
+    plan, _ = one_step(core)
+    assert (chunks(plan), plan.num_prefill_groups) == ([("high", 15)], 1)
+    assert queues(core) == {"waiting": ["low"], "running": ["mid", "high"], "swapped": []}
 
 
 def test_priority_preemptions_are_not_in_the_count_for_lack_of_blocks() -> None:

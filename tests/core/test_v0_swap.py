@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
@@ -75,10 +76,16 @@ def test_nobody_comes_back_in_a_step_that_preempted(preset: str) -> None:
 
 @BOTH
 def test_no_room_on_the_device_means_later(preset: str) -> None:
-    """R69: the head of swapped stays, nobody behind it comes back."""
-    core = swapped_core(preset)
+    """R69: the head of swapped stays, nobody behind it comes back, though there is room for one of them."""
+    core = make_v0(preset, num_gpu_blocks=9)
+    add(core, "a", 11)
+    add(core, "c", 3)
+    add(core, "b", 7, 6, n=3)
+    until(core, "swap_out")
+    move_to_host(core, "c")
+    assert [core.state.cache.can_swap_in(g.live, 0) for g in core.state.swapped] == [AllocStatus.LATER, AllocStatus.OK]
     plan, _ = one_step(core)
-    assert (chunks(plan), plan.swap_in, queues(core)["swapped"]) == ([("a", 1)], [], ["b"])
+    assert (chunks(plan), plan.swap_in, queues(core)["swapped"]) == ([("a", 1)], [], ["b", "c"])
 
 
 @BOTH

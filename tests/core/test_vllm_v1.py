@@ -22,6 +22,18 @@ def test_budget_of_ten_with_prompts_3_5_12() -> None:
     ]
 
 
+def test_nobody_is_looked_at_when_the_budget_is_used_up() -> None:
+    """R128: to the last token: who waits is not even looked up, whether prompts took it all or decodes and prompts."""
+    core = make_core(max_num_batched_tokens=8)
+    core.add(make_request("a", 8, max_tokens=20))
+    core.add(make_request("b", 7))
+    core.add(make_request("c", 3))
+    first, second = one_step(core)[0], one_step(core)[0]
+    assert (shares(first), first.lookups) == ({"a": 8}, [("a", 0)])
+    assert (shares(second), second.lookups) == ({"a": 1, "b": 7}, [("b", 0)])
+    assert waiting(core) == ["c"]
+
+
 def test_prefill_chunks_and_decodes_share_a_step() -> None:
     """R1, R127: a newcomer's prompt joins running decodes in the very next step."""
     core = make_core()

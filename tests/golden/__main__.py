@@ -1,8 +1,9 @@
 """`python -m tests.golden DIR... [--emit OUT] [--no-fast-path]`: scenario files against the core that serves.
 
 One line per failure (file, step, field, expected, got) and per kind of skip; last line `N passed, M failed, K skipped`; exit
-status 1 if any failed. `--emit OUT` writes for each scenario a file of the same name, `{"name": ..., "trace": [...]}`; for
-the allocator files the trace is our answers, and `ops` the operations with our answers in them.
+status 1 if any failed or a folder has no scenario files. `--emit OUT` writes for each scenario a file of the same name (below
+its folder's name where names clash), `{"name": ..., "trace": [...]}`; for the allocator files the trace is our answers, and
+`ops` the operations with our answers in them.
 """
 
 import argparse
@@ -16,8 +17,10 @@ from typing import Any
 
 from tests.golden import family_v0, family_v1
 from tests.golden.compare import first_difference
+from tests.golden.emit import emit_paths
 from tests.golden.family_allocators import CachedAllocRun, EvictorRun, TableRun
-from tests.golden.scenario import Scenario, ScenarioError, find, read
+from tests.golden.forms import ScenarioError, refused
+from tests.golden.scenario import Scenario, find, read
 
 Records = list[dict[str, Any]]
 
@@ -54,14 +57,8 @@ def reason_to_skip(scenario: Scenario) -> str | None:
         return f"family {scenario.family} is not built yet"
     if scenario.family not in _FAMILIES:
         known = ", ".join(sorted(_LATER | _FAMILIES.keys()))
-        raise ScenarioError(f"field 'family': unknown family {scenario.family!r}; there are: {known}")
+        raise refused("file.family", f"unknown family {scenario.family!r}; there are: {known}", scenario.family)
     return _FAMILIES[scenario.family].reason_to_skip(scenario)
-
-
-def emit_paths(paths: list[Path], out: Path) -> dict[Path, Path]:
-    """Where each scenario's trace goes: a file of the same name; under its folder's name too where names clash."""
-    times = Counter(path.name for path in paths)
-    return {path: out / (path.name if times[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in paths}
 
 
 def examine(path: Path, emit: Path | None, *, fast_path: bool = True) -> tuple[str, str]:
@@ -72,14 +69,14 @@ def examine(path: Path, emit: Path | None, *, fast_path: bool = True) -> tuple[s
             return "skipped", reason
         family = _FAMILIES[scenario.family]
         trace = family.run(scenario, fast_path=fast_path)
+        recorded = family.recorded(scenario)
+        if emit is not None:
+            emit.parent.mkdir(parents=True, exist_ok=True)
+            emit.write_text(json.dumps(family.emitted(scenario, trace)), encoding="utf-8")
     except ScenarioError as error:
         return "failed", f"{path}: {error}"
     except Exception as error:
-        return "failed", f"{path}: {type(error).__name__}: {error}"
-    if emit is not None:
-        emit.parent.mkdir(parents=True, exist_ok=True)
-        emit.write_text(json.dumps(family.emitted(scenario, trace)), encoding="utf-8")
-    recorded = family.recorded(scenario)
+        return "failed", f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
     if recorded is None:
         return "skipped", "has no trace to compare with"
     found = first_difference(recorded, trace)
@@ -99,9 +96,10 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         paths = find(args.places)
+        targets = emit_paths(paths, args.emit) if args.emit is not None else {}
     except ScenarioError as error:
         parser.error(str(error))
-    targets = emit_paths(paths, args.emit) if args.emit else {}
+    empty = [place for place in args.places if not find([place])]
     verdicts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for path in paths:
@@ -113,8 +111,10 @@ def main(argv: list[str]) -> int:
             skipped[line] += 1
     for reason, count in sorted(skipped.items()):
         print(f"skipped {count}: {reason}")
+    for place in empty:
+        print(f"no scenario files in {place}")
     print(f"{verdicts['passed']} passed, {verdicts['failed']} failed, {verdicts['skipped']} skipped")
-    return 1 if verdicts["failed"] else 0
+    return 1 if verdicts["failed"] or empty else 0
 
 
 if __name__ == "__main__":

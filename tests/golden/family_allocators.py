@@ -15,18 +15,24 @@ from block_manager.free_stack import StackThenEvictor
 from block_manager.pool import BlockPool
 from block_manager.rules.allocators_2023 import CachedAllocator
 from block_manager.rules.vllm_063 import Vllm063Rules
-from tests.golden.scenario import Scenario, ScenarioError, require
+from tests.golden import forms_allocators as forms
+from tests.golden.forms import check, refused
+from tests.golden.scenario import Scenario
 
 Op = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Format:
-    """Fields of a family: `whole`, of the file; `inputs`, of each kind of operation; `answers`, that may stand beside them."""
+    """Forms of a family: `whole`, of the file; `ops`, inputs of each kind of operation; `answers`, fields beside the inputs."""
 
-    whole: frozenset[str]
-    inputs: Mapping[str, frozenset[str]]
+    whole: type[forms.OpsFile]
+    ops: Mapping[str, type[forms.Op]]
     answers: frozenset[str]
+
+    def inputs(self, kind: str) -> list[str]:
+        """Fields of the operation that are no answers."""
+        return list(self.ops[kind].model_fields)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -41,25 +47,35 @@ class AllocatorFamily(ABC):
     @abstractmethod
     def __init__(self, scenario: Scenario) -> None: ...
 
+    def names(self, op: Op) -> dict[str, bool]:
+        """Fields of the operation that name what there must be, and whether there is."""
+        return {}
+
     @abstractmethod
     def do(self, op: Op) -> Op:
         """Our answers."""
 
     @classmethod
     def run(cls, scenario: Scenario, *, fast_path: bool = True) -> list[Op]:
-        """Our answers to all operations. ScenarioError for unknown or missing fields."""
-        require(scenario.data, "file", {"family", "ops", *cls.format.whole}, {"name", "tags", "seed"})
+        """Our answers to all operations. ScenarioError for what is not of the form."""
+        check(cls.format.whole, scenario.data)
         for i, op in enumerate(scenario.data["ops"]):
-            cls._check(op, f"ops[{i}]")
+            cls._check(op, i)
         runner = cls(scenario)
-        return [runner.do(op) for op in scenario.data["ops"]]
+        return [runner._answer(op, i) for i, op in enumerate(scenario.data["ops"])]
+
+    def _answer(self, op: Op, i: int) -> Op:
+        for name, is_known in self.names(op).items():
+            if not is_known:
+                raise refused(f"ops[{i}].{name}", f"there is no such {name} at this point", op[name])
+        return self.do(op)
 
     @classmethod
     def emitted(cls, scenario: Scenario, answers: list[Op]) -> dict[str, Any]:
         """What `--emit` writes: our answers, and the operations with our answers in them."""
         ops = []
         for op, answer in zip(scenario.data["ops"], answers, strict=True):
-            inputs = {key: op[key] for key in ("op", "now", *sorted(cls.format.inputs[op["op"]])) if key in op}
+            inputs = {key: op[key] for key in cls.format.inputs(op["op"]) if key in op}
             ops.append(inputs | answer)
         return {"name": scenario.name, "trace": answers, "ops": ops}
 
@@ -67,32 +83,28 @@ class AllocatorFamily(ABC):
     def recorded(cls, scenario: Scenario) -> list[Op] | None:
         """What the reference answered; None in a file of inputs alone."""
         ops = scenario.data["ops"]
-        answers = [{k: op[k] for k in op if k in cls.format.answers - cls.format.inputs[op["op"]]} for op in ops]
+        answers = [
+            {k: op[k] for k in op if k in cls.format.answers.difference(cls.format.inputs(op["op"]))} for op in ops
+        ]
         return answers if any(answers) else None
 
     @classmethod
-    def _check(cls, op: Op, where: str) -> None:
-        inputs = cls.format.inputs
-        if op.get("op") not in inputs:
-            raise ScenarioError(
-                f"field '{where}.op': unknown operation {op.get('op')!r}; there are: {', '.join(inputs)}"
-            )
-        compared = {key: value for key, value in op.items() if not key.startswith("raw_")}
-        require(compared, where, {"op", *inputs[op["op"]]}, {"now", *cls.format.answers})
+    def _check(cls, op: Op, i: int) -> None:
+        kinds = cls.format.ops
+        check(forms.AnyOp, op, "ops", i)
+        if op["op"] not in kinds:
+            raise refused(f"ops[{i}].op", f"unknown operation {op['op']!r}; there are: {', '.join(kinds)}", op["op"])
+        answers = cls.format.answers.difference(cls.format.inputs(op["op"]))
+        inputs = {key: value for key, value in op.items() if key not in answers and not key.startswith("raw_")}
+        check(kinds[op["op"]], inputs, "ops", i)
 
 
 class EvictorRun(AllocatorFamily):
     """The LRU evictor by itself (R111)."""
 
     format = Format(
-        whole=_words("key"),
-        inputs={
-            "add": _words("id hash num_hashed_tokens last_accessed"),
-            "update": _words("id last_accessed"),
-            "remove": _words("id"),
-            "evict": _words(""),
-            "count": _words(""),
-        },
+        whole=forms.EvictorFile,
+        ops=forms.EVICTOR_OPS,
         answers=_words("result error num_blocks"),
     )
 
@@ -135,13 +147,8 @@ class TableRun(AllocatorFamily):
     """Block tables under the cache rules of 0.6.3."""
 
     format = Format(
-        whole=_words("num_blocks block_size prefix_caching"),
-        inputs={
-            "new": _words("table tokens"),
-            "append": _words("table tokens"),
-            "fork": _words("table child"),
-            "free": _words("table now"),
-        },
+        whole=forms.TableFile,
+        ops=forms.TABLE_OPS,
         answers=_words("touched copies refused free tables queries hits hashed evictable"),
     )
 
@@ -157,6 +164,9 @@ class TableRun(AllocatorFamily):
             prefix_caching=data["prefix_caching"],
             watermark_blocks=0,
         )
+
+    def names(self, op: Op) -> dict[str, bool]:
+        return {} if op["op"] == "new" else {"table": op["table"] in self._sequences}
 
     def do(self, op: Op) -> Op:
         kinds: dict[str, Callable[[Op], Op]] = {
@@ -214,12 +224,8 @@ class CachedAllocRun(AllocatorFamily):
     """The allocator of the 2023 rules that finds blocks by hash."""
 
     format = Format(
-        whole=_words("num_blocks"),
-        inputs={
-            "allocate": _words("hash num_hashed_tokens now"),
-            "free": _words("handle now"),
-            "promote": _words("handle hash now"),
-        },
+        whole=forms.CachedAllocFile,
+        ops=forms.CACHED_ALLOC_OPS,
         answers=_words("handle hit ref same_as error reused free in_use evictable"),
     )
 
@@ -229,6 +235,9 @@ class CachedAllocRun(AllocatorFamily):
         self._allocator = CachedAllocator(BlockPool(num_blocks, free_blocks=self._free_blocks))
         self._blocks: dict[int, int] = {}
         self._num_handles = 0
+
+    def names(self, op: Op) -> dict[str, bool]:
+        return {} if op["op"] == "allocate" else {"handle": op["handle"] in self._blocks}
 
     def do(self, op: Op) -> Op:
         kinds: dict[str, Callable[[Op], Op]] = {

@@ -10,26 +10,17 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult, TokenRun
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.golden.scenario import Scenario, ScenarioError, require, require_whole
+from tests.golden.forms import refused
+from tests.golden.forms_vllm import check_v0
+from tests.golden.scenario import Scenario
 
-_CONFIG = {
-    "block_size", "num_gpu_blocks", "num_cpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy",
-    "preemption_mode", "chunked_prefill", "prefix_caching", "delay_factor",
-}  # fmt: skip
-_OPTIONAL = {"num_lookahead_slots", "max_loras", "watermark_blocks", "sliding_window", "async_output"}
-_REQUEST = {"id", "arrival_step", "arrival_time", "prompt", "priority", "n", "outputs"}
 _IGNORED = SequenceStatus.FINISHED_IGNORED
 _END = 2**31 - 1
 
 
 def run(scenario: Scenario, *, fast_path: bool = True) -> list[dict[str, Any]]:
-    """The trace that the core gives. ScenarioError for unknown or missing fields."""
-    require_whole(scenario, {"clock"})
-    require(scenario.config, "config", _CONFIG, _OPTIONAL)
-    for i, request in enumerate(scenario.data["requests"]):
-        require(request, f"requests[{i}]", _REQUEST, {"lora", "beam_parents", "max_tokens"})
-        if len(request["outputs"]) != request["n"]:
-            raise ScenarioError(f"field 'requests[{i}].outputs' has not one list per sample")
+    """The trace that the core gives. ScenarioError for what is not of the form."""
+    check_v0(scenario.data)
     return _Run(scenario, fast_path=fast_path).trace()
 
 
@@ -94,7 +85,7 @@ class _Run:
 
     def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         self._config = scenario.config
-        self._clock = scenario.data.get("clock")
+        self._clock: list[float] | None = scenario.data.get("clock")
         self._inputs = scenario.data["requests"]
         self._aborts = scenario.data.get("aborts", [])
         self._given: dict[str, _Given] = {}
@@ -134,7 +125,7 @@ class _Run:
 
     def _record(self, step: int) -> dict[str, Any]:
         try:
-            [plan] = self._core.schedule(self._clock[step] if self._clock else 1000.0 + step)
+            [plan] = self._core.schedule(self._now(step))
         except StepFailed as error:
             return {"step": step, "error": "cpu_swap_space", "events": [list(event) for event in error.preempted]}
         record = self._planned(step, plan)
@@ -142,6 +133,13 @@ class _Run:
         for given in self._given.values():
             given.learn([run for run in outcome.runs if run.request_id == given.data["id"]])
         return record | self._updated(outcome)
+
+    def _now(self, step: int) -> float:
+        if self._clock is None:
+            return 1000.0 + step
+        if step >= len(self._clock):
+            raise refused("file.clock", f"there is no time for step {step}", self._clock)
+        return self._clock[step]
 
     # --- the model -----------------------------------------------------------------------------------------------
 
@@ -163,6 +161,9 @@ class _Run:
             names = [entry.name for entry, _ in sampled]
             chosen: dict[str, list[int]] = {name: [] for name in names}
             for sample, parent in enumerate(parents[num_output - 1]):
+                if parent >= len(names):
+                    where = f"requests[{self._inputs.index(given.data)}].beam_parents[{num_output - 1}]"
+                    raise refused(where, f"there are {len(names)} running sequences", parents[num_output - 1])
                 chosen[names[parent]].append(sample)
             self._branch(given, chosen, num_output, result)
         else:

@@ -8,29 +8,20 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.golden.scenario import Scenario, require, require_whole
+from tests.golden.forms_vllm import check_v1
+from tests.golden.scenario import Scenario
 
 EOS = 99999
 _PAST_THE_END = 7
 _DRAFT_PATTERN = 7
-_CONFIG = {
-    "block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy",
-    "chunked_prefill", "prefix_caching", "async", "long_prefill_token_threshold",
-}  # fmt: skip
-_REQUEST = {"id", "arrival_step", "prompt", "outputs", "arrival_time", "max_tokens", "priority"}
 _REASONS = {SequenceStatus.FINISHED_STOPPED: "stop", SequenceStatus.FINISHED_LENGTH_CAPPED: "length"}
 
 Record = dict[str, Any]
 
 
 def run(scenario: Scenario, *, fast_path: bool = True) -> list[Record]:
-    """The trace that the core gives. ScenarioError for unknown or missing fields."""
-    require_whole(scenario, set())
-    require(scenario.config, "config", _CONFIG, {"num_spec_tokens", "batch_queue"})
-    optional = {"draft_ok"}
-    required = _REQUEST | optional if scenario.config.get("num_spec_tokens") else _REQUEST
-    for i, request in enumerate(scenario.data["requests"]):
-        require(request, f"requests[{i}]", required, optional)
+    """The trace that the core gives. ScenarioError for what is not of the form."""
+    check_v1(scenario.data)
     return _Run(scenario, fast_path=fast_path).trace()
 
 

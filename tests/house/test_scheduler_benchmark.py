@@ -171,6 +171,12 @@ def test_sizes_must_be_numbers(text: str) -> None:
     assert "32,1024" in result.output
 
 
+def test_each_size_is_measured_once() -> None:
+    """A size that is given twice costs and shows as one."""
+    result = json.loads(invoke("--running", "4,4", "--json").stdout)
+    assert len(result["steady"]) == 16
+
+
 def test_the_table_names_goals() -> None:
     """Without --json there is a table for people."""
     result = invoke("--running", "4")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from svc_common.errors import ConfigError
 WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_model_len=4096)
 
 
-def refused(policy: str, *sets: str, worker: WorkerSize = WORKER, **limits: object) -> str:
+def refused(policy: str, *sets: str, worker: WorkerSize = WORKER, **limits: Any) -> str:
     """The message of the refusal, at the start or once the worker is known."""
     with pytest.raises(ConfigError) as error:
         choice = choose(policy, sets, **limits)
@@ -129,15 +130,28 @@ def test_limits_reach_the_core() -> None:
         (["delay_factor=[1]"], ["delay_factor must be a number, not [1]"]),
         (["delay_factor=fast"], ["policy_set delay_factor=fast: delay_factor must be a number, not 'fast'"]),
         (["delay_factor=.nan"], ["must be a number"]),
-        (["delay_factor=true"], ["must be a number, not True"]),
+        (["delay_factor=true"], ["must be a number, not true"]),
         (["delay_factor=-1"], ["policy_set delay_factor=-1: ", "at least 0"]),
         (["max_loras=1.5"], ["max_loras must be a whole number or null, not 1.5"]),
         (["async_output=1"], ["async_output must be true or false, not 1"]),
         (["phases=sideways"], ["policy_set phases=sideways: ", "prefill_or_decode, decode_then_prefill, mixed"]),
-        (["preemption_mode=swop"], ["policy_set preemption_mode=swop: ", "recompute, swap"]),
+        (["preemption_mode=swop"], ["policy_set preemption_mode=swop: ", "must be one of null, recompute, swap;"]),
+        (["preemption_mode=none"], ["preemption_mode='none': ", "the word for nothing is null"]),
+        (["policy=null"], ["policy=null: must be one of fcfs, priority"]),
+        (["max_num_seqs=" + "9" * 5000], ["policy_set max_num_seqs=999", "too many digits"]),
+        (
+            ["max_num_seqs=0x" + "f" * 5000],
+            ["policy_set max_num_seqs=0xfff", "max_num_seqs must be at most 2147483647"],
+        ),
+        (["async_output=0x" + "f" * 5000], ["async_output must be at most"]),
+        (["delay_factor=" + "9" * 400], ["delay_factor must be at most"]),
+        (["max_num_batched_tokens=2147483648"], ["must be at most 2147483647"]),
+        (["max_loras=" + "[" * 5000], ["policy_set max_loras=[["]),
+        (["max_loras=*a"], ["policy_set max_loras=*a: *a is a YAML alias"]),
+        (["async_output=!!bool x"], ["async_output=!!bool x: !!bool is a YAML tag"]),
         (["policy=[a]"], ["policy_set policy=[a]: ", "fcfs, priority"]),
         (["max_num_seqs=0"], ["max_num_seqs must be at least 1"]),
-        (["max_num_seqs=null"], ["max_num_seqs must be a whole number, not None"]),
+        (["max_num_seqs=null"], ["max_num_seqs must be a whole number, not null"]),
         (["num_gpu_blocks=1"], ["num_gpu_blocks must be at least 2"]),
         (["num_lookahead_slots=-1"], ["policy_set num_lookahead_slots=-1: ", "at least 0"]),
         (["num_scheduler_steps=0"], ["policy_set num_scheduler_steps=0: ", "at least 1"]),
@@ -158,7 +172,12 @@ def test_wrong_sets_are_named(sets: list[str], texts: list[str]) -> None:
         ("vllm-v0-chunked", ["max_num_batched_tokens=500"], ["must be a multiple of block_size (16)"]),
         ("vllm-v0", ["chunked_prefill=true", "phases=prefill_or_decode"], ["policy_set phases=", "contradicts"]),
         ("vllm-v1", ["async=true", "progress=at_schedule"], ["policy_set progress=at_schedule: contradicts"]),
-        ("vllm-v0", ["async=true"], ["progress"]),
+        ("vllm-v0", ["async=true"], ["policy_set async=true: async is v1's; policy vllm-v0 has"]),
+        ("vllm-v1", ["watermark_blocks=5"], ["policy_set watermark_blocks=5: ", "vllm_2023, vllm_063, quire"]),
+        ("vllm-v0", ["watermark_blocks=100"], ["policy_set watermark_blocks=100: ", "less than num_gpu_blocks (100)"]),
+        ("vllm-v1", ["num_cpu_blocks=4"], ["policy_set num_cpu_blocks=4: ", "vllm-v1 (phases=mixed) never swaps"]),
+        ("static", ["num_cpu_blocks=4"], ["policy_set num_cpu_blocks=4: ", "never swaps"]),
+        ("vllm-v0", ["num_cpu_blocks=4", "preemption_mode=recompute"], ["(preemption_mode=recompute) never swaps"]),
         ("vllm-v1", ["preemption_mode=swap"], ["policy_set preemption_mode=swap: "]),
         ("vllm-v0", ["long_prefill_token_threshold=4"], ["long_prefill_token_threshold=4: is v1's"]),
         ("vllm-v1", ["num_gpu_blocks=101"], ["num_gpu_blocks is 101, only 100 blocks fit"]),
@@ -214,7 +233,18 @@ def test_unknown_names() -> None:
         ('{"base": "vllm-v0",\n"set": {"max_loras": "x"}}', "p.json", ":2: set.max_loras: ", ["whole number"]),
         ("base: vllm-v0\nset: {max_num_batched_tokens: 9, max_num_seqs: 10}", "p.yaml", ":2: ", ["(9)", "(10)"]),
         ("base: vllm-v0\nset:\n  max_num_batched_tokens: 512\n", "p.yaml", ":3: ", ["(512)", "max_model_len (4096)"]),
-        ("base: vllm-v0\nset: &a {b: *a}\n", "p.yaml", ":2: ", ["nested too deeply"]),
+        ("base: [vllm-v0]\n", "p.yaml", ":1: base: ", ["must be a word, not a list"]),
+        ("base: vllm-v0\nname: {a: b}\n", "p.yaml", ":2: name: ", ["must be a word, not a mapping"]),
+        ("base: vllm-v0\nname: null\n", "p.yaml", ":2: name: ", ["must be a word, not null"]),
+        ("base: vllm-v0\n? [a]\n: 1\n", "p.yaml", ":2: ", ["a key must be a word, not a list"]),
+        ("base: vllm-v0\nset: &a {b: *a}\n", "p.yaml", ":2: ", ["*a is a YAML alias"]),
+        ("base: &b vllm-v0\nname: *b\n", "p.yaml", ":2: ", ["*b is a YAML alias"]),
+        ("base: vllm-v0\nset:\n  max_loras: !!int 2\n", "p.yaml", ":3: ", ["!!int is a YAML tag"]),
+        ("base: vllm-v0\nset: !mine {max_loras: 2}\n", "p.yaml", ":2: ", ["!mine is a YAML tag"]),
+        (f"base: vllm-v0\nset:\n  max_loras: {'9' * 5000}\n", "p.yaml", ":3: set.max_loras: ", ["cannot be read"]),
+        (f'{{"base": "vllm-v0",\n"set": {{"max_loras": {"9" * 5000}}}}}', "p.json", ": ", ["too many digits"]),
+        ("base: vllm-v1\nset:\n  num_cpu_blocks: 4\n", "p.yaml", ":3: set.num_cpu_blocks: ", ["never swaps"]),
+        ("base: vllm-v1\nset:\n  watermark_blocks: 4\n", "p.yaml", ":3: set.watermark_blocks: ", ["v1_pool"]),
         ("base: vllm-v1\nset:\n  cache: none\n", "p.yaml", ":3: set.cache: ", ["service cannot run it"]),
         ("base: vllm-v1\nset:\n  cache: vllm_063\n", "p.yaml", ":3: set.cache: ", ["phases of v0"]),
     ],
@@ -242,6 +272,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_sound_choice_passes_its_checks() -> None:
     """The checks refuse nothing that works, whatever the model's length turns out to be."""
     for name in presets.policy_names():
-        choice: PolicyChoice = choose(name, ["num_cpu_blocks=4"], max_num_seqs=400)
+        choice: PolicyChoice = choose(name, num_cpu_blocks=4, max_num_seqs=400)
         choice.check()
         assert choice.core_limits(WORKER).max_num_seqs == 400
+
+
+def test_the_watermark_is_checked_once_the_pool_is_known() -> None:
+    """R52: at the start any size may come; with a pool, one block less than it has is the most."""
+    choice = choose("vllm-v0", ["watermark_blocks=99"])
+    choice.check()
+    assert choice.core_limits(WORKER).num_gpu_blocks == 100
+    assert "less than num_gpu_blocks (9)" in refused("vllm-v0", "watermark_blocks=9", "num_gpu_blocks=9")
+
+
+def test_host_blocks_are_for_policies_that_swap() -> None:
+    """The service's own setting says what may be used; none at all can be asked of any policy."""
+    assert choose("vllm-v0", ["num_cpu_blocks=4"]).core_limits(WORKER).num_cpu_blocks == 4
+    assert choose("vllm-v1", ["num_cpu_blocks=0"]).core_limits(WORKER).num_cpu_blocks == 0
+    assert choose("vllm-v1", num_cpu_blocks=4).core_limits(WORKER).num_cpu_blocks == 4

@@ -4,11 +4,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.outputs import OutputRules
-from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
+from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, spread
 from scheduler_svc.core.policy import Preemption
 from scheduler_svc.core.preemption import SWAP
 from scheduler_svc.core.progress_guard import STUCK
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -65,8 +65,9 @@ class Decodes:
         self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, draft: StepDraft
     ) -> bool:
         lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
-        while not state.cache.can_extend(group.live, num_tokens, lookahead):
-            if state.guard.may_stay(group, num_tokens, lookahead, alone=not queue, cache=state.cache):
+        sequences, each = by_sequence(group, num_tokens)
+        while not state.cache.can_extend(sequences, each, lookahead):
+            if state.guard.may_stay(group, each, lookahead, alone=not queue, cache=state.cache):
                 return True
             if state.guard.is_hopeless(group, alone=not (queue or done.scheduled)):
                 draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
@@ -107,5 +108,11 @@ class Decodes:
 def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, draft: StepDraft) -> None:
     """Slots for all sequences of a group that goes on (R67)."""
     lookahead = shares.num_lookahead(in_prefill=group.in_prefill)
-    for sequence in group.live:
-        draft.extend(sequence, num_tokens, state, lookahead)
+    for sequence, num in spread(group, num_tokens):
+        draft.extend(sequence, num, state, lookahead)
+
+
+def by_sequence(group: Group, num_tokens: int) -> tuple[list[Sequence], int]:
+    """Who of a group takes part in the step, and the most tokens that one of them takes."""
+    shares = spread(group, num_tokens)
+    return [sequence for sequence, _ in shares], max(num for _, num in shares)

@@ -1,7 +1,7 @@
 """Starts waiting groups under v0 (R49-R55): head first, nobody passes whom the budget stops."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, shared_prompt_tokens
+from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, pending, shared_prompt_tokens
 from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
@@ -44,7 +44,7 @@ class Prefills:
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
             return Verdict.REJECT
         lookahead = self._shares.num_lookahead(in_prefill=True)
-        status = state.cache.can_admit(group.live, _NO_HIT, num_tokens, lookahead)
+        status = state.cache.can_admit(group.live, _NO_HIT, min(num_tokens, pending(group.live[0])), lookahead)
         if status is AllocStatus.LATER:
             return Verdict.STOP
         if status is AllocStatus.NEVER:
@@ -63,17 +63,14 @@ class Prefills:
         longest = num_tokens if alone else max(s.num_tokens for s in group.live)
         if longest > limit:
             return f"its {longest} tokens are more than the {limit} that a prompt may have (R50)"
-        if not alone and num_tokens > state.limits.max_num_batched_tokens:
-            return (
-                f"computing its {len(group.live)} sequences again takes {num_tokens} tokens, more than a step may have"
-            )
         return ""
 
     def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
         state.waiting.remove(group)
-        state.cache.admit(group.live, _NO_HIT, num_tokens, self._shares.num_lookahead(in_prefill=True))
+        first = min(num_tokens, pending(group.live[0]))
+        state.cache.admit(group.live, _NO_HIT, first, self._shares.num_lookahead(in_prefill=True))
         for sibling in group.live[1:]:
-            sibling.num_computed_tokens = shared_prompt_tokens(group, state)
+            sibling.num_shared_tokens = shared_prompt_tokens(group, state)
         state.start(group, draft.now)
         if group.request.lora_id > 0:
             draft.lora_ids[group.request.lora_id] = None

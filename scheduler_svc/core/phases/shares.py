@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.request import Group, Sequence
+from scheduler_svc.core.request import Group, Place, Sequence
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -16,15 +16,39 @@ class ScheduledGroup:
     is_prefill: bool
 
     def put(self, draft: StepDraft) -> None:
-        """Schedules its sequences: the only one takes the chunk; after a recompute each computes its own tail."""
-        live = self.group.live
-        for sequence in live:
-            draft.add(sequence, self.num_tokens if len(live) == 1 else pending(sequence))
+        """Schedules its sequences."""
+        for sequence, num_tokens in spread(self.group, self.num_tokens):
+            sequence.num_computed_tokens = max(sequence.num_computed_tokens, sequence.num_shared_tokens)
+            draft.add(sequence, num_tokens)
+
+
+def spread(group: Group, num_tokens: int) -> list[tuple[Sequence, int]]:
+    """A group's tokens by sequence: the only one takes them, or each takes what it has pending.
+
+    Where that is more, the oldest that lags takes them all (`catch_up`).
+    """
+    live = group.live
+    if len(live) == 1:
+        return [(live[0], num_tokens)]
+    if num_tokens == sum(pending(sequence) for sequence in live):
+        return [(sequence, pending(sequence)) for sequence in live]
+    return [(_lagging(group), num_tokens)]
+
+
+def catch_up(group: Group, left: int) -> int:
+    """Tokens that bring the oldest sequence that lags nearer to its last one, which all compute in one step, to sample together."""
+    return max(0, min(pending(_lagging(group)) - 1, left))
+
+
+def _lagging(group: Group) -> Sequence:
+    live = group.live
+    return next((sequence for sequence in live if pending(sequence) > 1), live[0])
 
 
 def pending(sequence: Sequence) -> int:
     """What it has to compute before it gives a token."""
-    return sequence.num_tokens - sequence.num_computed_tokens if sequence.in_prefill else 1
+    done = max(sequence.num_computed_tokens, sequence.num_shared_tokens)
+    return sequence.num_tokens - done if sequence.in_prefill else 1
 
 
 class WholePrompts:
@@ -36,8 +60,16 @@ class WholePrompts:
         self._num_lookahead = num_lookahead_slots
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
-        """All that is pending, whatever the budget."""
-        return num_pending(group, state)
+        """All that is pending, whatever the budget.
+
+        Several sequences to be computed again may be more than any step takes: then they catch up one by one.
+        """
+        num_tokens = num_pending(group, state)
+        if len(group.live) == 1 or not group.in_prefill:
+            return num_tokens
+        left, running = draft.budget.num_tokens_left, group.place is Place.RUNNING
+        most = left if running else draft.budget.token_budget
+        return num_tokens if num_tokens <= most else catch_up(group, left)
 
     def prompt_limit(self, state: CoreState) -> int:
         """A longer prompt would never fit a step (R50)."""
@@ -55,7 +87,7 @@ class Chunks(WholePrompts):
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
         """0 where the budget leaves nothing."""
-        num_tokens, left = num_pending(group, state), draft.budget.num_tokens_left
+        num_tokens, left = super().num_new_tokens(group, state, draft), draft.budget.num_tokens_left
         if len(group.live) > 1 or num_tokens <= left:
             return num_tokens
         size = state.limits.block_size
@@ -73,7 +105,7 @@ class WholeChunks(WholePrompts):
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
         """0 where it does not fit; too long a prompt as it is, so that it is refused."""
-        num_tokens = num_pending(group, state)
+        num_tokens = super().num_new_tokens(group, state, draft)
         if len(group.live) > 1 or num_tokens > self.prompt_limit(state):
             return num_tokens
         return num_tokens if num_tokens <= draft.budget.num_tokens_left else 0
@@ -87,7 +119,7 @@ def num_pending(group: Group, state: CoreState) -> int:
     """Tokens of all its live sequences. A waiting group of several shares the full blocks of its prompt (design.md 4)."""
     live = group.live
     total = sum(pending(sequence) for sequence in live)
-    if len(live) > 1 and live[1].num_computed_tokens == 0:
+    if len(live) > 1 and not (live[1].num_computed_tokens or live[1].num_shared_tokens):
         total -= (len(live) - 1) * shared_prompt_tokens(group, state)
     return total
 
