@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks import report
 from tests.core.test_fast_path import check as check_fast_path
 from tests.core.test_properties import POLICIES, live
 
@@ -44,14 +45,15 @@ class Sums:
 
 def read() -> dict[str, Sums]:
     """The sums so far, by preset; twins of the fast path apart."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))["sums"] if RESULTS.exists() else {}
     names = [*POLICIES, *(f"{policy}, fast path off and on" for policy in TWINS)]
     return {name: Sums(**found.get(name, {})) for name in names}
 
 
 def write(sums: dict[str, Sums]) -> None:
-    """Keeps them."""
-    RESULTS.write_text(json.dumps({name: asdict(s) for name, s in sums.items()}, indent=2) + "\n", encoding="utf-8")
+    """Keeps them, with machine and commit of the last run."""
+    content = {"benchmark": "tests.soak", "sums": {name: asdict(s) for name, s in sums.items()}}
+    report.save("soak", content, RESULTS)
 
 
 def one_life(name: str, seed: int) -> int:

@@ -159,6 +159,7 @@ def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outc
     for flight in flights:
         if together or flight.sequence.name in result.failed:
             state.cache.retract(flight.sequence, flight.computed_before)
+            flight.sequence.num_computed_tokens = min(flight.sequence.num_computed_tokens, flight.computed_before)
             outcome.ended.append(state.retire(flight.sequence, SequenceStatus.FINISHED_ABORTED, why))
     if together:
         outcome.ended += state.retire_group(flights[0].sequence.group, SequenceStatus.FINISHED_ABORTED, why)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.request import Group, SequenceStatus
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.state import CoreState, leave_to_siblings
 from scheduler_svc.core.step_draft import StepDraft
 
 RECOMPUTE = "recompute"
@@ -75,6 +75,7 @@ class SwapOrRecompute(Recompute):
 
     def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         state.guard.on_preempted(group, state.running)
+        leave_to_siblings(group)  # rules that swap sequence by sequence do not keep sharing (R74)
         draft.swap_out.add(group.request.request_id, state.cache.swap_out(group.live))
         for sequence in group.live:
             state.leave_worker(sequence)

@@ -75,6 +75,8 @@ class CoreState:
 
     def end(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """The same for one whose blocks are not to be freed, or are already."""
+        if sequence.group.live[:1] == [sequence]:
+            leave_to_siblings(sequence.group)
         self.cache.forget(sequence)
         self.leave_worker(sequence)
         sequence.status = status
@@ -107,3 +109,11 @@ class CoreState:
         self.leave_worker(sequence)
         sequence.status = SequenceStatus.FINISHED_ABORTED
         sequence.group.remove(sequence.index)
+
+
+def leave_to_siblings(group: Group) -> None:
+    """What its oldest sequence has not computed yet of what others share with it, they compute themselves."""
+    elder, *siblings = group.live
+    for sibling in siblings:
+        if sibling.num_computed_tokens < sibling.num_shared_tokens:
+            sibling.num_shared_tokens = min(sibling.num_shared_tokens, elder.num_computed_tokens)

@@ -28,6 +28,7 @@ class StepDraft:
     """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
 
     `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step.
+    `num_caught_up`: tokens of running groups that are computed again in several steps.
     """
 
     now: float
@@ -44,6 +45,7 @@ class StepDraft:
     ended: list[EndedSequence] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     steady: SteadyShare | None = None
+    num_caught_up: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
 

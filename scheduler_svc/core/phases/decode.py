@@ -50,14 +50,16 @@ class Decodes:
         queue = deque(state.running)
         while queue:
             num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
-            if num_tokens == 0:
+            if num_tokens == 0 and self._shares.is_chunked:
                 break
             group = queue.popleft()
-            if self._outputs.set_aside(group, state):
+            if num_tokens == 0:
+                done.left_over.append(group)
+            elif self._outputs.set_aside(group, state):
                 draft.late.append(group.request.request_id)
             elif self._make_room(group, num_tokens, queue, done, state, draft):
                 done.scheduled.append(self._schedule(group, num_tokens, state, draft))
-        done.left_over = [group for group in queue if group.place is Place.RUNNING]
+        done.left_over += [group for group in queue if group.place is Place.RUNNING]
         draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
         return done
 
@@ -94,6 +96,8 @@ class Decodes:
         draft.budget.add_num_tokens(request_id, num_tokens)
         if self._shares.is_chunked:
             draft.budget.add_num_seqs(request_id, group.max_num_running_seqs)
+        elif is_prefill:
+            draft.num_caught_up += num_tokens
         if group.request.lora_id > 0:
             draft.lora_ids[group.request.lora_id] = None
         return ScheduledGroup(group, num_tokens, is_prefill)

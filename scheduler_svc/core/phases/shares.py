@@ -62,14 +62,26 @@ class WholePrompts:
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
         """All that is pending, whatever the budget.
 
-        Several sequences to be computed again may be more than any step takes: then they catch up one by one.
+        Several sequences to be computed again may be more than any step takes: then they catch up one by one, and who is left of
+        them when the others end goes on alone.
         """
         num_tokens = num_pending(group, state)
-        if len(group.live) == 1 or not group.in_prefill:
+        if not group.in_prefill:
             return num_tokens
-        left, running = draft.budget.num_tokens_left, group.place is Place.RUNNING
-        most = left if running else draft.budget.token_budget
-        return num_tokens if num_tokens <= most else catch_up(group, left)
+        if group.place is Place.RUNNING:
+            return self._go_on(group, num_tokens, draft)
+        fits = len(group.live) == 1 or num_tokens <= draft.budget.token_budget
+        return num_tokens if fits else catch_up(group, draft.budget.num_tokens_left)
+
+    @staticmethod
+    def _go_on(group: Group, num_tokens: int, draft: StepDraft) -> int:
+        """What all others that run do not need for their next token, which they are given whatever the budget (R63)."""
+        budget = draft.budget
+        others = budget.num_seqs - group.max_num_running_seqs + draft.num_caught_up
+        left = max(0, min(budget.num_tokens_left, budget.token_budget - others))
+        if num_tokens <= left:
+            return num_tokens
+        return left if len(group.live) == 1 else catch_up(group, left)
 
     def prompt_limit(self, state: CoreState) -> int:
         """A longer prompt would never fit a step (R50)."""
@@ -87,8 +99,10 @@ class Chunks(WholePrompts):
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
         """0 where the budget leaves nothing."""
-        num_tokens, left = super().num_new_tokens(group, state, draft), draft.budget.num_tokens_left
-        if len(group.live) > 1 or num_tokens <= left:
+        if len(group.live) > 1:
+            return super().num_new_tokens(group, state, draft)
+        num_tokens, left = num_pending(group, state), draft.budget.num_tokens_left
+        if num_tokens <= left:
             return num_tokens
         size = state.limits.block_size
         return left // size * size if state.limits.prefix_caching else left
@@ -105,8 +119,10 @@ class WholeChunks(WholePrompts):
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
         """0 where it does not fit; too long a prompt as it is, so that it is refused."""
-        num_tokens = super().num_new_tokens(group, state, draft)
-        if len(group.live) > 1 or num_tokens > self.prompt_limit(state):
+        if len(group.live) > 1:
+            return super().num_new_tokens(group, state, draft)
+        num_tokens = num_pending(group, state)
+        if num_tokens > self.prompt_limit(state):
             return num_tokens
         return num_tokens if num_tokens <= draft.budget.num_tokens_left else 0
 
@@ -119,7 +135,7 @@ def num_pending(group: Group, state: CoreState) -> int:
     """Tokens of all its live sequences. A waiting group of several shares the full blocks of its prompt (design.md 4)."""
     live = group.live
     total = sum(pending(sequence) for sequence in live)
-    if len(live) > 1 and not (live[1].num_computed_tokens or live[1].num_shared_tokens):
+    if len(live) > 1 and group.place is Place.WAITING:
         total -= (len(live) - 1) * shared_prompt_tokens(group, state)
     return total
 
