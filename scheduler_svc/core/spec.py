@@ -97,7 +97,11 @@ class PolicySpec:
             )
         if self.sliding_window is not None and limits.prefix_caching:
             raise _bad(self, "sliding_window", "does not go with prefix_caching")
-        if self.watermark_blocks is not None and self.watermark_blocks >= limits.num_gpu_blocks:
+        if (
+            self.defects == "repaired"
+            and self.watermark_blocks is not None
+            and self.watermark_blocks >= limits.num_gpu_blocks
+        ):
             why = f"must be less than num_gpu_blocks ({limits.num_gpu_blocks}), or no prompt is ever admitted (R52)"
             raise _bad(self, "watermark_blocks", why)
 

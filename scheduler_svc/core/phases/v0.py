@@ -63,9 +63,8 @@ class DecodeThenPrefill:
         """See the class; the orders of queue and batch are R89's."""
         done = self._decodes.go_on(state, draft)
         back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
-        state.running[:] = (
-            done.left_over
-        )  # those with a share are out of line: a delay of prompts does not wait for them
+        # Those with a share are out of line until the end: a delay of prompts does not wait for them (R57).
+        state.running[:] = done.left_over
         prompts = self._prefills.start(state, draft)
         decodes, chunks = done.of(prefill=False), done.of(prefill=True)
         back_decodes = [s for s in back if not s.is_prefill]
