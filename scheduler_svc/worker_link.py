@@ -296,6 +296,7 @@ class WorkerLink:
 
     async def _say_goodbye(self) -> None:
         if self._run is not None and self._reader is not None:
+            await self._run.write(worker_pb2.SchedulerOutputs(goodbye=worker_pb2.RunGoodbye()))
             await self._run.done_writing()
             # Not `await reader`: however it ends, also cancelled, the goodbye was said.
             await asyncio.wait({self._reader})

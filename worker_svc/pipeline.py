@@ -100,19 +100,22 @@ class Pipeline:
         )
         return worker_pb2.WorkerOutputs(welcome=welcome)
 
-    def close(self, stream: StepStream, *, goodbye: bool) -> None:
-        """The call is over; the lease starts. `goodbye`: the peer ended it in order. Idempotent."""
+    def close(self, stream: StepStream) -> None:
+        """The call is over; the lease starts, or is void if the owner said goodbye. Idempotent."""
         stream.finish()
-        self._ownership.leave(stream.number, _now_s(), goodbye=goodbye)
+        self._ownership.leave(stream.number, _now_s(), goodbye=stream.said_goodbye)
         if self._stream is stream:
             self._stream = None
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def receive(self, stream: StepStream, message: worker_pb2.SchedulerOutputs) -> None:
-        """One step of `stream`: queued, or answered again if it ran before. Raises what ends the stream."""
+        """One step of `stream`: queued, or answered again if it ran before; or its goodbye. Raises what ends the stream."""
         if message.HasField("hello"):
             raise InvalidArgument.field("hello", "is allowed only in the first message")
+        if message.HasField("goodbye"):
+            stream.say_goodbye()
+            return
         verdict = self._ownership.accept(stream.number, message.epoch, message.step_id)
         if verdict is Verdict.RUN:
             stream.expect()

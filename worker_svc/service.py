@@ -78,19 +78,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             stream = self._pipeline.open(await _first(steps))
             reader = asyncio.create_task(self._read(stream, steps), name=f"run-{stream.number}")
             # Not only in `finally`: a call that ends while a message is on its way never enters this generator again.
-            context.add_done_callback(lambda _: self._leave(stream, reader, goodbye=False))
-            goodbye = False
+            context.add_done_callback(lambda _: self._leave(stream, reader))
             try:
                 async for message in stream.messages():
                     yield message
-                # The peer sent its last and got every answer. One that vanishes has this generator cancelled instead.
-                goodbye = True
             finally:
-                self._leave(stream, reader, goodbye=goodbye)
+                self._leave(stream, reader)
 
-    def _leave(self, stream: StepStream, reader: asyncio.Task[None], *, goodbye: bool) -> None:
+    def _leave(self, stream: StepStream, reader: asyncio.Task[None]) -> None:
         reader.cancel()
-        self._pipeline.close(stream, goodbye=goodbye)
+        self._pipeline.close(stream)
 
     async def _read(self, stream: StepStream, steps: AsyncIterator[worker_pb2.SchedulerOutputs]) -> None:
         """Feeds the pipeline until the peer ends the stream or is at fault."""

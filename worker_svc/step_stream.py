@@ -15,6 +15,8 @@ class StepStream:
         self._max_open = max_open
         self._unsent: deque[worker_pb2.WorkerOutputs] = deque()
         self._num_open = 0
+        self.said_goodbye = False
+        """The owner leaves for good. Explicit, as a call that breaks may look half-closed for a moment."""
         self._ended = False
         self._error: Exception | None = None
         self._to_send = asyncio.Event()
@@ -41,6 +43,11 @@ class StepStream:
         if self._error is None:
             self._unsent.append(message)
         self._update()
+
+    def say_goodbye(self) -> None:
+        """The peer leaves for good and sends no more."""
+        self.said_goodbye = True
+        self.finish()
 
     def finish(self) -> None:
         """The peer sends no more: end when every expected result is sent."""

@@ -168,7 +168,7 @@ class RunWelcome(_message.Message):
     def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., resumed: bool = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class SchedulerOutputs(_message.Message):
-    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step")
+    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class SchedulerOutputs(_message.Message):
     BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TO_COPY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_STEP_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     hello: RunHello
     step_id: int
     epoch: int
@@ -193,7 +194,12 @@ class SchedulerOutputs(_message.Message):
     blocks_to_swap_in: bytes
     blocks_to_copy: bytes
     scheduler_step: int
-    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ...) -> None: ...
+    goodbye: RunGoodbye
+    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ...) -> None: ...
+
+class RunGoodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class AddedRows(_message.Message):
     __slots__ = ("rows", "incarnations", "num_known_tokens", "token_ids", "num_prompt_tokens", "num_computed_tokens", "num_tokens", "num_blocks", "block_ids", "temperatures", "top_ps", "top_ks", "seeds", "sequence_indexes", "logprobs", "names", "traces")

@@ -76,9 +76,24 @@ def test_goodbye_hands_the_worker_over_at_once() -> None:
         async with running() as worker:
             await worker.make_ready()
             a = await run(worker.stub, "a")
-            await a.call.done_writing()
+            await a.send(worker_pb2.SchedulerOutputs(goodbye=worker_pb2.RunGoodbye()))
             assert await a.call.read() is grpc.aio.EOF
             assert (await run(worker.stub, "b")).welcome.epoch == 2
+
+    go(test())
+
+
+def test_a_stream_that_ends_without_goodbye_starts_the_lease() -> None:
+    """Half-closed is not goodbye: a call that breaks looks half-closed to the worker until the cancellation arrives."""
+
+    async def test() -> None:
+        async with running(fast(owner_lease_s=600)) as worker:
+            await worker.make_ready()
+            a = await run(worker.stub, "a")
+            await a.call.done_writing()
+            assert await a.call.read() is grpc.aio.EOF
+            with pytest.raises(FailedPrecondition, match="its lease runs"):
+                await run(worker.stub, "b")
 
     go(test())
 
