@@ -94,6 +94,8 @@ class CacheRules(Protocol):
     """
 
     ledger: Ledger
+    watermark_blocks: int
+    """Device blocks that stay free when a group starts or comes back (R52); 0 = none are kept."""
 
     @property
     def num_free_gpu(self) -> int:

@@ -10,6 +10,7 @@ from block_manager.pool import BlockPool
 class NoBlocks:
     """Everything is always possible and takes no blocks. Live sequences have empty tables, on the device or the host."""
 
+    watermark_blocks = 0
     num_free_gpu = 0
     num_free_cpu = 0
     hits = (0, 0)

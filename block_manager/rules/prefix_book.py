@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain
+from block_manager.hashing import HashChain, Rename, chain_salt
 from block_manager.ledger import Ledger
 
 NEVER = 2**62
@@ -28,10 +28,14 @@ class OpenEnd:
 
 
 class PrefixBook:
-    """Owner of the hash chain of every sequence and of how far its table is promised and registered."""
+    """Owner of the hash chain of every sequence and of how far its table is promised and registered.
 
-    def __init__(self, ledger: Ledger, *, enabled: bool) -> None:
+    `rename`: other names under which tokens are hashed; None: their own.
+    """
+
+    def __init__(self, ledger: Ledger, *, enabled: bool, rename: Rename | None = None) -> None:
         self.enabled = enabled
+        self._rename = rename
         self.num_lookups = 0
         self.num_hits = 0
         self._ledger = ledger
@@ -104,6 +108,7 @@ class PrefixBook:
     def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
         """Each has filled its next block; `data`: the tokens of these blocks one after the other, little-endian int32."""
         pool, size = self._ledger.gpu, self._ledger.block_size
+        data = data if self._rename is None else self._rename.tokens(data)
         stride, start = 4 * size, 0
         for end in ends:
             index = end.reach.num_registered
@@ -134,8 +139,8 @@ class PrefixBook:
         """Of its first blocks, which must be full, and maybe of more."""
         chain = self._chains.get(sequence.name)
         if chain is None:
-            salt = f"{sequence.lora_id}:{sequence.cache_salt}"
-            chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt)
+            salt = chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
+            chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt, self._rename)
         return chain.upto(sequence.token_ids, num_blocks)
 
     def _by_hash(self, sequence: CachedSequence, most: int) -> list[int]:

@@ -4,41 +4,49 @@ Adapter and tenant go into every key: their KV differs, so only equal ones share
 """
 
 import hashlib
-
-import numpy as np
+from collections.abc import Sequence
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain
+from block_manager.hashing import HashChain, Rename, chain_salt, little_endian
 
 
 class _Chains:
-    """Owner of the hash chain of every live sequence."""
+    """Owner of the hash chain of every live sequence. `rename`: other names under which tokens are hashed."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, rename: Rename | None) -> None:
         self._block_size = block_size
+        self._rename = rename
         self._chains: dict[str, HashChain] = {}
 
     def full(self, sequence: CachedSequence, index: int) -> bytes:
         """Of a block that must be full."""
         chain = self._chains.get(sequence.name)
         if chain is None:
-            chain = self._chains[sequence.name] = HashChain(self._block_size, _salt(sequence))
+            chain = self._chains[sequence.name] = HashChain(self._block_size, self._salt(sequence), self._rename)
         return chain.upto(sequence.token_ids, index + 1)[index]
 
     def root(self, sequence: CachedSequence) -> bytes:
         """What stands before its first block."""
-        return hashlib.sha256(_salt(sequence).encode()).digest()
+        return hashlib.sha256(self._salt(sequence).encode()).digest()
+
+    def tail(self, token_ids: Sequence[int]) -> bytes:
+        """The tokens of a block that is not full, as they are hashed."""
+        data = little_endian(token_ids)
+        return data if self._rename is None else self._rename.tokens(data)
 
     def forget(self, name: str) -> None:
         self._chains.pop(name, None)
+
+    def _salt(self, sequence: CachedSequence) -> str:
+        return chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
 
 
 class FullBlockKeys:
     """0.6.3: a full block is addressed by its tokens and the key of the block before it; a partial one by nothing (R112, R116)."""
 
-    def __init__(self, block_size: int, *, enabled: bool) -> None:
+    def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
         self._enabled = enabled
-        self._chains = _Chains(block_size)
+        self._chains = _Chains(block_size, rename)
 
     def of(self, sequence: CachedSequence, index: int) -> bytes | None:
         """Key of its full block; None where nothing is cached."""
@@ -56,10 +64,10 @@ class SplitPrefixKeys:
     share even their partial last block (R112).
     """
 
-    def __init__(self, block_size: int, *, enabled: bool) -> None:
+    def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
         self._block_size = block_size
         self._enabled = enabled
-        self._chains = _Chains(block_size)
+        self._chains = _Chains(block_size, rename)
 
     def of(self, sequence: CachedSequence, index: int) -> bytes | None:
         """Key of its block; None for what must stay private: nothing is cached, or it never takes cached blocks."""
@@ -75,12 +83,8 @@ class SplitPrefixKeys:
 
     def _partial(self, sequence: CachedSequence, index: int) -> bytes:
         before = self._chains.full(sequence, index - 1) if index else self._chains.root(sequence)
-        tail = np.asarray(sequence.token_ids[index * self._block_size :], dtype="<i4").tobytes()
+        tail = self._chains.tail(sequence.token_ids[index * self._block_size :])
         return hashlib.sha256(b"quire partial block\0" + before + tail).digest()
-
-
-def _salt(sequence: CachedSequence) -> str:
-    return f"{sequence.lora_id}:{sequence.cache_salt}"
 
 
 def _split(num_prompt_tokens: int, end: int) -> bytes:

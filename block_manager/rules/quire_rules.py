@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit
+from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.v1_pool import V1PoolRules
@@ -18,9 +19,17 @@ class QuireRules(V1PoolRules):
     the device is empty, where nobody else could need them.
     """
 
-    def __init__(self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, watermark_blocks: int = 0) -> None:
-        super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching)
-        self._watermark_blocks = watermark_blocks
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        max_model_len: int,
+        prefix_caching: bool,
+        watermark_blocks: int = 0,
+        rename: Rename | None = None,
+    ) -> None:
+        super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
+        self.watermark_blocks = watermark_blocks
 
     @classmethod
     def make(
@@ -32,6 +41,7 @@ class QuireRules(V1PoolRules):
         max_model_len: int,
         prefix_caching: bool,
         watermark_blocks: int | None = None,
+        rename: Rename | None = None,
     ) -> Self:
         """Rules over a ledger of their own. `watermark_blocks`: None = 1 % of the device's (R52)."""
         return cls(
@@ -39,6 +49,7 @@ class QuireRules(V1PoolRules):
             max_model_len=max_model_len,
             prefix_caching=prefix_caching,
             watermark_blocks=int(_WATERMARK * num_gpu_blocks) if watermark_blocks is None else watermark_blocks,
+            rename=rename,
         )
 
     def can_admit(
@@ -50,7 +61,7 @@ class QuireRules(V1PoolRules):
         """
         has_run = any(len(s.token_ids) > s.num_prompt_tokens for s in sequences)
         total = self._num_to_admit(sequences, PrefixHit(), len(sequences[0].token_ids) + num_lookahead)
-        if self._pool.num_usable - total < (0 if has_run else self._watermark_blocks):
+        if self._pool.num_usable - total < (0 if has_run else self.watermark_blocks):
             return AllocStatus.NEVER
         return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
 
@@ -107,7 +118,7 @@ class QuireRules(V1PoolRules):
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _when(self, num_needed: int) -> AllocStatus:
-        reserve = self._watermark_blocks if self.ledger.tables else 0
+        reserve = self.watermark_blocks if self.ledger.tables else 0
         return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
 
     def _kept(self, sequences: Sequence[CachedSequence], tables: list[list[int]]) -> dict[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
@@ -17,19 +18,29 @@ from block_manager.rules.prefix_book import OpenEnd, PrefixBook
 class V1PoolRules(NoSwap):
     """Writer of the ledger under V1's rules; block 0 is the null block and never used (R137)."""
 
-    def __init__(self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, rename: Rename | None = None
+    ) -> None:
         self.ledger = ledger
         self._pool = ledger.gpu
         self._max_model_len = max_model_len
-        self._prefixes = PrefixBook(ledger, enabled=prefix_caching)
+        self.watermark_blocks = 0
+        self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename)
 
     @classmethod
     def make(
-        cls, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, max_model_len: int, prefix_caching: bool
+        cls,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        max_model_len: int,
+        prefix_caching: bool,
+        rename: Rename | None = None,
     ) -> Self:
         """Rules over a ledger of their own. `num_gpu_blocks` includes the null block."""
         ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks))
-        return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching)
+        return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
 
     @property
     def num_free_gpu(self) -> int:

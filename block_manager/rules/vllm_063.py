@@ -8,6 +8,7 @@ from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.allocator_063 import FullBlockAllocator
@@ -29,13 +30,14 @@ class Vllm063Rules:
         watermark_blocks: int,
         sliding_window: int | None = None,
         counts_whole_prompts: bool = False,
+        rename: Rename | None = None,
     ) -> None:
         self.ledger = ledger
         self._prefix_caching = prefix_caching
-        self._watermark_blocks = watermark_blocks
+        self.watermark_blocks = watermark_blocks
         self._counts_whole_prompts = counts_whole_prompts
         self._blocks = FullBlockAllocator(ledger.gpu)
-        self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching)
+        self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
         self._window = SlidingWindow(ledger, sliding_window) if sliding_window is not None else None
         self._written: dict[str, Written] = {}
         self._chunked: dict[str, int] = {}
@@ -53,6 +55,7 @@ class Vllm063Rules:
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
         counts_whole_prompts: bool = False,
+        rename: Rename | None = None,
     ) -> Self:
         """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens.
         `counts_whole_prompts`: all blocks of a prompt in chunks count as computed with its first chunk, as recorded (R93)."""
@@ -64,6 +67,7 @@ class Vllm063Rules:
             watermark_blocks=watermark,
             sliding_window=sliding_window,
             counts_whole_prompts=counts_whole_prompts,
+            rename=rename,
         )
 
     @property
@@ -80,7 +84,7 @@ class Vllm063Rules:
     def capacity_tokens(self) -> int:
         """Tokens of the longest sequence that could be admitted alone; the null block of a sliding window is not its own."""
         null = int(self._window is not None)
-        return max(0, self.ledger.gpu.num_blocks - self._watermark_blocks - null) * self.ledger.block_size
+        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks - null) * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:
@@ -103,10 +107,10 @@ class Vllm063Rules:
         first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
         counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
         taken = self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
-        if pool.num_blocks - counted < self._watermark_blocks or taken + bool(self._window) > pool.num_blocks:
+        if pool.num_blocks - counted < self.watermark_blocks or taken + bool(self._window) > pool.num_blocks:
             return AllocStatus.NEVER
         is_idle = pool.num_free == pool.num_usable
-        if (is_idle or pool.num_free - counted >= self._watermark_blocks) and taken <= pool.num_free:
+        if (is_idle or pool.num_free - counted >= self.watermark_blocks) and taken <= pool.num_free:
             return AllocStatus.OK
         return AllocStatus.LATER
 
@@ -215,7 +219,7 @@ class Vllm063Rules:
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """R72, with the device's blocks and the watermark."""
-        return self._swap.can_return(sequences, self._watermark_blocks, num_lookahead)
+        return self._swap.can_return(sequences, self.watermark_blocks, num_lookahead)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Sequence by sequence; full blocks that are known on the device are shared (R117)."""

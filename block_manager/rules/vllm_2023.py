@@ -9,6 +9,7 @@ from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.allocators_2023 import Allocator, CachedAllocator, UncachedAllocator
@@ -19,11 +20,13 @@ from block_manager.rules.prefix_keys import SplitPrefixKeys
 class Vllm2023Rules:
     """Writer of the ledger under the rules of the 2023 manager. It knows no lookahead slots: `num_lookahead` must be 0."""
 
-    def __init__(self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int) -> None:
+    def __init__(
+        self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int, rename: Rename | None = None
+    ) -> None:
         self.ledger = ledger
         self._prefix_caching = prefix_caching
-        self._watermark_blocks = watermark_blocks
-        self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching)
+        self.watermark_blocks = watermark_blocks
+        self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
         allocator = CachedAllocator if prefix_caching else UncachedAllocator
         self._gpu: Allocator = allocator(ledger.gpu)
         self._cpu: Allocator = allocator(ledger.cpu)
@@ -39,12 +42,14 @@ class Vllm2023Rules:
         prefix_caching: bool,
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
+        rename: Rename | None = None,
     ) -> Self:
         """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` frees
         nothing: all blocks are kept, as the manager's ring of blocks would overwrite a prompt before it is read."""
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
-        return cls(Ledger(block_size, gpu, cpu), prefix_caching=prefix_caching, watermark_blocks=watermark)
+        ledger = Ledger(block_size, gpu, cpu)
+        return cls(ledger, prefix_caching=prefix_caching, watermark_blocks=watermark, rename=rename)
 
     @property
     def num_free_gpu(self) -> int:
@@ -59,7 +64,7 @@ class Vllm2023Rules:
     @property
     def capacity_tokens(self) -> int:
         """Tokens of the longest sequence that could be admitted alone."""
-        return max(0, self.ledger.gpu.num_blocks - self._watermark_blocks) * self.ledger.block_size
+        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks) * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:
@@ -78,9 +83,9 @@ class Vllm2023Rules:
         """As if nothing were cached (R51, R120)."""
         assert num_lookahead == 0
         needed = self._num_tail_blocks(sequences, self._num_prompt_blocks(sequences))
-        if self.ledger.gpu.num_blocks - needed < self._watermark_blocks:
+        if self.ledger.gpu.num_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
-        return AllocStatus.OK if self.num_free_gpu - needed >= self._watermark_blocks else AllocStatus.LATER
+        return AllocStatus.OK if self.num_free_gpu - needed >= self.watermark_blocks else AllocStatus.LATER
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
@@ -181,7 +186,7 @@ class Vllm2023Rules:
         needed, total = _num_distinct(self.ledger.host_tables, sequences) + len(sequences), self.ledger.gpu.num_blocks
         if needed > total:
             return AllocStatus.NEVER
-        fits = self.num_free_gpu == total or self.num_free_gpu - needed >= self._watermark_blocks
+        fits = self.num_free_gpu == total or self.num_free_gpu - needed >= self.watermark_blocks
         return AllocStatus.OK if fits else AllocStatus.LATER
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:

@@ -1,7 +1,8 @@
 """Admission checks: whether a waiting group may start."""
 
 from scheduler_svc.core.policy import Verdict
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -27,8 +28,10 @@ class MaxSeqs(OpenGate):
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         """STOP where it would be more."""
         num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
-        full = num_running + group.max_num_running_seqs > state.limits.max_num_seqs
-        return Verdict.STOP if full else Verdict.ENTER
+        if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
+            return Verdict.ENTER
+        state.journal.stop(group, Reason.MAX_SEQS, running=num_running, limit=state.limits.max_num_seqs)
+        return Verdict.STOP
 
 
 class LoraSlots(OpenGate):
@@ -40,8 +43,10 @@ class LoraSlots(OpenGate):
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         """SKIP where it would be more."""
         lora_id = group.request.lora_id
-        full = lora_id > 0 and lora_id not in draft.lora_ids and len(draft.lora_ids) >= self._max_loras
-        return Verdict.SKIP if full else Verdict.ENTER
+        if not lora_id or lora_id in draft.lora_ids or len(draft.lora_ids) < self._max_loras:
+            return Verdict.ENTER
+        state.journal.skip(group, Reason.LORA_SLOTS, adapter=lora_id, limit=self._max_loras)
+        return Verdict.SKIP
 
 
 class Delay(OpenGate):
@@ -60,8 +65,12 @@ class Delay(OpenGate):
         self._prev_time, self._prev_prompt = draft.now, False
         if self._factor <= 0 or not len(state.waiting) or not state.running:
             return True
-        earliest = min(group.request.arrival_time for group in state.waiting)
-        return draft.now - earliest > self._factor * self._last_prompt_latency
+        waited_s = draft.now - min(group.request.arrival_time for group in state.waiting)
+        delay_s = self._factor * self._last_prompt_latency
+        if waited_s > delay_s:
+            return True
+        state.journal.stop_all(Place.WAITING, Reason.DELAY, waited_s=waited_s, delay_s=delay_s)
+        return False
 
     def close(self, num_started: int) -> None:
         """Remembers that this step has prompts."""
@@ -73,4 +82,8 @@ class WholeBatch(OpenGate):
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
         """Open while a batch is put together: until the worker holds its first."""
-        return not state.running or state.running[0].live[0].name not in state.on_worker
+        if not state.running or state.running[0].live[0].name not in state.on_worker:
+            return True
+        if len(state.waiting):
+            state.journal.stop_all(Place.WAITING, Reason.BATCH_UNDER_WAY, running=len(state.running))
+        return False

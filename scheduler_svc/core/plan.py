@@ -9,6 +9,7 @@ from heapq import merge
 from operator import itemgetter
 
 from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
+from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.steady.rows import Ints
 from scheduler_svc.core.steady.share import SteadyRuns, SteadyShare
 
@@ -35,7 +36,7 @@ class StepPlan:
     here and nowhere else. `num_batched_tokens`: what the step takes of the token budget. `late`: requests whose end is
     only not handled yet and that are scheduled no more (R59).
     A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets`
-    that say where they stand among those; `scheduled` is all of them.
+    that say where they stand among those; `scheduled` is all of them. `events`: changes of state and reason since the last plan.
     """
 
     step: int
@@ -63,6 +64,7 @@ class StepPlan:
     num_swapped: int = 0
     free_gpu: int = 0
     free_cpu: int = 0
+    events: list[Event] = field(default_factory=list)
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:

@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from scheduler_svc.core.errors import StepFailed
-from scheduler_svc.core.request import Group, SequenceStatus
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState, leave_to_siblings
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -41,6 +42,8 @@ class Recompute:
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         """Frees all blocks of the group."""
         state.guard.on_preempted(group, state.running)
+        lost = sum(sequence.num_computed_tokens for sequence in group.live)
+        state.journal.leaves(group, Place.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(draft))
         for sequence in group.live:
             state.cache.release(sequence)
             state.leave_worker(sequence)
@@ -76,10 +79,17 @@ class SwapOrRecompute(Recompute):
     def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         state.guard.on_preempted(group, state.running)
         leave_to_siblings(group)  # rules that swap sequence by sequence do not keep sharing (R74)
-        draft.swap_out.add(group.request.request_id, state.cache.swap_out(group.live))
+        pairs = state.cache.swap_out(group.live)
+        draft.swap_out.add(group.request.request_id, pairs)
+        state.journal.leaves(group, Place.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(draft))
         for sequence in group.live:
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.SWAPPED
             sequence.num_preemptions += 1
         draft.preempted.append((group.request.request_id, SWAP))
         return SWAP
+
+
+def _by(draft: StepDraft) -> str:
+    """Request for which the victim leaves."""
+    return draft.in_need.request.request_id if draft.in_need is not None else ""

@@ -10,6 +10,8 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.reasons import Reason
+
 
 class SequenceStatus(enum.IntEnum):
     """Where a sequence stands; finished means any value beyond SWAPPED (R23)."""
@@ -170,6 +172,7 @@ class Group:
 
     `num_fruitless`: preemptions in one situation since anybody gained a token; the progress guard counts it. `ticket`: order of
     coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
+    `waits_for`, `seen_heads`: what the journal told of it last, and how often it had told of heads of queues by then.
     """
 
     request: "Request"
@@ -180,6 +183,8 @@ class Group:
     num_indexes: int = 1
     ticket: int = -1
     is_steady: bool = False
+    waits_for: Reason | None = None
+    seen_heads: int = 0
 
     @property
     def live(self) -> list[Sequence]:

@@ -17,6 +17,7 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepRe
 from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.preemption import RECOMPUTE
 from scheduler_svc.core.progress_guard import STUCK
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -91,6 +92,7 @@ class Scheduler:
         for group in request.groups:
             group.place = Place.WAITING
             self._state.num_wide += group.width > 1
+            self._state.journal.arrived(group)
             self._state.waiting.push(group)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
@@ -196,6 +198,7 @@ class Scheduler:
 
     def _plan(self, lane: int, now: float) -> StepPlan:
         limits = self._state.limits
+        self._state.journal.begin(self.step + 1, now)
         draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs))
         draft.ended += self._outputs.before_plan(self._state)
         for phase in self._phases:
@@ -204,6 +207,7 @@ class Scheduler:
         draft.commit(self._state)
         self.step += 1
         plan = draft.seal(self.step, lane, self._state)
+        self._state.journal.begin(self.step + 1, now)
         self._take_off(plan, draft)
         return plan
 
@@ -257,6 +261,7 @@ class Scheduler:
             sequence.restart()
         group.place = Place.WAITING
         self._state.waiting.push_front(group)
+        self._state.journal.leaves(group, Place.WAITING, Reason.WORKER_LOST)
 
     def _find(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
+from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.progress_guard import ProgressGuard
 from scheduler_svc.core.queues import GroupQueue
+from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.steady.rows import SteadyRows
 
@@ -27,6 +29,7 @@ class CoreState:
     max_total_tokens: int
     guard: ProgressGuard
     steady: SteadyRows
+    journal: Journal = field(default_factory=Journal)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -66,6 +69,12 @@ class CoreState:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
+        self.journal.runs(group, computed_tokens=group.live[0].num_computed_tokens)
+
+    def shortage(self, num_tokens: int, num_held: int = 0) -> Numbers:
+        """Blocks that so many tokens need beside `num_held` known ones, and what there is: the numbers of NEED_BLOCKS."""
+        need = -(-num_tokens // self.limits.block_size) - num_held
+        return {"need": need, "free": self.cache.num_free_gpu, "watermark": self.cache.watermark_blocks}
 
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """Ends a sequence, wherever it stands: blocks free, worker to forget it; its group leaves with its last (R17, R35)."""
@@ -83,6 +92,7 @@ class CoreState:
         group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)
+            self.journal.ended(group, status.name)
             self.num_wide -= group.width > 1
         done = request.is_finished
         if done and self.requests.pop(request.request_id, None) is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from block_manager.cache_rules import Growth
 from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady.share import SteadyShare
 
@@ -28,7 +28,7 @@ class StepDraft:
     """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
 
     `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step.
-    `num_caught_up`: tokens of running groups that are computed again in several steps.
+    `in_need`: for whom the next victim leaves. `num_caught_up`: tokens of running groups that are computed again in several steps.
     """
 
     now: float
@@ -45,6 +45,7 @@ class StepDraft:
     ended: list[EndedSequence] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     steady: SteadyShare | None = None
+    in_need: Group | None = None
     num_caught_up: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
@@ -133,6 +134,7 @@ class StepDraft:
             num_swapped=len(state.swapped),
             free_gpu=state.cache.num_free_gpu,
             free_cpu=state.cache.num_free_cpu,
+            events=state.journal.take(),
         )
 
     def _freeze(self, entry: DraftEntry, state: CoreState) -> ScheduledSequence:

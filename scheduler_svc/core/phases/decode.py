@@ -84,6 +84,7 @@ class Decodes:
                 if victim is group:
                     return False
                 continue
+            draft.in_need = group
             mode = self._preemption.preempt(victim, state, draft)
             (done.swapped_out if mode == SWAP else done.recomputed).append(victim)
             if victim is group:

@@ -7,6 +7,7 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts import Progress
 from scheduler_svc.core.policy import Admission, Preemption, Verdict, first_refusal, gates_open
 from scheduler_svc.core.progress_guard import STUCK
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -76,6 +77,7 @@ class MixedRunning:
             withdrawn = [draft.withdraw(sequence, state) for sequence in victim.live]
             draft.budget.give_back(sum(withdrawn))
             num_withdrawn += any(withdrawn)
+            draft.in_need = group
             leave(victim, self._preemption, state, draft)
             for sequence in victim.live:
                 self._progress.on_preempted(sequence)
@@ -107,12 +109,14 @@ class MixedWaiting:
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
         if draft.preempted:
+            self._hold_up(state, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
         num_started = 0
         while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
             group = state.guard.next_of(state.waiting, Place.WAITING)
             if group is None:
+                state.journal.stop_all(Place.WAITING, Reason.MAKES_WAY)
                 break
             verdict = first_refusal(self._admission, group, state, draft)
             if verdict is Verdict.ENTER:
@@ -122,14 +126,23 @@ class MixedWaiting:
             num_started += verdict is Verdict.ENTER
             if verdict is Verdict.SKIP:
                 skipped.append(state.waiting.pop())
+        if draft.budget.is_spent:
+            self._hold_up(state, Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
         for group in reversed(skipped):
             state.waiting.push_front(group)
         for check in self._admission:
             check.close(num_started)
 
+    @staticmethod
+    def _hold_up(state: CoreState, reason: Reason, **numbers: int) -> None:
+        """Nobody else starts in this step."""
+        if len(state.waiting):
+            state.journal.stop(state.waiting.peek(), reason, **numbers)
+
     def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         first = group.live[0]
         if not self._progress.may_resume(first):
+            state.journal.stop(group, Reason.RESULT_PENDING)
             return Verdict.STOP
         if first.num_tokens > state.cache.capacity_tokens:
             give_up(group, state, draft)
@@ -137,10 +150,15 @@ class MixedWaiting:
         hit = state.cache.lookup(first)
         draft.lookups.append((group.request.request_id, hit.num_tokens))
         num_tokens = self._num_tokens(first, hit, state)
-        if num_tokens > draft.budget.num_tokens_left and not state.limits.chunked_prefill:
+        left = draft.budget.num_tokens_left
+        if num_tokens > left and not state.limits.chunked_prefill:
+            state.journal.stop(group, Reason.TOKEN_BUDGET, need=num_tokens, left=left, budget=draft.budget.token_budget)
             return Verdict.STOP
-        num_tokens = min(num_tokens, draft.budget.num_tokens_left)
+        num_tokens = min(num_tokens, left)
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
+            state.journal.stop(
+                group, Reason.NEED_BLOCKS, **state.shortage(hit.num_tokens + num_tokens, len(hit.block_ids))
+            )
             return Verdict.STOP
         state.cache.admit(group.live, hit, num_tokens)
         self._enter(group, hit.num_tokens, state, draft)
@@ -164,13 +182,13 @@ class MixedWaiting:
 
     @staticmethod
     def _enter(group: Group, num_cached_tokens: int, state: CoreState, draft: StepDraft) -> None:
+        first, *siblings = group.live
+        first.num_computed_tokens = num_cached_tokens
         state.waiting.remove(group)
         state.running.append(group)
         state.start(group, draft.now)
         if group.request.lora_id > 0:
             draft.lora_ids[group.request.lora_id] = None
-        first, *siblings = group.live
-        first.num_computed_tokens = num_cached_tokens
         size = state.limits.block_size
         for sibling in siblings:
             sibling.num_computed_tokens = first.num_prompt_tokens // size * size

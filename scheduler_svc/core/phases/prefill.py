@@ -3,6 +3,7 @@
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts, pending, shared_prompt_tokens
 from scheduler_svc.core.policy import Admission, Verdict, first_refusal, gates_open
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -24,6 +25,7 @@ class Prefills:
         while gates_open(self._admission, state, draft) and len(state.waiting):
             group = state.guard.next_of(state.waiting, Place.WAITING)
             if group is None:
+                state.journal.stop_all(Place.WAITING, Reason.MAKES_WAY)
                 break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
@@ -46,6 +48,7 @@ class Prefills:
         lookahead = self._shares.num_lookahead(in_prefill=True)
         status = state.cache.can_admit(group.live, _NO_HIT, min(num_tokens, pending(group.live[0])), lookahead)
         if status is AllocStatus.LATER:
+            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(min(num_tokens, pending(group.live[0]))))
             return Verdict.STOP
         if status is AllocStatus.NEVER:
             why = f"its {num_tokens} tokens need more blocks than the {state.cache.capacity_tokens} tokens of the cache"
@@ -54,8 +57,7 @@ class Prefills:
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is not Verdict.ENTER:
             return refusal
-        fits = num_tokens > 0 and draft.budget.can_schedule(num_tokens, group.max_num_running_seqs)
-        return Verdict.ENTER if fits else Verdict.STOP
+        return fits_budget(group, num_tokens, state, draft)
 
     def _never_fits(self, group: Group, num_tokens: int, state: CoreState) -> str:
         limit = group.request.long_lora_max_len or self._shares.prompt_limit(state)
@@ -77,3 +79,16 @@ class Prefills:
         draft.budget.add_num_tokens(group.request.request_id, num_tokens)
         draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
         return ScheduledGroup(group, num_tokens, is_prefill=True)
+
+
+def fits_budget(group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
+    """ENTER where the step has room for so many tokens and for its sequences, else STOP (R38)."""
+    budget, num_seqs = draft.budget, group.max_num_running_seqs
+    if num_tokens > 0 and budget.can_schedule(num_tokens, num_seqs):
+        return Verdict.ENTER
+    if num_tokens > 0 and budget.num_tokens + num_tokens <= budget.token_budget:
+        state.journal.stop(group, Reason.MAX_SEQS, need=num_seqs, running=budget.num_seqs, limit=budget.max_num_seqs)
+    else:
+        left = budget.num_tokens_left
+        state.journal.stop(group, Reason.TOKEN_BUDGET, need=num_tokens, left=left, budget=budget.token_budget)
+    return Verdict.STOP

@@ -5,6 +5,7 @@ from scheduler_svc.core.parts import Ordering
 from scheduler_svc.core.phases.shares import WholePrompts
 from scheduler_svc.core.policy import Preemption
 from scheduler_svc.core.preemption import SWAP
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -30,8 +31,11 @@ class PriorityPreemption:
             while state.running and self._outranked(state.running[-1], head):
                 if self._fits(head, num_tokens, state, draft):
                     break
+                draft.in_need = head
                 self._push_out(state.running.pop(), state, draft)
             state.waiting.push_front(head)
+            if draft.preempted:
+                state.journal.stop(head, Reason.MADE_ROOM, preempted=len(draft.preempted))
         state.waiting.sort(self._ordering)
 
     def _outranked(self, runner: Group, head: Group) -> bool:

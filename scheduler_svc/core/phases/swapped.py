@@ -2,8 +2,10 @@
 
 from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.phases.decode import extend_all
+from scheduler_svc.core.phases.prefill import fits_budget
 from scheduler_svc.core.phases.shares import ScheduledGroup, WholePrompts
 from scheduler_svc.core.policy import Admission, Verdict, first_refusal
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -28,6 +30,7 @@ class SwapIns:
         while state.swapped:
             group = state.guard.next_of(state.swapped, Place.SWAPPED)
             if group is None:
+                state.journal.stop_all(Place.SWAPPED, Reason.MAKES_WAY)
                 break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
@@ -43,6 +46,9 @@ class SwapIns:
     def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
         status = state.cache.can_swap_in(group.live, self._shares.num_lookahead(in_prefill=group.in_prefill))
         if status is AllocStatus.LATER:
+            held = sum(len(state.cache.ledger.host_tables.get(s.name, ())) for s in group.live)
+            numbers = state.shortage(held * state.limits.block_size)
+            state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
             return Verdict.STOP
         if status is AllocStatus.NEVER:
             why = "what it holds does not fit the device any more (R69)"
@@ -52,8 +58,7 @@ class SwapIns:
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is not Verdict.ENTER:
             return refusal
-        fits = num_tokens > 0 and draft.budget.can_schedule(num_tokens, group.max_num_running_seqs)
-        return Verdict.ENTER if fits else Verdict.STOP
+        return fits_budget(group, num_tokens, state, draft)
 
     def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
         request_id = group.request.request_id

@@ -5,6 +5,7 @@ from scheduler_svc.core.phases.prefill import Prefills
 from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
 from scheduler_svc.core.phases.shares import ScheduledGroup
 from scheduler_svc.core.phases.swapped import SwapIns
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Place
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -32,20 +33,28 @@ class PrefillOrDecode:
             draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
             if group.request.lora_id > 0:
                 draft.lora_ids[group.request.lora_id] = None
-        prompts = self._prefills.start(state, draft) if self._has_made_room or not state.swapped else []
+        prompts = self._prompts(state, draft)
         self._has_made_room = False
         if prompts:
+            hold_up_swapped(Reason.PREFILL_FIRST, state)
             state.running += [p.group for p in prompts]
             put_all(draft, prompts)
         else:
             self._decode(state, draft)
+
+    def _prompts(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+        if self._has_made_room or not state.swapped:
+            return self._prefills.start(state, draft)
+        if len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.SWAPPED_FIRST, swapped=len(state.swapped))
+        return []
 
     def _decode(self, state: CoreState, draft: StepDraft) -> None:
         if self._make_room is not None:
             self._make_room.make_room(state, draft)
             self._has_made_room = bool(draft.swap_out.pairs)
         done = self._decodes.go_on(state, draft)
-        back = [] if done.has_preempted or draft.swap_out.pairs else self._swap_ins.bring_in(state, draft)
+        back = bring_back(self._swap_ins, done, state, draft)
         state.running[:] = [*done.left_over, *(s.group for s in done.scheduled), *(s.group for s in back)]
         queue_victims(done, state)
         put_all(draft, [*done.scheduled, *back])
@@ -62,7 +71,7 @@ class DecodeThenPrefill:
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class; the orders of queue and batch are R89's."""
         done = self._decodes.go_on(state, draft)
-        back = [] if done.has_preempted else self._swap_ins.bring_in(state, draft)
+        back = bring_back(self._swap_ins, done, state, draft)
         # Those with a share are out of line until the end: a delay of prompts does not wait for them (R57).
         state.running[:] = done.left_over
         prompts = self._prefills.start(state, draft)
@@ -73,6 +82,20 @@ class DecodeThenPrefill:
         state.running += [s.group for s in in_order]
         queue_victims(done, state)
         put_all(draft, [*prompts, *chunks, *back_chunks, *decodes, *back_decodes])
+
+
+def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+    """Groups that come back from the host, unless somebody had to leave in this step (R5)."""
+    if not (done.has_preempted or draft.swap_out.pairs):
+        return swap_ins.bring_in(state, draft)
+    hold_up_swapped(Reason.STEP_PREEMPTS, state)
+    return []
+
+
+def hold_up_swapped(reason: Reason, state: CoreState) -> None:
+    """Nobody comes back in this step."""
+    if state.swapped:
+        state.journal.stop(state.swapped[0], reason)
 
 
 def queue_victims(done: Decoded, state: CoreState) -> None:

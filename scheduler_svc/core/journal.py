@@ -1,0 +1,86 @@
+"""What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
+
+from scheduler_svc.core.reasons import Event, Numbers, Reason
+from scheduler_svc.core.request import Group, Place
+
+
+class Journal:
+    """Owner of the events since they were last taken. A reason is told when it changes, with the numbers of that moment."""
+
+    __slots__ = ("_events", "_heads", "_num_heads", "now", "step")
+
+    def __init__(self) -> None:
+        self.step = 1
+        self.now = 0.0
+        self._events: list[Event] = []
+        self._heads: dict[Place, tuple[str, int, Reason]] = {}
+        self._num_heads = 0
+
+    def begin(self, step: int, now: float) -> None:
+        """Events from now on belong to the plan of that step."""
+        self.step, self.now = step, now
+
+    def take(self) -> list[Event]:
+        """The events since the last time, in order."""
+        taken, self._events = self._events, []
+        return taken
+
+    def arrived(self, group: Group) -> None:
+        """A group came in; the next plan may look at it."""
+        self._heads.pop(Place.WAITING, None)  # what holds the queue up is told again, for the newcomer
+        group.waits_for = None
+        self._tell(group, Place.WAITING.value, Reason.ARRIVED, {}, now=group.request.arrival_time)
+
+    def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
+        """It was looked at and stays where it is; those behind it may pass."""
+        if group.waits_for is not reason or group.seen_heads != self._num_heads:
+            group.waits_for, group.seen_heads = reason, self._num_heads
+            self._tell(group, group.place.value, reason, numbers)
+
+    def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
+        """It was looked at and stays where it is, and with it all behind it."""
+        head = (group.request.request_id, group.sequences[0].index, reason)
+        if self._heads.get(group.place) != head:
+            self._heads[group.place] = head
+            self._num_heads += 1
+            group.waits_for, group.seen_heads = reason, self._num_heads
+            self._tell(group, group.place.value, reason, numbers, of_queue=True)
+
+    def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+        """Nobody of that queue was looked at."""
+        if self._heads.get(place) != ("", 0, reason):
+            self._heads[place] = ("", 0, reason)
+            self._num_heads += 1
+            self._events.append(Event(self.step, self.now, place.value, reason, of_queue=True, numbers=numbers))
+
+    def runs(self, group: Group, **numbers: int | float | str) -> None:
+        """It has blocks, and its first share of a step."""
+        self._moves(group, Place.RUNNING, Reason.RUNNING, numbers)
+
+    def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+        """It ran, or was about to come back, and waits again in the queue of that place."""
+        self._moves(group, place, reason, numbers)
+
+    def ended(self, group: Group, how: str) -> None:
+        """Its last sequence came to its end."""
+        group.waits_for = None
+        self._tell(group, "", Reason.ENDED, {"end": how})
+
+    def _moves(self, group: Group, place: Place, reason: Reason, numbers: Numbers) -> None:
+        self._heads.clear()
+        group.waits_for, group.seen_heads = reason, self._num_heads
+        self._tell(group, place.value, reason, numbers)
+
+    def _tell(
+        self,
+        group: Group,
+        queue: str,
+        reason: Reason,
+        numbers: Numbers,
+        *,
+        of_queue: bool = False,
+        now: float | None = None,
+    ) -> None:
+        index = group.sequences[0].index if group.sequences else 0
+        at = self.now if now is None else now
+        self._events.append(Event(self.step, at, queue, reason, group.request.request_id, index, of_queue, numbers))

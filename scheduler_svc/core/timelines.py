@@ -1,0 +1,166 @@
+"""Timelines of requests, put together from events when somebody asks: which reason held from which step to which.
+
+`observe` is cheap and bounded: a request costs the events about itself, a queue the events about its head, whatever stands behind.
+"""
+
+import bisect
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from scheduler_svc.core.reasons import Event, Numbers, Reason
+
+Numbered = tuple[int, Event]
+_WAITS = ("waiting", "swapped")
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One reason, from the step that found it to the step that changed it; `to_step` None: it holds still.
+
+    `from_time`, `to_time`: seconds on the core's clock. `sample`: of which sample of the request.
+    """
+
+    queue: str
+    reason: Reason
+    sample: int
+    from_step: int
+    to_step: int | None
+    from_time: float
+    to_time: float | None
+    numbers: Numbers = field(default_factory=dict)
+
+    @property
+    def is_wait(self) -> bool:
+        """It waited, in whichever queue."""
+        return self.queue in _WAITS
+
+
+@dataclass(slots=True)
+class _Account:
+    """Events about one request, oldest first. `num_dropped`: of those behind the first that were forgotten."""
+
+    first: Numbered
+    events: deque[Numbered]
+    num_dropped: int = 0
+    num_open: int = 0
+
+    def all(self) -> list[Numbered]:
+        return [self.first, *self.events] if self.num_dropped else list(self.events)
+
+
+class Timelines:
+    """Owner of the events of live requests and of the last `num_kept` that ended.
+
+    Of each request the last `num_events` are kept, of all queues together the last `num_heads` about heads.
+    """
+
+    def __init__(self, *, num_kept: int = 2_000, num_events: int = 256, num_heads: int = 65_536) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in _WAITS}
+        self._num_kept, self._num_events = num_kept, num_events
+        self._count = 0
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """Events in the order in which they happened."""
+        for event in events:
+            self._count += 1
+            if event.of_queue and event.queue in self._heads:
+                self._heads[event.queue].append((self._count, event))
+            if event.request_id:
+                self._note(event)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._accounts
+
+    def episodes(self, request_id: str) -> list[Episode]:
+        """All of a request, sample by sample. KeyError for one that is not known (any more)."""
+        events = self._accounts[request_id].all()
+        samples = list(dict.fromkeys(event.sample for _, event in events))
+        return [e for sample in samples for e in self._of_sample(sample, events)]
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _note(self, event: Event) -> None:
+        account = self._accounts.get(event.request_id)
+        if account is None or event.request_id in self._over:
+            # An id that comes again names another request.
+            self._over.pop(event.request_id, None)
+            account = self._accounts[event.request_id] = _Account((self._count, event), deque(maxlen=self._num_events))
+        account.num_dropped += len(account.events) == self._num_events
+        account.events.append((self._count, event))
+        account.num_open += (event.reason is Reason.ARRIVED) - (event.reason is Reason.ENDED)
+        if event.reason is Reason.ENDED and account.num_open <= 0:
+            self._forget_oldest(event.request_id)
+
+    def _forget_oldest(self, request_id: str) -> None:
+        self._over[request_id] = None
+        if len(self._over) > self._num_kept:
+            oldest, _ = self._over.popitem(last=False)
+            del self._accounts[oldest]
+
+    def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[Episode]:
+        own = [(number, event) for number, event in events if event.sample == sample]
+        episode: Episode | None = None
+        for event in self._with_heads(own):
+            new = _episode(event, sample)
+            if episode is not None and (new.queue, new.reason, _head_reason(new)) == (
+                episode.queue,
+                episode.reason,
+                _head_reason(episode),
+            ):
+                continue
+            if episode is not None:
+                yield _ended(episode, event)
+            episode = new
+        if episode is not None and episode.reason is not Reason.ENDED:
+            yield episode
+
+    def _with_heads(self, own: list[Numbered]) -> Iterator[Event]:
+        """Its own events, and between them what held up the head of its queue."""
+        for i, (number, event) in enumerate(own):
+            yield event
+            until = own[i + 1][0] if i + 1 < len(own) else self._count + 1
+            for head in self._heads_between(event.queue, number, until):
+                same = head.request_id == event.request_id and head.sample == event.sample
+                yield event if same else _behind(head)
+
+    def _heads_between(self, queue: str, after: int, before: int) -> Iterator[Event]:
+        heads = self._heads.get(queue)
+        if heads:
+            start = bisect.bisect_right(heads, after, key=itemgetter(0))
+            for i in range(start, len(heads)):
+                if heads[i][0] >= before:
+                    break
+                yield heads[i][1]
+
+
+def _behind(head: Event) -> Event:
+    """The head's event as those behind it have it; where nobody was looked at, they wait for the same themselves."""
+    if not head.request_id:
+        return head
+    numbers: Numbers = {"head": head.request_id, "head_reason": head.reason.value, **head.numbers}
+    return Event(head.step, head.now, head.queue, Reason.BEHIND, of_queue=True, numbers=numbers)
+
+
+def _episode(event: Event, sample: int) -> Episode:
+    return Episode(event.queue, event.reason, sample, event.step, None, event.now, None, event.numbers)
+
+
+def _ended(episode: Episode, event: Event) -> Episode:
+    return Episode(
+        episode.queue,
+        episode.reason,
+        episode.sample,
+        episode.from_step,
+        event.step,
+        episode.from_time,
+        max(event.now, episode.from_time),
+        episode.numbers,
+    )
+
+
+def _head_reason(episode: Episode) -> object:
+    return episode.numbers.get("head_reason") if episode.reason is Reason.BEHIND else None
