@@ -39,6 +39,12 @@ class AdminClient:
         finally:
             call.cancel()
 
+    def explain(self, request_id: str, *, tenant: str = "", needs: bool = False) -> admin_pb2.ExplainRequestResponse:
+        """Where a request's time went; `needs`: also what would have ended each wait. NotFound for an unknown id."""
+        request = admin_pb2.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)
+
     def blocks(self, *, memory: bool = False) -> admin_pb2.GetBlocksResponse:
         """Pools, tables and reference counts at one instant; with `memory` also how well the memory is used."""
         with typed_errors(self.target, ADMIN):

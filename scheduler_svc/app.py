@@ -16,6 +16,7 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.admin_service import AdminServicer
 from scheduler_svc.engine_service import EngineServicer
+from scheduler_svc.explanations import Explanations
 from scheduler_svc.frontend_table import FrontendTable
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request_book import RequestBook
@@ -77,9 +78,10 @@ class _SchedulerService:
         self._readiness = Readiness()
         self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
+        self._explanations = Explanations(self._book, self._readiness)
         choice = settings.policy_choice()
         self._link = WorkerLink(settings.worker_address(), self._identity, settings, choice, self._readiness)
-        self._loop = StepLoop(settings, choice, self._link, self._book, self._log, self._readiness)
+        self._loop = StepLoop(settings, choice, self._link, self._book, self._log, self._readiness, self._explanations)
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
@@ -103,7 +105,7 @@ class _SchedulerService:
     def _add_services(self) -> None:
         engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
-        admin = AdminServicer(self._log, lambda: self._loop.core)
+        admin = AdminServicer(self._log, lambda: self._loop.core, self._explanations)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._admin_server)  # type: ignore[no-untyped-call]
         for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

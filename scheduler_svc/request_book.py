@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import EndedSequence, TokenRun
+from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.live_request import LiveRequest, Place, Timeline
 from scheduler_svc.request_spans import RequestSpans
@@ -184,6 +185,12 @@ class RequestBook:
             live.time.num_preemptions += 1
             live.time.preempted_since_ns = self._clock()
             self._spans.event(live, "preempted", {"quire.step": step, "quire.preemption_mode": mode})
+
+    def explained(self, event: Event) -> None:
+        """Why it waits from now on: an event of its span."""
+        live = self._by_core_id.get(event.request_id)
+        if live is not None:
+            self._spans.waits(live, event)
 
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
         """Its blocks are gone; False when it was in a lost step once too often and must be failed."""

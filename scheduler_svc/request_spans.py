@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event
 from scheduler_svc.live_request import LiveRequest
 from svc_common.errors import QuireError
 from svc_common.telemetry import Telemetry, context_of
@@ -47,6 +48,12 @@ class RequestSpans:
         """Something happened to it in its present phase."""
         if live.span is not None:
             live.span.add_event(name, dict(attributes))
+
+    def waits(self, live: LiveRequest, event: Event) -> None:
+        """A reason to wait, with the numbers that decided (design.md 4, Explain)."""
+        if live.span is not None and event.queue in WAITING_QUEUES:
+            numbers = {f"quire.{name}": value for name, value in event.numbers.items()}
+            self.event(live, event.reason.value, {"quire.step": event.step, "quire.queue": event.queue, **numbers})
 
     def ended(self, live: LiveRequest, error: QuireError | None) -> None:
         """It is over."""

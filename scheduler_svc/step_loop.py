@@ -14,6 +14,7 @@ from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.explanations import Explanations
 from scheduler_svc.intake import Intake
 from scheduler_svc.live_request import LiveRequest, Place
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
@@ -56,6 +57,7 @@ class StepLoop:
         book: RequestBook,
         step_log: StepLog,
         readiness: Readiness,
+        explanations: Explanations,
     ) -> None:
         self.core: Scheduler | None = None
         self._settings = settings
@@ -64,6 +66,7 @@ class StepLoop:
         self._book = book
         self._log = step_log
         self._readiness = readiness
+        self._explanations = explanations
         self._intake = Intake(book)
         self._planner = RowPlanner(0)
         self._owned: Ownership | None = None
@@ -129,6 +132,7 @@ class StepLoop:
         assert self.core is not None
         moves = plan.swap_in or plan.swap_out or plan.copy
         self._log.begin(plan, self._planner.epoch, self.core.block_tables() if moves else None)
+        self._explanations.observe(plan)
         first = plan.num_cumulative_preemptions - len(plan.preempted) + 1
         for number, (request_id, mode) in enumerate(plan.preempted, first):
             self._book.preempted(request_id, plan.step, mode)

@@ -199,6 +199,10 @@ class V1PoolRules(NoSwap):
         """Blocks that so many more tokens take, copies of shared ones included."""
         return self._num_to_extend([sequence], num_new_tokens)
 
+    def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        """Free blocks that a group takes to start with `num_new_tokens` of the first behind its hit."""
+        return self._num_to_admit(sequences, hit, num_new_tokens)
+
     # --- needs --------------------------------------------------------------------------------------------------------
 
     def _blocks_for(self, num_tokens: int) -> int:

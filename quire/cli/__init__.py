@@ -26,6 +26,7 @@ class RootGroup(CommandGroup):
         "models": ("quire.cli.models", "List the models served."),
         "policies": ("quire.cli.policies", "List the scheduling policies and the keys of --set."),
         "steps": ("quire.cli.steps", "Show what the scheduler decided, step by step."),
+        "why": ("quire.cli.why", "Show why a request waited."),
         "blocks": ("quire.cli.blocks", "Show the KV-cache blocks: pools, tables, reference counts."),
     }
 

@@ -13,6 +13,7 @@ class Flights:
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._by_step: dict[int, list[Flight]] = {}
+        self._moved: dict[int, list[str]] = {}
 
     def __bool__(self) -> bool:
         """Whether any plan is under way."""
@@ -22,6 +23,8 @@ class Flights:
         """A plan with work goes out."""
         if plan.steady is not None:
             self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
+        if plan.swap_out:
+            self._moved[plan.step] = list(plan.swap_out_moves.by_request)
         self._by_step[plan.step] = [
             Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
             for e in draft.entries.values()
@@ -29,6 +32,7 @@ class Flights:
 
     def land(self, step: int) -> list[Flight]:
         """The shares of a plan that is back; its steady ones stay with the rows until they are applied."""
+        self._moved.pop(step, None)
         return self._by_step.pop(step, [])
 
     def land_as_objects(self, step: int) -> list[Flight]:
@@ -42,6 +46,7 @@ class Flights:
         """Nothing is under way any more."""
         self._state.steady.dissolve()
         self._by_step.clear()
+        self._moved.clear()
 
     def discard(self, sequences: list[Sequence]) -> None:
         """What comes for these is ignored; the plans stay under way."""
@@ -51,15 +56,21 @@ class Flights:
         self._state.steady.discard([sequence.group for sequence in sequences])
 
     def groups_built_on(self, failed: list[Flight]) -> list[Group]:
-        """Other running groups, in order, that are in plans still under way or hold blocks that these were to fill."""
+        """Other groups, in order, that are in plans still under way, hold blocks that these were to fill, or may have copies of such
+        on the host: swapped by a plan still under way."""
         own = {flight.sequence.name for flight in failed}
         names, unfilled = self._names(), self._blocks_to_fill(failed)
         tables = self._state.cache.ledger.tables
+        moved = {request_id for requests in self._moved.values() for request_id in requests}
         return [
             group
-            for group in self._state.running
+            for group in (*self._state.running, *self._state.swapped)
             if own.isdisjoint(s.name for s in group.live)
-            and (group.sequences[0].name in names or any(not unfilled.isdisjoint(tables[s.name]) for s in group.live))
+            and (
+                group.sequences[0].name in names
+                or group.request.request_id in moved
+                or any(not unfilled.isdisjoint(tables.get(s.name, ())) for s in group.live)
+            )
         ]
 
     def _names(self) -> set[str]:

@@ -41,8 +41,8 @@ class Admission(Protocol):
 class Preemption(Protocol):
     """Who leaves when blocks run out, and how."""
 
-    def victim(self, candidates: list[Group]) -> Group:
-        """One of them (not empty), in running order."""
+    def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
+        """Who leaves for `needy`: one of them (not empty), in running order, or itself."""
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         """Takes its blocks and notes the event; "recompute" or "swap": the queue it belongs to. The caller moves it there."""

@@ -35,7 +35,7 @@ class Recompute:
     def __init__(self, who: Who) -> None:
         self._who = who
 
-    def victim(self, candidates: list[Group]) -> Group:
+    def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
         """Whom the choice names."""
         return self._who(candidates)
 

@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass, field
 
 Numbers = dict[str, int | float | str]
+WAITING_QUEUES = ("waiting", "swapped")
 
 
 class Reason(enum.StrEnum):
@@ -15,6 +16,8 @@ class Reason(enum.StrEnum):
 
     ARRIVED = "ARRIVED"
     """It came while a step was under way; the next plan looks at it."""
+    NO_WORKER = "NO_WORKER"
+    """No worker could run steps. The service's, never the core's."""
     NEED_BLOCKS = "NEED_BLOCKS"
     TOKEN_BUDGET = "TOKEN_BUDGET"
     MAX_SEQS = "MAX_SEQS"

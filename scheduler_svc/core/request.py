@@ -244,7 +244,8 @@ class Request:
     `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock. `n` of `best_of` samples are wanted (default: n
     of n); `beam`: they are beams. `lora_id`: adapter, 0 = none; `long_lora_max_len`: the prompt that it was made for, under v0 in
     place of the usual limit (R50). `cache_salt`: only equal salts share prefix blocks (R138).
-    `committed`: output tokens made in an earlier life (one sample only).
+    `committed`: output tokens made in an earlier life (one sample only). `deadline`: when its client stops waiting, seconds on the
+    same clock, None = never.
     """
 
     request_id: str
@@ -259,6 +260,7 @@ class Request:
     long_lora_max_len: int | None = None
     cache_salt: str = ""
     no_cache_reuse: bool = False
+    deadline: float | None = None
     committed: list[int] = field(default_factory=list)
     groups: list[Group] = field(init=False, default_factory=list)
     num_cached_tokens: int | None = None

@@ -88,6 +88,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run."""
         self._intake.check(request, self._state)
+        self._state.journal.begin(self.step + 1, self._state.journal.now)
         self._state.requests[request.request_id] = request
         for group in request.groups:
             group.place = Place.WAITING

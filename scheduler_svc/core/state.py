@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
+from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.progress_guard import ProgressGuard
 from scheduler_svc.core.queues import GroupQueue
@@ -20,6 +22,7 @@ class CoreState:
     `left`: sequences that the worker has not been told to forget yet. `on_worker`: names of those it holds.
     `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
     `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
+    `lengths`: of outputs that ended; `costs`: of work on the worker.
     `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
     """
 
@@ -30,6 +33,8 @@ class CoreState:
     guard: ProgressGuard
     steady: SteadyRows
     journal: Journal = field(default_factory=Journal)
+    lengths: OutputLengths = field(default_factory=OutputLengths)
+    costs: CostBook = field(default_factory=CostBook)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -89,6 +94,8 @@ class CoreState:
         self.cache.forget(sequence)
         self.leave_worker(sequence)
         sequence.status = status
+        if status in _NATURAL:
+            self.lengths.note(sequence.num_output_tokens)
         group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)
@@ -119,6 +126,9 @@ class CoreState:
         self.leave_worker(sequence)
         sequence.status = SequenceStatus.FINISHED_ABORTED
         sequence.group.remove(sequence.index)
+
+
+_NATURAL = (SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CAPPED)
 
 
 def leave_to_siblings(group: Group) -> None:

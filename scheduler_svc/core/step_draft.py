@@ -28,7 +28,8 @@ class StepDraft:
     """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
 
     `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step.
-    `in_need`: for whom the next victim leaves. `num_caught_up`: tokens of running groups that are computed again in several steps.
+    `in_need`: for whom the next victim leaves; `favoured`: for whom others left so that it starts in this step.
+    `torn`: names of withdrawn sequences with blocks whose copies were not made. `num_caught_up`: tokens of running groups that are computed again in several steps.
     """
 
     now: float
@@ -46,6 +47,8 @@ class StepDraft:
     late: list[str] = field(default_factory=list)
     steady: SteadyShare | None = None
     in_need: Group | None = None
+    favoured: Group | None = None
+    torn: dict[str, None] = field(default_factory=dict)
     num_caught_up: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
@@ -79,6 +82,8 @@ class StepDraft:
         growth = self.growth.pop(sequence.name, None)
         if growth is not None:
             self.copy.discard(sequence.request.request_id, growth.copies)
+            if growth.copies:
+                self.torn[sequence.name] = None
         return entry.num_tokens
 
     def commit(self, state: CoreState) -> None:

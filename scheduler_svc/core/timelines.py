@@ -6,13 +6,12 @@
 import bisect
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
-from scheduler_svc.core.reasons import Event, Numbers, Reason
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
 Numbered = tuple[int, Event]
-_WAITS = ("waiting", "swapped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Episode:
     @property
     def is_wait(self) -> bool:
         """It waited, in whichever queue."""
-        return self.queue in _WAITS
+        return self.queue in WAITING_QUEUES
 
 
 @dataclass(slots=True)
@@ -59,8 +58,8 @@ class Timelines:
     def __init__(self, *, num_kept: int = 2_000, num_events: int = 256, num_heads: int = 65_536) -> None:
         self._accounts: dict[str, _Account] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in _WAITS}
-        self._num_kept, self._num_events = num_kept, num_events
+        self._heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in WAITING_QUEUES}
+        self.num_kept, self._num_events = num_kept, num_events
         self._count = 0
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -97,7 +96,7 @@ class Timelines:
 
     def _forget_oldest(self, request_id: str) -> None:
         self._over[request_id] = None
-        if len(self._over) > self._num_kept:
+        if len(self._over) > self.num_kept:
             oldest, _ = self._over.popitem(last=False)
             del self._accounts[oldest]
 
@@ -113,7 +112,9 @@ class Timelines:
             ):
                 continue
             if episode is not None:
-                yield _ended(episode, event)
+                over = _ended(episode, event)
+                yield over
+                new = replace(new, from_time=max(new.from_time, over.to_time or new.from_time))
             episode = new
         if episode is not None and episode.reason is not Reason.ENDED:
             yield episode
@@ -150,16 +151,7 @@ def _episode(event: Event, sample: int) -> Episode:
 
 
 def _ended(episode: Episode, event: Event) -> Episode:
-    return Episode(
-        episode.queue,
-        episode.reason,
-        episode.sample,
-        episode.from_step,
-        event.step,
-        episode.from_time,
-        max(event.now, episode.from_time),
-        episode.numbers,
-    )
+    return replace(episode, to_step=event.step, to_time=max(event.now, episode.from_time))
 
 
 def _head_reason(episode: Episode) -> object:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/inference/v1/admin.proto\x12\x12quire.inference.v1\"K\n\x15WatchSchedulerRequest\x12\x12\n\nsince_step\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06tables\x18\x03 \x01(\x08\"\xb9\x04\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x35\n\tscheduled\x18\x05 \x03(\x0b\x32\".quire.inference.v1.ScheduledGroup\x12.\n\x07swap_in\x18\x06 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12/\n\x08swap_out\x18\x07 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12+\n\x04\x63opy\x18\x08 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12\x30\n\tpreempted\x18\t \x03(\x0b\x32\x1d.quire.inference.v1.Preempted\x12*\n\x06queues\x18\n \x01(\x0b\x32\x1a.quire.inference.v1.Queues\x12,\n\x04\x66ree\x18\x0b \x01(\x0b\x32\x1e.quire.inference.v1.FreeBlocks\x12\x32\n\x07sampled\x18\x0c \x03(\x0b\x32!.quire.inference.v1.SampledTokens\x12\x17\n\x0f\x63omputed_tokens\x18\r \x01(\x04\x12.\n\x06tables\x18\x0e \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12\r\n\x05\x65rror\x18\x0f \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x10 \x01(\x04\"d\n\x0eScheduledGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04seqs\x18\x02 \x03(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_before\x18\x04 \x01(\r\x12\x0f\n\x07prefill\x18\x05 \x01(\x08\"%\n\tBlockPair\x12\x0b\n\x03src\x18\x01 \x01(\r\x12\x0b\n\x03\x64st\x18\x02 \x01(\r\"%\n\tPreempted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\";\n\x06Queues\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"&\n\nFreeBlocks\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\"1\n\rSampledTokens\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\".\n\nBlockTable\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x03(\t\"\"\n\x10GetBlocksRequest\x12\x0e\n\x06memory\x18\x01 \x01(\x08\"\xdb\x02\n\x11GetBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12*\n\x03gpu\x18\x02 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12*\n\x03\x63pu\x18\x03 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12.\n\x06tables\x18\x04 \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12=\n\x04refs\x18\x05 \x03(\x0b\x32/.quire.inference.v1.GetBlocksResponse.RefsEntry\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x30\n\x06memory\x18\x07 \x01(\x0b\x32 .quire.inference.v1.MemoryReport\x1a+\n\tRefsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"x\n\x0cMemoryReport\x12.\n\x05paged\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.PagedMemory\x12\x38\n\ncontiguous\x18\x02 \x01(\x0b\x32$.quire.inference.v1.ContiguousMemory\"\x99\x01\n\x0bPagedMemory\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x16\n\x0elogical_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x04 \x01(\x04\x12\x14\n\x0cwaste_tokens\x18\x05 \x01(\x04\x12\x18\n\x10max_waste_tokens\x18\x06 \x01(\r\"\x81\x01\n\x10\x43ontiguousMemory\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\x10\n\x08reserved\x18\x02 \x01(\x04\x12\x10\n\x08internal\x18\x03 \x01(\x04\x12\x10\n\x08\x65xternal\x18\x04 \x01(\x04\x12\x13\n\x0bnum_regions\x18\x05 \x01(\r\x12\x14\n\x0cnum_left_out\x18\x06 \x01(\r\"8\n\tBlockPool\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r2\xc7\x01\n\x0c\x41\x64minService\x12]\n\x0eWatchScheduler\x12).quire.inference.v1.WatchSchedulerRequest\x1a\x1e.quire.inference.v1.StepReport0\x01\x12X\n\tGetBlocks\x12$.quire.inference.v1.GetBlocksRequest\x1a%.quire.inference.v1.GetBlocksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/inference/v1/admin.proto\x12\x12quire.inference.v1\"J\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05needs\x18\x03 \x01(\x08\"S\n\x16\x45xplainRequestResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x1b.quire.inference.v1.Episode\"\xf4\x01\n\x07\x45pisode\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x14\n\x07to_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x66rom_ns\x18\x03 \x01(\x04\x12\x12\n\x05to_ns\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12+\n\x07numbers\x18\x07 \x03(\x0b\x32\x1a.quire.inference.v1.Number\x12\x0e\n\x06sample\x18\x08 \x01(\r\x12)\n\x05needs\x18\t \x03(\x0b\x32\x1a.quire.inference.v1.NumberB\n\n\x08_to_stepB\x08\n\x06_to_ns\"R\n\x06Number\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x42\x07\n\x05value\"K\n\x15WatchSchedulerRequest\x12\x12\n\nsince_step\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06tables\x18\x03 \x01(\x08\"\xb9\x04\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x35\n\tscheduled\x18\x05 \x03(\x0b\x32\".quire.inference.v1.ScheduledGroup\x12.\n\x07swap_in\x18\x06 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12/\n\x08swap_out\x18\x07 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12+\n\x04\x63opy\x18\x08 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12\x30\n\tpreempted\x18\t \x03(\x0b\x32\x1d.quire.inference.v1.Preempted\x12*\n\x06queues\x18\n \x01(\x0b\x32\x1a.quire.inference.v1.Queues\x12,\n\x04\x66ree\x18\x0b \x01(\x0b\x32\x1e.quire.inference.v1.FreeBlocks\x12\x32\n\x07sampled\x18\x0c \x03(\x0b\x32!.quire.inference.v1.SampledTokens\x12\x17\n\x0f\x63omputed_tokens\x18\r \x01(\x04\x12.\n\x06tables\x18\x0e \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12\r\n\x05\x65rror\x18\x0f \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x10 \x01(\x04\"d\n\x0eScheduledGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04seqs\x18\x02 \x03(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_before\x18\x04 \x01(\r\x12\x0f\n\x07prefill\x18\x05 \x01(\x08\"%\n\tBlockPair\x12\x0b\n\x03src\x18\x01 \x01(\r\x12\x0b\n\x03\x64st\x18\x02 \x01(\r\"%\n\tPreempted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\";\n\x06Queues\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"&\n\nFreeBlocks\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\"1\n\rSampledTokens\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\".\n\nBlockTable\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x03(\t\"\"\n\x10GetBlocksRequest\x12\x0e\n\x06memory\x18\x01 \x01(\x08\"\xdb\x02\n\x11GetBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12*\n\x03gpu\x18\x02 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12*\n\x03\x63pu\x18\x03 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12.\n\x06tables\x18\x04 \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12=\n\x04refs\x18\x05 \x03(\x0b\x32/.quire.inference.v1.GetBlocksResponse.RefsEntry\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x30\n\x06memory\x18\x07 \x01(\x0b\x32 .quire.inference.v1.MemoryReport\x1a+\n\tRefsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"x\n\x0cMemoryReport\x12.\n\x05paged\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.PagedMemory\x12\x38\n\ncontiguous\x18\x02 \x01(\x0b\x32$.quire.inference.v1.ContiguousMemory\"\x99\x01\n\x0bPagedMemory\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x16\n\x0elogical_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x04 \x01(\x04\x12\x14\n\x0cwaste_tokens\x18\x05 \x01(\x04\x12\x18\n\x10max_waste_tokens\x18\x06 \x01(\r\"\x81\x01\n\x10\x43ontiguousMemory\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\x10\n\x08reserved\x18\x02 \x01(\x04\x12\x10\n\x08internal\x18\x03 \x01(\x04\x12\x10\n\x08\x65xternal\x18\x04 \x01(\x04\x12\x13\n\x0bnum_regions\x18\x05 \x01(\r\x12\x14\n\x0cnum_left_out\x18\x06 \x01(\r\"8\n\tBlockPool\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r2\xb0\x02\n\x0c\x41\x64minService\x12]\n\x0eWatchScheduler\x12).quire.inference.v1.WatchSchedulerRequest\x1a\x1e.quire.inference.v1.StepReport0\x01\x12X\n\tGetBlocks\x12$.quire.inference.v1.GetBlocksRequest\x1a%.quire.inference.v1.GetBlocksResponse\x12g\n\x0e\x45xplainRequest\x12).quire.inference.v1.ExplainRequestRequest\x1a*.quire.inference.v1.ExplainRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETBLOCKSRESPONSE_REFSENTRY']._loaded_options = None
   _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_options = b'8\001'
-  _globals['_WATCHSCHEDULERREQUEST']._serialized_start=55
-  _globals['_WATCHSCHEDULERREQUEST']._serialized_end=130
-  _globals['_STEPREPORT']._serialized_start=133
-  _globals['_STEPREPORT']._serialized_end=702
-  _globals['_SCHEDULEDGROUP']._serialized_start=704
-  _globals['_SCHEDULEDGROUP']._serialized_end=804
-  _globals['_BLOCKPAIR']._serialized_start=806
-  _globals['_BLOCKPAIR']._serialized_end=843
-  _globals['_PREEMPTED']._serialized_start=845
-  _globals['_PREEMPTED']._serialized_end=882
-  _globals['_QUEUES']._serialized_start=884
-  _globals['_QUEUES']._serialized_end=943
-  _globals['_FREEBLOCKS']._serialized_start=945
-  _globals['_FREEBLOCKS']._serialized_end=983
-  _globals['_SAMPLEDTOKENS']._serialized_start=985
-  _globals['_SAMPLEDTOKENS']._serialized_end=1034
-  _globals['_BLOCKTABLE']._serialized_start=1036
-  _globals['_BLOCKTABLE']._serialized_end=1082
-  _globals['_GETBLOCKSREQUEST']._serialized_start=1084
-  _globals['_GETBLOCKSREQUEST']._serialized_end=1118
-  _globals['_GETBLOCKSRESPONSE']._serialized_start=1121
-  _globals['_GETBLOCKSRESPONSE']._serialized_end=1468
-  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_start=1425
-  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_end=1468
-  _globals['_MEMORYREPORT']._serialized_start=1470
-  _globals['_MEMORYREPORT']._serialized_end=1590
-  _globals['_PAGEDMEMORY']._serialized_start=1593
-  _globals['_PAGEDMEMORY']._serialized_end=1746
-  _globals['_CONTIGUOUSMEMORY']._serialized_start=1749
-  _globals['_CONTIGUOUSMEMORY']._serialized_end=1878
-  _globals['_BLOCKPOOL']._serialized_start=1880
-  _globals['_BLOCKPOOL']._serialized_end=1936
-  _globals['_ADMINSERVICE']._serialized_start=1939
-  _globals['_ADMINSERVICE']._serialized_end=2138
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=55
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=129
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=131
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=214
+  _globals['_EPISODE']._serialized_start=217
+  _globals['_EPISODE']._serialized_end=461
+  _globals['_NUMBER']._serialized_start=463
+  _globals['_NUMBER']._serialized_end=545
+  _globals['_WATCHSCHEDULERREQUEST']._serialized_start=547
+  _globals['_WATCHSCHEDULERREQUEST']._serialized_end=622
+  _globals['_STEPREPORT']._serialized_start=625
+  _globals['_STEPREPORT']._serialized_end=1194
+  _globals['_SCHEDULEDGROUP']._serialized_start=1196
+  _globals['_SCHEDULEDGROUP']._serialized_end=1296
+  _globals['_BLOCKPAIR']._serialized_start=1298
+  _globals['_BLOCKPAIR']._serialized_end=1335
+  _globals['_PREEMPTED']._serialized_start=1337
+  _globals['_PREEMPTED']._serialized_end=1374
+  _globals['_QUEUES']._serialized_start=1376
+  _globals['_QUEUES']._serialized_end=1435
+  _globals['_FREEBLOCKS']._serialized_start=1437
+  _globals['_FREEBLOCKS']._serialized_end=1475
+  _globals['_SAMPLEDTOKENS']._serialized_start=1477
+  _globals['_SAMPLEDTOKENS']._serialized_end=1526
+  _globals['_BLOCKTABLE']._serialized_start=1528
+  _globals['_BLOCKTABLE']._serialized_end=1574
+  _globals['_GETBLOCKSREQUEST']._serialized_start=1576
+  _globals['_GETBLOCKSREQUEST']._serialized_end=1610
+  _globals['_GETBLOCKSRESPONSE']._serialized_start=1613
+  _globals['_GETBLOCKSRESPONSE']._serialized_end=1960
+  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_start=1917
+  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_end=1960
+  _globals['_MEMORYREPORT']._serialized_start=1962
+  _globals['_MEMORYREPORT']._serialized_end=2082
+  _globals['_PAGEDMEMORY']._serialized_start=2085
+  _globals['_PAGEDMEMORY']._serialized_end=2238
+  _globals['_CONTIGUOUSMEMORY']._serialized_start=2241
+  _globals['_CONTIGUOUSMEMORY']._serialized_end=2370
+  _globals['_BLOCKPOOL']._serialized_start=2372
+  _globals['_BLOCKPOOL']._serialized_end=2428
+  _globals['_ADMINSERVICE']._serialized_start=2431
+  _globals['_ADMINSERVICE']._serialized_end=2735
 # @@protoc_insertion_point(module_scope)

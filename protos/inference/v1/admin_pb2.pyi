@@ -6,6 +6,58 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id", "tenant", "needs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    needs: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., needs: bool = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("id", "episodes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    episodes: _containers.RepeatedCompositeFieldContainer[Episode]
+    def __init__(self, id: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
+
+class Episode(_message.Message):
+    __slots__ = ("from_step", "to_step", "from_ns", "to_ns", "queue", "reason", "numbers", "sample", "needs")
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    FROM_NS_FIELD_NUMBER: _ClassVar[int]
+    TO_NS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    to_step: int
+    from_ns: int
+    to_ns: int
+    queue: str
+    reason: str
+    numbers: _containers.RepeatedCompositeFieldContainer[Number]
+    sample: int
+    needs: _containers.RepeatedCompositeFieldContainer[Number]
+    def __init__(self, from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., from_ns: _Optional[int] = ..., to_ns: _Optional[int] = ..., queue: _Optional[str] = ..., reason: _Optional[str] = ..., numbers: _Optional[_Iterable[_Union[Number, _Mapping]]] = ..., sample: _Optional[int] = ..., needs: _Optional[_Iterable[_Union[Number, _Mapping]]] = ...) -> None: ...
+
+class Number(_message.Message):
+    __slots__ = ("name", "integer", "real", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    integer: int
+    real: float
+    text: str
+    def __init__(self, name: _Optional[str] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
 class WatchSchedulerRequest(_message.Message):
     __slots__ = ("since_step", "follow", "tables")
     SINCE_STEP_FIELD_NUMBER: _ClassVar[int]

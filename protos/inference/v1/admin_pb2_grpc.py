@@ -45,6 +45,11 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/quire.inference.v1.AdminService/ExplainRequest',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -65,6 +70,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Where a request's time went and why: every state and reason, with the numbers that decided. NOT_FOUND for an unknown id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetBlocks,
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class AdminService(object):
             '/quire.inference.v1.AdminService/GetBlocks',
             protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/ExplainRequest',
+            protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

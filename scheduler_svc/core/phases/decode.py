@@ -76,7 +76,7 @@ class Decodes:
                 return False
             self._take_off(group, num_tokens, draft)
             candidates = state.guard.victims([*queue])
-            victim = self._preemption.victim(candidates) if candidates else group
+            victim = self._preemption.victim(candidates, group, state) if candidates else group
             if victim is not group:
                 queue.remove(victim)
             draft.ended += self._outputs.drain(victim, state)

@@ -30,7 +30,7 @@ class MixedRunning:
         position = 0
         while position < len(state.running) and not draft.budget.is_spent:
             group = state.running[position]
-            shares = self._shares(group, state, draft)
+            shares = self.shares(group, state, draft)
             if shares:
                 position -= self._make_room(group, shares, state, draft)
                 if group.place is not Place.RUNNING:
@@ -39,7 +39,7 @@ class MixedRunning:
                     self.schedule(sequence, num_tokens, state, draft)
             position += 1
 
-    def _shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
+    def shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
         """What each sequence computes in this step; nothing while it must wait for a result."""
         live = group.live
         wanted = [(s, self.num_wanted(s, state)) for s in live]
@@ -50,11 +50,13 @@ class MixedRunning:
 
     def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
         """What it would take of a budget without end; 0 while it must wait for a result."""
-        threshold = state.limits.long_prefill_token_threshold
-        pending = self._progress.num_pending(sequence)
-        if 0 < threshold < pending:
-            pending = threshold
+        pending = self.limited(self._progress.num_pending(sequence), state)
         return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
+
+    def limited(self, num_tokens: int, state: CoreState) -> int:
+        """As many of them as one step may compute of one sequence."""
+        threshold = state.limits.long_prefill_token_threshold
+        return threshold if 0 < threshold < num_tokens else num_tokens
 
     def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
         """Gives it blocks for `num_tokens`, which must be there, and puts it into the draft."""
@@ -73,12 +75,13 @@ class MixedRunning:
                 draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 break
             candidates = state.guard.victims(state.running)
-            victim = self._preemption.victim(candidates) if candidates else group
+            victim = self._preemption.victim(candidates, group, state) if candidates else group
             withdrawn = [draft.withdraw(sequence, state) for sequence in victim.live]
             draft.budget.give_back(sum(withdrawn))
             num_withdrawn += any(withdrawn)
             draft.in_need = group
             leave(victim, self._preemption, state, draft)
+            draft.num_preempted += 1
             for sequence in victim.live:
                 self._progress.on_preempted(sequence)
             if victim is group:
@@ -100,7 +103,7 @@ class CollectLoras:
 
 
 class MixedWaiting:
-    """Starts waiting groups, head first, unless this step preempted somebody (R132)."""
+    """Starts waiting groups, head first, unless somebody had to leave for those that run (R132)."""
 
     def __init__(self, admission: list[Admission], progress: Progress) -> None:
         self._admission = admission
@@ -108,7 +111,7 @@ class MixedWaiting:
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
-        if draft.preempted:
+        if draft.num_preempted:
             self._hold_up(state, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
@@ -224,7 +227,6 @@ def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDra
     else:
         group.place = Place.WAITING
         state.waiting.push_front(group)
-    draft.num_preempted += 1
 
 
 def give_up(group: Group, state: CoreState, draft: StepDraft) -> None:

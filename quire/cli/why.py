@@ -1,0 +1,38 @@
+"""`quire why`: where a request's time went, and why."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from quire import admin as administration
+from quire import why as timeline
+from quire.cli import options as o
+from quire.cli.groups import new_app
+
+app = new_app()
+
+
+@app.command()
+def why(
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id, as in its response and its trace.")
+    ],
+    tenant: Annotated[str, typer.Option(help="Tenant that the id belongs to.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    admin: o.Admin = o.DEFAULT_ADMIN,
+) -> None:
+    """Show why a request waited: every state and reason, with the numbers that decided.
+
+    [bold]quire why 7c9e6679[/bold]         a table, oldest first
+    [bold]quire why 7c9e6679 --json[/bold]  for a program
+    """
+    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+        response = client.explain(request_id, tenant=tenant, needs=True)
+    if as_json:
+        typer.echo(json.dumps(timeline.why_json(response)))
+    else:
+        console = Console()
+        console.print(timeline.why_table(response))
+        console.print(timeline.summary(response))

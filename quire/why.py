@@ -1,0 +1,97 @@
+"""A request's timeline as JSON values and as text for people: where its time went, and why. Used by `quire why`."""
+
+from typing import Any
+
+from rich.table import Table
+
+from protos.inference.v1 import admin_pb2
+
+_NS_PER_MS = 1e6
+_TEXTS = {
+    "ARRIVED": "it came while a step was under way",
+    "NO_WORKER": "no worker could run steps: {why}",
+    "NEED_BLOCKS": "{need} blocks needed, {free} free, {watermark} kept back",
+    "TOKEN_BUDGET": "the step's {budget} tokens were taken",
+    "MAX_SEQS": "{running} sequences ran, {limit} may",
+    "LORA_SLOTS": "adapter {adapter} would be one more than the {limit} that may run at a time",
+    "DELAY": "prompts waited for company ({delay_s:.3f} s)",
+    "BATCH_UNDER_WAY": "nobody joins a static batch under way",
+    "STEP_PREEMPTS": "the step had to preempt others",
+    "SWAPPED_FIRST": "{swapped} swapped requests come back before new ones start",
+    "PREFILL_FIRST": "the step was one of prompts",
+    "DECODE_FIRST": "the step was one of decodes",
+    "RESULT_PENDING": "a step of it from before its preemption was under way",
+    "MAKES_WAY": "all made way for a request that was stuck",
+    "MADE_ROOM": "{preempted} others left for it",
+    "PREEMPTED": "it had to leave ({mode})",
+    "WORKER_LOST": "its worker was lost; it is computed again",
+    "BEHIND": "behind {head}: {head_reason}",
+    "RUNNING": "it ran",
+}
+
+
+def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
+    """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* null: it holds still."""
+    return {"id": response.id, "episodes": [_episode(episode) for episode in response.episodes]}
+
+
+def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
+    """One row per episode, oldest first."""
+    several = len({episode.sample for episode in response.episodes}) > 1
+    table = Table(title=f"request {response.id}", title_justify="left")
+    for name in (*(("sample",) if several else ()), "steps", "ms", "queue", "reason", "because"):
+        table.add_column(name, justify="right" if name in ("steps", "ms") else "left", overflow="fold")
+    for episode in response.episodes:
+        sample = (str(episode.sample),) if several else ()
+        table.add_row(*sample, _steps(episode), _ms(episode), episode.queue, episode.reason, _because(episode))
+    return table
+
+
+def summary(response: admin_pb2.ExplainRequestResponse) -> str:
+    """One line: how long it waited, and mostly for what."""
+    waits: dict[str, float] = {}
+    for episode in response.episodes:
+        if episode.queue in ("waiting", "swapped") and episode.HasField("to_ns"):
+            waits[episode.reason] = waits.get(episode.reason, 0.0) + (episode.to_ns - episode.from_ns) / _NS_PER_MS
+    if not waits:
+        return "it has not waited yet" if not response.episodes else "its waits are not over"
+    most = max(waits, key=lambda reason: waits[reason])
+    return f"waited {sum(waits.values()):.1f} ms in all, {waits[most]:.1f} ms of it {most}"
+
+
+def _episode(episode: admin_pb2.Episode) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "from_step": episode.from_step,
+        "to_step": episode.to_step if episode.HasField("to_step") else None,
+        "from_ns": episode.from_ns,
+        "to_ns": episode.to_ns if episode.HasField("to_ns") else None,
+        "queue": episode.queue,
+        "reason": episode.reason,
+        "numbers": _numbers(episode.numbers),
+        "sample": episode.sample,
+    }
+    if episode.needs:
+        values["needs"] = _numbers(episode.needs)
+    return values
+
+
+def _numbers(numbers: Any) -> dict[str, Any]:
+    return {number.name: getattr(number, number.WhichOneof("value")) for number in numbers}
+
+
+def _steps(episode: admin_pb2.Episode) -> str:
+    return f"{episode.from_step}..{episode.to_step}" if episode.HasField("to_step") else f"{episode.from_step}.."
+
+
+def _ms(episode: admin_pb2.Episode) -> str:
+    return f"{(episode.to_ns - episode.from_ns) / _NS_PER_MS:.1f}" if episode.HasField("to_ns") else "..."
+
+
+def _because(episode: admin_pb2.Episode) -> str:
+    numbers = _numbers(episode.numbers)
+    try:
+        text = _TEXTS[episode.reason].format(**numbers)
+    except KeyError:
+        text = ", ".join(f"{name} {value}" for name, value in numbers.items())
+    needs = ", ".join(f"{name}={value}" for name, value in _numbers(episode.needs).items())
+    return f"{text}; {needs} would have let it in" if needs else text

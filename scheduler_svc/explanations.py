@@ -1,0 +1,106 @@
+"""Why requests waited: the core's timelines beside what only the service knows, that no worker was there (design.md 4, Explain)."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.timelines import Episode, Timelines
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.request_book import RequestBook
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import NotFound
+
+_NUM_OUTAGES = 256
+
+
+@dataclass(slots=True)
+class _Outage:
+    """A time without a worker that can run steps, monotonic seconds; `to_time` None: still."""
+
+    why: str
+    from_time: float
+    to_time: float | None = None
+
+
+class Explanations:
+    """Owner of the timelines of the requests that the service saw. Times are monotonic seconds, as in the core."""
+
+    def __init__(self, book: RequestBook, readiness: Readiness) -> None:
+        self._book = book
+        self._readiness = readiness
+        self._timelines = Timelines()
+        self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
+        self._note_readiness()
+        readiness.listen(self._note_readiness)
+
+    def observe(self, plan: StepPlan) -> None:
+        """What the plan decided, for the timelines and for the spans of the requests."""
+        self._timelines.observe(plan.events)
+        for event in plan.events:
+            if event.request_id:
+                self._book.explained(event)
+
+    def core_id(self, tenant: str, request_id: str) -> str:
+        """The core's id of a public one; ids of the core are taken as they are. NotFound."""
+        live = self._book.find(tenant, request_id)
+        names = (
+            [live.core_id] if live is not None else [f"{tenant}:{request_id}", request_id] if tenant else [request_id]
+        )
+        for name in names:
+            if name in self._timelines or self._book.in_core(name) is not None:
+                return name
+        raise NotFound(
+            f"request {request_id} is not known here: it never came, or it ended too long ago (the last "
+            f"{self._timelines.num_kept} that ended are kept); `quire replay` reads recordings",
+            reason="UNKNOWN_REQUEST",
+            resource_type="request",
+            resource_name=request_id,
+        )
+
+    def episodes(self, core_id: str) -> list[Episode]:
+        """Its timeline, oldest first, sample by sample; of one that has not reached the core its wait alone."""
+        if core_id in self._timelines:
+            return [part for episode in self._timelines.episodes(core_id) for part in self._with_outages(episode)]
+        live = self._book.in_core(core_id)
+        if live is None:
+            return []
+        arrived_s = live.time.arrival_ns / NS_PER_S
+        return list(self._with_outages(Episode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
+
+    def _note_readiness(self) -> None:
+        now = monotonic_ns() / NS_PER_S
+        if self._outages and self._outages[-1].to_time is None:
+            self._outages[-1].to_time = now
+        if not self._readiness.serving:
+            self._outages.append(_Outage(self._readiness.reason, now))
+
+    def _with_outages(self, episode: Episode) -> Iterator[Episode]:
+        """The parts of a wait that no plan could end, as there was no worker, stand for themselves."""
+        rest = episode
+        for outage in self._outages if episode.is_wait else ():
+            start = max(rest.from_time, outage.from_time)
+            end = _earlier(rest.to_time, outage.to_time)
+            if end is not None and end <= start:
+                continue
+            if start > rest.from_time:
+                yield replace(rest, to_step=rest.from_step, to_time=start)
+            yield replace(
+                rest,
+                reason=Reason.NO_WORKER,
+                to_step=rest.to_step if end == rest.to_time else rest.from_step,
+                from_time=start,
+                to_time=end,
+                numbers={"why": outage.why},
+            )
+            if end == rest.to_time:
+                return
+            assert end is not None
+            rest = replace(rest, from_time=end)
+        yield rest
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """None is never."""
+    return min((t for t in (one, other) if t is not None), default=None)
