@@ -39,7 +39,7 @@ class Journal:
 
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """It was looked at and stays where it is, and with it all behind it."""
-        head = (group.request.request_id, group.sequences[0].index, reason)
+        head = (group.request.request_id, _sample(group), reason)
         if self._heads.get(group.place) != head:
             self._heads[group.place] = head
             self._num_heads += 1
@@ -81,6 +81,12 @@ class Journal:
         of_queue: bool = False,
         now: float | None = None,
     ) -> None:
-        index = group.sequences[0].index if group.sequences else 0
         at = self.now if now is None else now
-        self._events.append(Event(self.step, at, queue, reason, group.request.request_id, index, of_queue, numbers))
+        sample = _sample(group)
+        self._events.append(Event(self.step, at, queue, reason, group.request.request_id, sample, of_queue, numbers))
+
+
+def _sample(group: Group) -> int:
+    """Which group of its request it is."""
+    groups = group.request.groups
+    return 0 if len(groups) == 1 else groups.index(group)

@@ -75,7 +75,7 @@ KEYS: dict[Reason, tuple[str, ...]] = {
 class Event:
     """A change of state or reason, in the step that decided it. `now`: seconds on the clock of `schedule`.
 
-    `queue`: where the group stands from then on, "" = it is over. `sample`: index of the group's first sequence. `of_queue`: all
+    `queue`: where the group stands from then on, "" = it is over. `sample`: which group of its request it is. `of_queue`: all
     that stand behind it in that queue and were not examined wait for the same; `request_id` is then the head's, "" where none
     was looked at.
     """

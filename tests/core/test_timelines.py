@@ -1,0 +1,202 @@
+"""Timelines: every moment of a request has its reason, and it is where the timeline says (design.md 4, Explain)."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Place, Request, StopRules
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.timelines import Episode, Timelines
+from tests.core.lives import Life
+from tests.core.random_policies import Setting, random_setting
+from tests.core.test_properties import POLICIES, happen
+
+Places = dict[tuple[str, int], list[tuple[int, str]]]
+
+
+class WatchedLife(Life):
+    """A random life whose events are observed, beside where each group really stood after each plan."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.timelines = Timelines(num_kept=10_000, num_events=10_000)
+        self.places: Places = {}
+        self.heads: dict[int, set[str]] = {}
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        super()._check_plan(plan)
+        self.timelines.observe(plan.events)
+        for request in self.core.state.requests.values():
+            for sample, group in enumerate(request.groups):
+                if group.place is not Place.NOWHERE:
+                    key = (request.request_id, sample)
+                    self.places.setdefault(key, []).append((plan.step, group.place.value))
+
+
+def lives(policy: str, seeds: range) -> Iterator[WatchedLife]:
+    for seed in seeds:
+        rng = random.Random(f"explained {policy} {seed}")
+        life = WatchedLife(random_setting(policy, rng))
+        for _ in range(rng.randint(20, 100)):
+            happen(life, rng.choice([0.2, 0.6, 1.5]), rng)
+        life.drain()
+        yield life
+
+
+def queue_at(episodes: list[Episode], step: int) -> list[str]:
+    return [e.queue for e in episodes if e.from_step <= step and (e.to_step is None or step < e.to_step)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_timeline_says_where_its_request_stood_at_every_step(policy: str) -> None:
+    """design.md 4: no step of a request is unexplained or explained twice, whatever happens to it."""
+    num_checked = 0
+    for life in lives(policy, range(12)):
+        for (request_id, sample), stood in life.places.items():
+            episodes = [e for e in life.timelines.episodes(request_id) if e.sample == sample]
+            for step, place in stood:
+                assert queue_at(episodes, step) == [place], (request_id, sample, step)
+                num_checked += 1
+    assert num_checked > 500
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_episodes_follow_each_other_without_gaps(policy: str) -> None:
+    """design.md 4: the end of one reason is the beginning of the next, in steps and in time."""
+    for life in lives(policy, range(100, 104)):
+        for request_id, sample in life.places:
+            episodes = [e for e in life.timelines.episodes(request_id) if e.sample == sample]
+            for one, next_one in itertools.pairwise(episodes):
+                assert one.to_step == next_one.from_step
+                assert one.to_time == next_one.from_time
+                assert one.to_time >= one.from_time
+            assert all(e.reason is not Reason.ENDED for e in episodes)
+
+
+# --- single reasons ------------------------------------------------------------------------------------------------------
+
+
+def core_with(policy: str = "vllm-v1", **limits: object) -> Scheduler:
+    values = {
+        "block_size": 4,
+        "num_gpu_blocks": 9,
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+    }
+    own = {name: limits.pop(name) for name in list(limits) if name not in CoreLimits.__dataclass_fields__}
+    return presets.build(policy, CoreLimits(**(values | limits)), **own)
+
+
+def request(name: str, num_tokens: int, max_tokens: int = 8, **values: object) -> Request:
+    first = sum(name.encode()) * 100
+    return Request(name, list(range(first, first + num_tokens)), StopRules(max_tokens, ignore_eos=True), 0.0, **values)
+
+
+class Run:
+    """A core with its worker; one step at a time."""
+
+    def __init__(self, core: Scheduler, requests: list[Request]) -> None:
+        self.core, self.timelines = core, Timelines()
+        for r in requests:
+            core.add(r)
+
+    def step(self) -> StepPlan:
+        [plan] = self.core.schedule(float(self.core.step))
+        self.timelines.observe(plan.events)
+        self.core.update(StepResult(plan.step, {e.name: [7] for e in plan.scheduled if e.samples}))
+        return plan
+
+    def waits(self, request_id: str) -> list[tuple[Reason, dict[str, object]]]:
+        return [
+            (e.reason, e.numbers) for e in self.timelines.episodes(request_id) if e.is_wait and e.from_step != e.to_step
+        ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "reason", "numbers"),
+    [
+        ("vllm-v1", {}, Reason.NEED_BLOCKS, {"need": 5, "free": 3, "watermark": 0}),
+        ("vllm-v1", {"max_num_seqs": 1}, Reason.MAX_SEQS, {"running": 1, "limit": 1}),
+        ("vllm-v1", {"max_num_batched_tokens": 20}, Reason.TOKEN_BUDGET, {"budget": 20}),
+        ("static", {"num_gpu_blocks": 99}, None, {}),
+        (
+            "vllm-v0",
+            {"num_gpu_blocks": 8, "watermark_blocks": 1},
+            Reason.NEED_BLOCKS,
+            {"need": 5, "free": 3, "watermark": 1},
+        ),
+        ("vllm-v0", {"max_num_seqs": 1, "num_gpu_blocks": 99}, Reason.MAX_SEQS, {"need": 1, "running": 1, "limit": 1}),
+        (
+            "vllm-v0-chunked",
+            {"max_num_batched_tokens": 20, "num_gpu_blocks": 99},
+            Reason.TOKEN_BUDGET,
+            {"need": 0, "left": 0, "budget": 20},
+        ),
+    ],
+)
+def test_the_head_says_what_it_lacks_and_those_behind_it_that_they_are_behind(
+    policy: str, limits: dict[str, int], reason: Reason | None, numbers: dict[str, int]
+) -> None:
+    """design.md 4: reason code and numbers for the head, one event for all behind it."""
+    run = Run(core_with(policy, **limits), [request("a", 20), request("b", 20), request("c", 20)])
+    run.step()
+    if reason is None:
+        assert run.waits("b") == []
+        return
+    assert run.waits("b")[0] == (reason, numbers)
+    assert run.waits("c")[0] == (Reason.BEHIND, {"head": "b", "head_reason": reason.value, **numbers})
+
+
+def test_nobody_joins_a_static_batch() -> None:
+    """R1: static batching is what all others wait for."""
+    run = Run(core_with("static", num_gpu_blocks=99), [request("a", 4)])
+    run.step()
+    run.step()
+    run.core.add(request("b", 4))
+    run.step()
+    assert run.waits("b")[0] == (Reason.BATCH_UNDER_WAY, {"running": 1})
+
+
+def test_a_victim_names_for_whom_it_left_and_what_it_lost() -> None:
+    """R130, design.md 4: PREEMPTED by=… mode=recompute lost_tokens=…."""
+    run = Run(core_with(num_gpu_blocks=7), [request("a", 11), request("b", 11)])
+    for _ in range(5):
+        run.step()
+    lost = [numbers for reason, numbers in run.waits("b") if reason is Reason.PREEMPTED]
+    assert lost[0]["by"] == "a"
+    assert lost[0]["mode"] == "recompute"
+    assert lost[0]["lost_tokens"] >= 11
+
+
+def test_an_adapter_too_many_is_passed_over() -> None:
+    """R53: LORA_SLOTS for the one, none for those who pass it."""
+    requests = [request("a", 4, lora_id=1), request("b", 4, lora_id=2), request("c", 4, lora_id=1)]
+    run = Run(core_with(num_gpu_blocks=99, max_loras=1), requests)
+    run.step()
+    assert run.waits("b")[0] == (Reason.LORA_SLOTS, {"adapter": 2, "limit": 1})
+    assert run.waits("c") == []
+
+
+def test_memory_is_bounded_and_the_first_event_survives() -> None:
+    """Timelines of ended requests are forgotten, the oldest first; a long one keeps its beginning."""
+    timelines = Timelines(num_kept=2, num_events=4)
+    core = core_with(num_gpu_blocks=99)
+    for i in range(5):
+        one = request(f"r{i}", 4)
+        core.add(one)
+        [plan] = core.schedule(float(i))
+        core.update(StepResult(plan.step))
+        core.abort([one.request_id])
+        timelines.observe(plan.events)
+    [plan] = core.schedule(9.0)
+    timelines.observe(plan.events)
+    assert [f"r{i}" in timelines for i in range(5)] == [False, False, False, True, True]
+    with pytest.raises(KeyError):
+        timelines.episodes("r0")
