@@ -125,6 +125,8 @@ class Timelines:
             yield event
             until = own[i + 1][0] if i + 1 < len(own) else self._count + 1
             for head in self._heads_between(event.queue, number, until):
+                if event.reason is Reason.PREEMPTED and head.step == event.step:
+                    continue  # it has just left: that others do not come in does not concern it yet
                 same = head.request_id == event.request_id and head.sample == event.sample
                 yield event if same else _behind(head)
 

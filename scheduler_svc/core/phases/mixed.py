@@ -112,7 +112,8 @@ class MixedWaiting:
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
         if draft.num_preempted:
-            self._hold_up(state, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+            if len(state.waiting):
+                state.journal.stop_all(Place.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
         num_started = 0
@@ -129,18 +130,12 @@ class MixedWaiting:
             num_started += verdict is Verdict.ENTER
             if verdict is Verdict.SKIP:
                 skipped.append(state.waiting.pop())
-        if draft.budget.is_spent:
-            self._hold_up(state, Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
+        if draft.budget.is_spent and len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
         for group in reversed(skipped):
             state.waiting.push_front(group)
         for check in self._admission:
             check.close(num_started)
-
-    @staticmethod
-    def _hold_up(state: CoreState, reason: Reason, **numbers: int) -> None:
-        """Nobody else starts in this step."""
-        if len(state.waiting):
-            state.journal.stop(state.waiting.peek(), reason, **numbers)
 
     def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         first = group.live[0]

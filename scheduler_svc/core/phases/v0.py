@@ -95,7 +95,7 @@ def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDr
 def hold_up_swapped(reason: Reason, state: CoreState) -> None:
     """Nobody comes back in this step."""
     if state.swapped:
-        state.journal.stop(state.swapped[0], reason)
+        state.journal.stop_all(Place.SWAPPED, reason)
 
 
 def queue_victims(done: Decoded, state: CoreState) -> None:
