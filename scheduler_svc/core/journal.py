@@ -1,6 +1,6 @@
 """What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
 
-from scheduler_svc.core.reasons import Event, Numbers, Reason
+from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
 from scheduler_svc.core.request import Group, Place
 
 
@@ -29,7 +29,7 @@ class Journal:
         """A group came in; the next plan may look at it."""
         self._heads.pop(Place.WAITING, None)  # what holds the queue up is told again, for the newcomer
         group.waits_for = None
-        self._tell(group, Place.WAITING.value, Reason.ARRIVED, {}, now=group.request.arrival_time)
+        self._tell(group, Place.WAITING.value, Reason.ARRIVED, NOTHING, now=group.request.arrival_time)
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """It was looked at and stays where it is; those behind it may pass."""

@@ -5,9 +5,11 @@ about the queue says it for all of them; `timelines` puts both together when som
 """
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import NamedTuple
 
-Numbers = dict[str, int | float | str]
+Numbers = Mapping[str, int | float | str]
+NOTHING: Numbers = {}
 WAITING_QUEUES = ("waiting", "swapped")
 
 
@@ -71,8 +73,7 @@ KEYS: dict[Reason, tuple[str, ...]] = {
 """What more of would have admitted it, the likeliest first. Reasons that are not here hang on no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A change of state or reason, in the step that decided it. `now`: seconds on the clock of `schedule`.
 
     `queue`: where the group stands from then on, "" = it is over. `sample`: which group of its request it is. `of_queue`: all
@@ -87,4 +88,4 @@ class Event:
     request_id: str = ""
     sample: int = 0
     of_queue: bool = False
-    numbers: Numbers = field(default_factory=dict)
+    numbers: Numbers = NOTHING

@@ -36,23 +36,20 @@ class Episode:
         return self.queue in WAITING_QUEUES
 
 
-@dataclass(slots=True)
 class _Account:
-    """Events about one request, oldest first. `num_dropped`: of those behind the first that were forgotten."""
+    """Events about one request, oldest first; `num_open` of its samples have not ended."""
 
-    first: Numbered
-    events: deque[Numbered]
-    num_dropped: int = 0
-    num_open: int = 0
+    __slots__ = ("events", "num_open")
 
-    def all(self) -> list[Numbered]:
-        return [self.first, *self.events] if self.num_dropped else list(self.events)
+    def __init__(self) -> None:
+        self.events: list[Numbered] = []
+        self.num_open = 0
 
 
 class Timelines:
     """Owner of the events of live requests and of the last `num_kept` that ended.
 
-    Of each request the last `num_events` are kept, of all queues together the last `num_heads` about heads.
+    Of each request the first and the last `num_events` are kept, of each queue the last `num_heads` about heads.
     """
 
     def __init__(self, *, num_kept: int = 2_000, num_events: int = 256, num_heads: int = 65_536) -> None:
@@ -66,33 +63,38 @@ class Timelines:
         """Events in the order in which they happened."""
         for event in events:
             self._count += 1
-            if event.of_queue and event.queue in self._heads:
-                self._heads[event.queue].append((self._count, event))
+            numbered = (self._count, event)
+            if event.of_queue:
+                self._heads[event.queue].append(numbered)
             if event.request_id:
-                self._note(event)
+                self._note(numbered, event.request_id, event.reason)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._accounts
 
     def episodes(self, request_id: str) -> list[Episode]:
         """All of a request, sample by sample. KeyError for one that is not known (any more)."""
-        events = self._accounts[request_id].all()
+        events = self._accounts[request_id].events
         samples = list(dict.fromkeys(event.sample for _, event in events))
         return [e for sample in samples for e in self._of_sample(sample, events)]
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _note(self, event: Event) -> None:
-        account = self._accounts.get(event.request_id)
-        if account is None or event.request_id in self._over:
+    def _note(self, numbered: Numbered, request_id: str, reason: Reason) -> None:
+        account = self._accounts.get(request_id)
+        if account is None or (reason is Reason.ARRIVED and request_id in self._over):
             # An id that comes again names another request.
-            self._over.pop(event.request_id, None)
-            account = self._accounts[event.request_id] = _Account((self._count, event), deque(maxlen=self._num_events))
-        account.num_dropped += len(account.events) == self._num_events
-        account.events.append((self._count, event))
-        account.num_open += (event.reason is Reason.ARRIVED) - (event.reason is Reason.ENDED)
-        if event.reason is Reason.ENDED and account.num_open <= 0:
-            self._forget_oldest(event.request_id)
+            self._over.pop(request_id, None)
+            account = self._accounts[request_id] = _Account()
+        account.events.append(numbered)
+        if reason is Reason.ARRIVED:
+            account.num_open += 1
+        elif reason is Reason.ENDED:
+            account.num_open -= 1
+            if account.num_open <= 0:
+                self._forget_oldest(request_id)
+        elif len(account.events) > self._num_events:
+            del account.events[1 : len(account.events) // 2]
 
     def _forget_oldest(self, request_id: str) -> None:
         self._over[request_id] = None
