@@ -50,6 +50,10 @@ class CachedSequence(Protocol):
         """Adapter, 0 = none: its KV differs, so only equal adapters share blocks."""
 
     @property
+    def lane(self) -> int | None:
+        """Which of several caches is its own; None where it has no blocks yet, or there is one cache."""
+
+    @property
     def no_cache_reuse(self) -> bool:
         """Never takes cached blocks."""
 
@@ -112,6 +116,9 @@ class CacheRules(Protocol):
     @property
     def hits(self) -> tuple[int, int]:
         """(lookups, hits) in blocks since the start (R119)."""
+
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Pools of other sizes from now on; the watermark stays. ValueError where blocks in use would have to go."""
 
     # --- a group starts ---------------------------------------------------------------------------------------------
 

@@ -57,6 +57,15 @@ class FreeQueue:
         self._len -= count
         return blocks
 
+    def grow(self, blocks: list[int]) -> None:
+        """More blocks, known ids or new ones: the last to be taken, in this order. O(number of all)."""
+        order = [*self, *blocks]
+        num_blocks = max([self._end, *(block + 1 for block in blocks)])
+        grown = FreeQueue(num_blocks, num_blocks)
+        for block in order:
+            grown.append(block)
+        vars(self).update(vars(grown))
+
     def remove(self, block: int) -> None:
         """Takes a block out of the middle (a prefix hit on a free block)."""
         assert self._free[block], f"block {block} is not free"

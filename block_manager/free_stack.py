@@ -36,6 +36,10 @@ class FreeStack:
         """Frees a block."""
         self._blocks.append(block)
 
+    def grow(self, blocks: list[int]) -> None:
+        """More blocks, below all others."""
+        self._blocks[:0] = reversed(blocks)
+
 
 class StackThenEvictor:
     """Blank blocks first; when there are none, the evictor says which contents go (R109, R117).
@@ -80,3 +84,7 @@ class StackThenEvictor:
             self.evictor.add(block, num_hashed_tokens, last_accessed)
         else:
             self._blank.append(block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed)
+
+    def grow(self, blocks: list[int]) -> None:
+        """More blank blocks."""
+        self._blank.grow(blocks)

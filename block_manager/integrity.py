@@ -12,10 +12,12 @@ from block_manager.pool import BlockPool
 
 def check(ledger: Ledger) -> list[str]:
     """Violations as sentences; empty when all is well."""
-    return [
-        *_check_pool("device", ledger.gpu, ledger.tables.values()),
-        *_check_pool("host", ledger.cpu, ledger.host_tables.values()),
-    ]
+    found = []
+    for rank, part in enumerate(parts := ledger.parts()):
+        of_rank = f" of rank {rank}" if len(parts) > 1 else ""
+        found += _check_pool(f"device{of_rank}", part.gpu, part.tables.values())
+        found += _check_pool(f"host{of_rank}", part.cpu, part.host_tables.values())
+    return found
 
 
 def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> list[str]:

@@ -1,5 +1,6 @@
 """The one account of all blocks: a device pool, a host pool, and the block table of every live sequence (R2, R101)."""
 
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 from block_manager.pool import BlockPool, PoolCounts
@@ -22,12 +23,24 @@ class Ledger:
         self.block_size = block_size
         self.gpu = gpu
         self.cpu = cpu
-        self.tables: dict[str, list[int]] = {}
-        self.host_tables: dict[str, list[int]] = {}
+        self.tables: MutableMapping[str, list[int]] = {}
+        self.host_tables: MutableMapping[str, list[int]] = {}
+
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Pools of other sizes; ValueError, and nothing done, where blocks in use would have to go."""
+        for pool, count in ((self.gpu, num_gpu_blocks), (self.cpu, num_cpu_blocks)):
+            if pool.num_blocks - count > pool.num_free:
+                raise ValueError(f"{pool.num_blocks - count} blocks are to go, {pool.num_free} are free")
+        self.gpu.resize(num_gpu_blocks)
+        self.cpu.resize(num_cpu_blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens take (R15)."""
         return -(-num_tokens // self.block_size)
+
+    def parts(self) -> Sequence["Ledger"]:
+        """Accounts that each must balance: itself, or one for each of several devices."""
+        return [self]
 
     def named_tables(self) -> dict[str, list[str]]:
         """All tables with block names: "g3" device block 3, "c0" host block 0."""

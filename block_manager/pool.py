@@ -34,6 +34,9 @@ class FreeBlocks(Protocol):
     def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
         """Frees one. `hashed`: it ends a known prefix, of `num_hashed_tokens` tokens."""
 
+    def grow(self, blocks: list[int]) -> None:
+        """Blank blocks that were not in the pool before; they are taken behind all others that are blank, in this order."""
+
 
 class BlockPool:
     """Owner of reference counts and of the prefix map of one device (R99, R109, R110, R137).
@@ -41,10 +44,12 @@ class BlockPool:
     The first `num_reserved` blocks are never handed out (V1 keeps block 0 as the null block). A free block keeps its hash until
     it is allocated again; a hit takes it out of the free blocks. Two blocks may carry one hash: lookups find the older one.
     `free_blocks`: which free block is taken next; None: the one that was freed longest ago (R137).
+    `num_blocks`: how many there are, reserved ones included; ids may be higher where the pool shrank (`retired`).
     """
 
     def __init__(self, num_blocks: int, *, num_reserved: int = 0, free_blocks: FreeBlocks | None = None) -> None:
         self.num_blocks = num_blocks
+        self.retired: list[int] = []
         self.reserved = set(range(min(num_reserved, num_blocks)))
         self.refs = [0] * num_blocks
         self.free_blocks = free_blocks if free_blocks is not None else FreeQueue(num_blocks, len(self.reserved))
@@ -112,6 +117,31 @@ class BlockPool:
         self.reserved.add(block)
         return block
 
+    def resize(self, num_blocks: int) -> None:
+        """As many blocks from now on. More: those that were taken away first, then new ids, free. Fewer: free blocks go, what they
+        hold is forgotten; ValueError when not enough are free."""
+        extra = num_blocks - self.num_blocks
+        if -extra > self.num_free:
+            raise ValueError(f"{-extra} blocks are to go, {self.num_free} are free")
+        self.num_blocks = num_blocks
+        if extra < 0:
+            gone = self.allocate(-extra)
+            for block in gone:
+                self.refs[block] = 0
+            self.retired += gone
+        elif extra:
+            back, self.retired = self.retired[:extra], self.retired[extra:]
+            first = len(self.refs)
+            new = range(first, first + extra - len(back))
+            self._add(len(new))
+            self.free_blocks.grow([*back, *new])
+
+    def _add(self, count: int) -> None:
+        self.refs += [0] * count
+        self.hash_of += [None] * count
+        self.num_hashed_tokens += [0] * count
+        self.last_accessed += [NEVER_ACCESSED] * count
+
     # --- prefixes ------------------------------------------------------------------------------------------------
 
     def register(self, block: int, block_hash: bytes, num_hashed_tokens: int = 0) -> None:
@@ -160,7 +190,7 @@ class BlockPool:
     def reset_prefixes(self) -> None:
         """Forgets every prefix: the memory behind the blocks is gone."""
         self._by_hash.clear()
-        self.hash_of = [None] * self.num_blocks
+        self.hash_of = [None] * len(self.refs)
         self._num_free_hashed = 0
 
     def _free(self, block: int) -> None:

@@ -87,8 +87,12 @@ class FullBlockAllocator:
     def reset(self) -> None:
         """No contents are known any more."""
         self.pool.reset_prefixes()
-        self._computed = [False] * self.pool.num_blocks
+        self._computed = [False] * len(self.pool.refs)
         self._touched.clear()
+
+    def fit_pool(self) -> None:
+        """The pool may have more blocks now."""
+        self._computed += [False] * (len(self.pool.refs) - len(self._computed))
 
     def num_touched_by(self, keys: Iterable[bytes | None]) -> int:
         """Blocks that `allocate_full` of all these may take from the free ones, equal ones not joined (R72)."""

@@ -34,6 +34,9 @@ class Allocator(Protocol):
     def reset(self) -> None:
         """No contents are known any more."""
 
+    def fit_pool(self) -> None:
+        """The pool may have more blocks now."""
+
 
 class UncachedAllocator:
     """The last freed block first; no contents are known (R99)."""
@@ -68,6 +71,9 @@ class UncachedAllocator:
 
     def reset(self) -> None:
         """There are none."""
+
+    def fit_pool(self) -> None:
+        """Nothing is noted of any."""
 
 
 class CachedAllocator:
@@ -127,7 +133,11 @@ class CachedAllocator:
     def reset(self) -> None:
         """No contents are known any more."""
         self.pool.reset_prefixes()
-        self._computed = [False] * self.pool.num_blocks
+        self._computed = [False] * len(self.pool.refs)
+
+    def fit_pool(self) -> None:
+        """The pool may have more blocks now."""
+        self._computed += [False] * (len(self.pool.refs) - len(self._computed))
 
     def _rename(self, block: int, key: bytes) -> None:
         num_hashed_tokens = self.pool.num_hashed_tokens[block]

@@ -19,6 +19,9 @@ class NoBlocks:
         self.ledger = Ledger(1, BlockPool(0), BlockPool(0))
         self.capacity_tokens = max_model_len
 
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Nothing to change."""
+
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
         """Nothing."""
         return PrefixHit()

@@ -110,6 +110,14 @@ class QuireRules(V1PoolRules):
             self._prefixes.promise(sequence, _num_sure_tokens(sequence))
         return list(placed.items())
 
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """The child shares all blocks of its parent, on the host where a late result forks one that has left (R102, R154)."""
+        if parent.name in self.ledger.host_tables:
+            table = self.ledger.host_tables[child.name] = list(self.ledger.host_tables[parent.name])
+            self.ledger.cpu.share(table)
+        else:
+            super().fork(parent, child)
+
     def release(self, sequence: CachedSequence) -> None:
         """Frees its blocks on whichever device they are (R97, R103)."""
         self.ledger.cpu.release(reversed(self.ledger.host_tables.pop(sequence.name, [])))

@@ -28,6 +28,11 @@ class Swap063:
         self._written = written
         self._window = window
 
+    def fit_pools(self) -> None:
+        """Pools may have other sizes now."""
+        self._device.fit_pool()
+        self._host.fit_pool()
+
     def can_leave(self, sequences: Sequence[CachedSequence]) -> bool:
         """Whether the host has room."""
         tables = [self._ledger.tables[s.name][self._written[s.name].num_dropped :] for s in sequences]

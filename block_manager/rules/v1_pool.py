@@ -62,6 +62,10 @@ class V1PoolRules(NoSwap):
         """(lookups, hits) in blocks of all that were admitted; only full blocks that could be found count (R119)."""
         return self._prefixes.num_lookups, self._prefixes.num_hits
 
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Other sizes; ValueError where blocks in use would have to go."""
+        self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
+
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
@@ -202,6 +206,10 @@ class V1PoolRules(NoSwap):
     def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
         """Free blocks that a group takes to start with `num_new_tokens` of the first behind its hit."""
         return self._num_to_admit(sequences, hit, num_new_tokens)
+
+    def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+        """Free blocks that so many more tokens of each take, copies of shared ones included."""
+        return self._num_to_extend(sequences, num_new_tokens)
 
     # --- needs --------------------------------------------------------------------------------------------------------
 

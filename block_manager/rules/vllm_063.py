@@ -91,6 +91,12 @@ class Vllm063Rules:
         """(lookups, hits) of full blocks on the device, those of a swap-in included (R119)."""
         return self._blocks.num_queries, self._blocks.num_hits
 
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Other sizes; ValueError where blocks in use would have to go."""
+        self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
+        self._blocks.fit_pool()
+        self._swap.fit_pools()
+
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:

@@ -3,7 +3,7 @@
 Sections 4.6, 4.7, 5 and 6 of the requirements, as far as they say BM1, S2 or S4.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import takewhile
 from typing import Self
 
@@ -70,6 +70,12 @@ class Vllm2023Rules:
     def hits(self) -> tuple[int, int]:
         """(allocations, hits) on the device since the start; (0, 0) without caching (R119)."""
         return self._gpu.num_queries, self._gpu.num_hits
+
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Other sizes; ValueError where blocks in use would have to go."""
+        self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
+        self._gpu.fit_pool()
+        self._cpu.fit_pool()
 
     # --- a group starts ---------------------------------------------------------------------------------------------
 
@@ -252,9 +258,9 @@ def _num_distinct(tables: Mapping[str, Sequence[int]], sequences: Sequence[Cache
 
 def _move(
     sequences: Sequence[CachedSequence],
-    tables: dict[str, list[int]],
+    tables: MutableMapping[str, list[int]],
     source: Allocator,
-    target_tables: dict[str, list[int]],
+    target_tables: MutableMapping[str, list[int]],
     target: Allocator,
 ) -> list[Pair]:
     """Block by block: the first meeting takes a target, later ones share it; a source is given up once for each table."""

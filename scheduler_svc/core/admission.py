@@ -52,6 +52,8 @@ class LoraSlots(OpenGate):
 class Delay(OpenGate):
     """Prompts wait for company: until the oldest waited `delay_factor` times the last prompt step's duration (R57)."""
 
+    MEMORY = ("_prev_time", "_prev_prompt", "_last_prompt_latency")
+
     def __init__(self, delay_factor: float) -> None:
         self._factor = delay_factor
         self._prev_time = 0.0

@@ -56,8 +56,8 @@ class Flights:
         self._state.steady.discard([sequence.group for sequence in sequences])
 
     def groups_built_on(self, failed: list[Flight]) -> list[Group]:
-        """Other groups, in order, that are in plans still under way, hold blocks that these were to fill, or may have copies of such
-        on the host: swapped by a plan still under way."""
+        """Other groups, in order, that are in plans still under way, hold blocks that these were to fill, or may have copies of
+        such blocks on the host, as a plan still under way swaps them."""
         own = {flight.sequence.name for flight in failed}
         names, unfilled = self._names(), self._blocks_to_fill(failed)
         tables = self._state.cache.ledger.tables

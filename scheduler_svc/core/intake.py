@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.state import CoreState
 from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange
@@ -13,14 +14,17 @@ class Intake:
     """Checks a request and groups its samples.
 
     `refuses_misfits`: what can never run is refused at once (v1); else it ends as ignored when its turn comes (v0, R50).
+    `deadlines`: None = nobody looks at them.
     """
 
-    def __init__(self, grouping: Grouping, *, refuses_misfits: bool) -> None:
+    def __init__(self, grouping: Grouping, deadlines: Deadlines | None, *, refuses_misfits: bool) -> None:
         self._grouping = grouping
+        self.deadlines = deadlines
         self._refuses_misfits = refuses_misfits
 
     def check(self, request: Request, state: CoreState) -> None:
-        """AlreadyExists for a live id, InvalidArgument for fields that are wrong, OutOfRange when it can never run."""
+        """AlreadyExists for a live id, InvalidArgument for fields that are wrong, OutOfRange when it can never run,
+        DeadlineExceeded when it cannot be done in time."""
         if request.request_id in state.requests:
             raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
         num_tokens = request.sequences[0].num_tokens
@@ -29,6 +33,8 @@ class Intake:
         self._check_samples(request, state)
         if self._refuses_misfits:
             self._check_fits(num_tokens, state)
+        if self.deadlines is not None:
+            self.deadlines.take(request, state)
         self._grouping(request)
 
     @staticmethod

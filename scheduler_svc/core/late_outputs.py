@@ -15,6 +15,8 @@ from scheduler_svc.core.stop_rules import check_stop
 class OneStepLate:
     """Owner of the batch whose stop rules are open (`_open`, by sequence name)."""
 
+    MEMORY = ("_open", "_is_planned")
+
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._at_once = AtOnce(progress)

@@ -25,6 +25,11 @@ class Flight:
     num_drafts: int = 0
     ticket: int = -1
 
+    @property
+    def has_left(self) -> bool:
+        """Its sequence was preempted since: the blocks that it was to fill are others' now, or free and still found."""
+        return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
+
 
 class OutputRules(Protocol):
     """When and how results are applied."""
@@ -158,6 +163,8 @@ def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outc
     together = flights[0].sequence.request.beam is not None
     for flight in flights:
         if together or flight.sequence.name in result.failed:
+            if flight.has_left:
+                state.cache.reset_prefixes()
             state.cache.retract(flight.sequence, flight.computed_before)
             flight.sequence.num_computed_tokens = min(flight.sequence.num_computed_tokens, flight.computed_before)
             outcome.ended.append(state.retire(flight.sequence, SequenceStatus.FINISHED_ABORTED, why))

@@ -1,11 +1,12 @@
 """The seams of a policy (design.md 4): each part is a small object behind one of these protocols.
 
 A policy is an ordering, a list of phases, admission checks, a preemption, a placement, cache rules and a progress. Parts never ask
-for a preset's name; what differs between presets is which parts they are made of. Phases, admission, preemption and outputs,
-which see the whole state, have their seams in `policy.py`; cache rules theirs in `block_manager.cache_rules`.
+for a preset's name; what differs between presets is which parts they are made of. What a part has learned and must keep when the
+policy is changed live it names in a class attribute `MEMORY`. Phases, admission, preemption and outputs, which see the whole state,
+have their seams in `policy.py`; cache rules theirs in `block_manager.cache_rules`.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.request import Group, Sequence
@@ -25,6 +26,8 @@ class Ordering(Protocol):
 class Placement(Protocol):
     """Which lane (worker group and in-flight slot) takes the next plan."""
 
+    has_worker_per_lane: bool
+
     @property
     def depth(self) -> int:
         """Plans that a lane can have under way."""
@@ -33,13 +36,20 @@ class Placement(Protocol):
         """Lanes that can take a plan now."""
 
     def on_planned(self, lane: int, step: int) -> None:
-        """The lane got a plan with work."""
+        """The lane got a plan with work, or one that takes it all the same."""
 
     def on_result(self, step: int) -> None:
-        """The plan of that step is done or failed."""
+        """The plan of that step is done or failed, or had no work."""
 
     def reset(self) -> None:
         """Nothing is in flight any more: the workers lost it."""
+
+
+class View(Protocol):
+    """A part that shows what it remembers."""
+
+    def view(self) -> dict[str, Any]:
+        """By name, as plain data; changes nothing that a plan depends on."""
 
 
 class Progress(Protocol):

@@ -4,6 +4,8 @@
 class SingleLane:
     """One worker group with at most `depth` plans under way (1: result k before plan k+1)."""
 
+    has_worker_per_lane = False
+
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
         self._in_flight: dict[int, None] = {}

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from scheduler_svc.core.errors import StepFailed
+from scheduler_svc.core.parts import Ordering
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState, leave_to_siblings
@@ -17,9 +18,15 @@ def newest(candidates: list[Group]) -> Group:
     return candidates[-1]
 
 
-def least_important(candidates: list[Group]) -> Group:
-    """The first of those with the largest (priority, arrival time) (R130)."""
-    return max(candidates, key=lambda g: (g.request.priority, g.request.arrival_time))
+class LastInOrder:
+    """The one that comes last in an ordering (R130)."""
+
+    def __init__(self, ordering: Ordering) -> None:
+        self._ordering = ordering
+
+    def __call__(self, candidates: list[Group]) -> Group:
+        """The first of those with the largest key."""
+        return max(candidates, key=self._ordering.key)
 
 
 class Who(Protocol):
@@ -43,6 +50,7 @@ class Recompute:
         """Frees all blocks of the group."""
         state.guard.on_preempted(group, state.running)
         lost = sum(sequence.num_computed_tokens for sequence in group.live)
+        state.num_lost_tokens += lost
         state.journal.leaves(group, Place.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(draft))
         for sequence in group.live:
             state.cache.release(sequence)

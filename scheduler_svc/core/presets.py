@@ -4,31 +4,41 @@ from dataclasses import replace
 from typing import Any
 
 from block_manager.cache_rules import CacheRules
+from block_manager.hashing import Rename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
 from block_manager.rules.vllm_063 import Vllm063Rules
 from block_manager.rules.vllm_2023 import Vllm2023Rules
+from scheduler_svc.core import task_policies
 from scheduler_svc.core.admission import Delay, LoraSlots, MaxSeqs, WholeBatch
+from scheduler_svc.core.admission_patient import PatientSlots
+from scheduler_svc.core.admission_peak import ExpectedPeak
+from scheduler_svc.core.costs import CostBook, Costs
+from scheduler_svc.core.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.late_outputs import OneStepLate
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.ordering import Fcfs, Priority
+from scheduler_svc.core.ordering_aged import Aged
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts import Ordering, Progress
 from scheduler_svc.core.phases.decode import Decodes
 from scheduler_svc.core.phases.mixed import CollectLoras, MixedRunning, MixedWaiting
+from scheduler_svc.core.phases.mixed_swapped import BehindSwapped, MixedSwapIns
 from scheduler_svc.core.phases.prefill import Prefills
 from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
 from scheduler_svc.core.phases.shares import Chunks, WholeChunks, WholePrompts
 from scheduler_svc.core.phases.swapped import SwapIns
+from scheduler_svc.core.phases.urgent import MakeWay
 from scheduler_svc.core.phases.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.placement import SingleLane
 from scheduler_svc.core.policy import Admission, Phase
-from scheduler_svc.core.preemption import Recompute, SwapOrRecompute, least_important, newest
+from scheduler_svc.core.preemption import LastInOrder, Recompute, SwapOrRecompute, newest
+from scheduler_svc.core.preemption_costs import LeastLost
 from scheduler_svc.core.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.progress_guard import ProgressGuard
-from scheduler_svc.core.queues import ArrivalQueue, queue_for
+from scheduler_svc.core.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec
@@ -38,10 +48,23 @@ from scheduler_svc.core.steady.rows import SteadyRows
 from scheduler_svc.core.steady.running import SteadyRunning
 from svc_common.errors import ConfigError
 
-DEFAULT_POLICY = "vllm-v1"
+DEFAULT_POLICY = "quire"
 Parts = tuple[Progress, OutputRules, list[Phase]]
 
 _V0 = PolicySpec("vllm-v0", phases="prefill_or_decode", cache="vllm_063", progress="after_result", grouping="request")
+_QUIRE = PolicySpec(
+    "quire",
+    cache="quire",
+    progress="placeholders",
+    batch_queue=2,
+    policy="aged",
+    victims="least_lost",
+    makes_way=True,
+    restraint="expected_peak",
+    caution=0.3,
+    deadlines=True,
+)
+_CHITU = PolicySpec("chitu", phases="scored", progress="one_under_way", scheduler_type="prefill_first")
 _PRESETS = {
     spec.name: spec
     for spec in (
@@ -51,6 +74,10 @@ _PRESETS = {
         PolicySpec("vllm-v1"),
         PolicySpec("vllm-v1-async", progress="placeholders", batch_queue=2),
         PolicySpec("static", batching="static"),
+        _CHITU,
+        replace(_CHITU, name="chitu-skew", phases="skew"),
+        replace(_CHITU, name="chitu-dp", phases="ranks", dp_size=2),
+        _QUIRE,
     )
 }
 
@@ -67,32 +94,62 @@ def preset(name: str, /, **knobs: Any) -> PolicySpec:
     return replace(_PRESETS[name], **knobs)
 
 
-def build(policy: str | PolicySpec, limits: CoreLimits, /, **knobs: Any) -> Scheduler:
-    """The scheduler of a preset or spec. ConfigError for limits that contradict it."""
+def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | None = None, **knobs: Any) -> Scheduler:
+    """The scheduler of a preset or spec. ConfigError for limits that contradict it.
+
+    `rename`: other names under which prefixes are hashed, those of the recording.
+    """
     spec = preset(policy, **knobs) if isinstance(policy, str) else replace(policy, **knobs)
     spec.check(limits)
-    ordering: Ordering = Priority() if spec.policy == "priority" else Fcfs()
+    costs = CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
+    if spec.schedules_tasks:
+        return task_policies.build(spec, limits, costs, rename)
+    ordering = ordering_of(spec, costs)
     v1 = spec.phases == "mixed"
     state = CoreState(
         limits=limits,
-        cache=_cache(spec, limits),
-        waiting=queue_for(ordering) if v1 else ArrivalQueue(),
+        cache=_cache(spec, limits, rename),
+        waiting=queue_of(spec, ordering),
         max_total_tokens=limits.max_model_len + (not v1),
         guard=ProgressGuard(),
         steady=SteadyRows(limits.block_size),
+        costs=costs,
     )
-    intake = Intake(Request.as_samples if spec.grouping == "sample" else Request.as_one_group, refuses_misfits=v1)
-    progress, outputs, phases = _mixed(spec, state) if v1 else _v0(spec, ordering)
-    return Scheduler(spec.name, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
+    deadlines = Deadlines(costs) if spec.deadlines else None
+    grouping = Request.as_samples if spec.grouping == "sample" else Request.as_one_group
+    intake = Intake(grouping, deadlines, refuses_misfits=v1)
+    progress, outputs, phases = parts(spec, ordering, state, deadlines)
+    return Scheduler(spec, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
 
 
-def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
+def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
+    """What the spec says, but for the parts in the state: over a new one, or over one that lives (`live_change`)."""
+    progress, outputs, phases = _mixed(spec, ordering, state) if spec.phases == "mixed" else _v0(spec, ordering)
+    if deadlines is not None:
+        phases.insert(0, DropExpired(deadlines))
+    return progress, outputs, phases
+
+
+def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
+    """The queue of those that wait; v0 sorts its own now and then."""
+    return queue_for(ordering) if spec.phases == "mixed" else ArrivalQueue()
+
+
+def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
+    """Who comes first."""
+    if spec.policy == "aged":
+        return Aged(spec.patience_s, costs)
+    return Priority() if spec.policy == "priority" else Fcfs()
+
+
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> CacheRules:
     sizes: dict[str, Any] = {
         "block_size": limits.block_size,
         "num_gpu_blocks": limits.num_gpu_blocks,
         "num_cpu_blocks": limits.num_cpu_blocks,
         "max_model_len": limits.max_model_len,
         "prefix_caching": limits.prefix_caching,
+        "rename": rename,
     }
     if spec.cache == "v1_pool":
         return V1PoolRules.make(**sizes)
@@ -106,21 +163,35 @@ def _cache(spec: PolicySpec, limits: CoreLimits) -> CacheRules:
     return Vllm063Rules.make(**sizes, counts_whole_prompts=spec.defects == "recorded")
 
 
-def _mixed(spec: PolicySpec, state: CoreState) -> Parts:
+def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     asynchronous = spec.progress == "placeholders"
     progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
-    running = MixedRunning(Recompute(least_important if spec.policy == "priority" else newest), progress)
+    least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
+    by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
+    running = MixedRunning(least_lost if spec.victims == "least_lost" else by_order, progress)
     admission: list[Admission] = [MaxSeqs()]
     if spec.max_loras is not None:
-        admission.append(LoraSlots(spec.max_loras))
+        patient = spec.policy == "aged"
+        slots = PatientSlots(spec.max_loras, ordering, spec.patience_s) if patient else LoraSlots(spec.max_loras)
+        admission.append(slots)
     if spec.batching == "static":
         admission.append(WholeBatch())
-    waiting, outputs, cache = MixedWaiting(admission, progress), AtOnce(progress), state.cache
-    before: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
+    if spec.restraint == "expected_peak":
+        admission.append(ExpectedPeak(spec.caution))
+    behind: list[Admission] = [BehindSwapped(ordering)] if spec.can_swap else []
+    waiting, outputs, cache = MixedWaiting([*behind, *admission], progress), AtOnce(progress), state.cache
+    rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
+    if spec.can_swap:
+        rest.append(MixedSwapIns(ordering, admission, running, progress))
+    rest.append(waiting)
+    first: list[Phase] = []
+    if spec.makes_way and spec.policy == "aged" and isinstance(cache, V1PoolRules):
+        margin_s, max_loras = spec.margin_s, spec.max_loras
+        first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
     if not (spec.fast_path and isinstance(cache, V1PoolRules)):
-        return progress, outputs, [running, *before, waiting]
+        return progress, outputs, [*first, running, *rest]
     steady = SteadyRunning(running, state.steady, progress, cache)
-    return progress, SteadyOutputs(outputs, state.steady, progress, cache), [steady, *before, waiting]
+    return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]
 
 
 def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.steady.rows import Ints, SteadyRows
 
 
@@ -80,6 +80,26 @@ class AtSchedule:
         return None
 
 
+class OneUnderWay(AtSchedule):
+    """At schedule, and a sequence is in one plan at a time: Chitu's tasks wait for their result, of chunks too.
+
+    `num_scheduled_tokens` are those of the plan under way, 0 = it came back.
+    """
+
+    def num_pending(self, sequence: Sequence) -> int:
+        """0 while its plan is under way."""
+        return 0 if sequence.num_scheduled_tokens else super().num_pending(sequence)
+
+    def on_result(self, sequence: Sequence, num_tokens: int) -> None:
+        """It may be planned again."""
+        sequence.num_scheduled_tokens = 0
+
+    @staticmethod
+    def is_under_way(group: Group) -> bool:
+        """Whether any of its sequences is in a plan without a result."""
+        return any(sequence.num_scheduled_tokens for sequence in group.live)
+
+
 class WithPlaceholders:
     """At schedule, and tokens that steps under way will make count as known: plan k+1 goes out before result k (R149-R152).
 
@@ -110,7 +130,8 @@ class WithPlaceholders:
         sequence.num_computed_tokens += num_tokens
         if sequence.num_computed_tokens == sequence.num_tokens + sequence.num_placeholders + num_drafts:
             sequence.num_placeholders += 1 + num_drafts
-            sequence.draft_token_ids = list(self._guesses)
+            # Sequences that go on together give a token each: forks have no guesses, so their parents have none either.
+            sequence.draft_token_ids = [] if sequence.group.needs_result else list(self._guesses)
 
     def on_result(self, sequence: Sequence, num_tokens: int) -> None:
         """Nothing: they count already."""

@@ -24,7 +24,10 @@ class ProgressGuard:
     so that it has everything to itself in the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_empty_plans: int | None = MAX_EMPTY_PLANS, why: str = STUCK) -> None:
+        """`max_empty_plans` in a row that do nothing are enough to give somebody up; None = never. `why`: what is then said."""
+        self.why = why
+        self._max_empty_plans = max_empty_plans
         self._num_empty = 0
         self._fruitless: list[Group] = []
         self._situations: Counter[Situation] = Counter()
@@ -86,4 +89,4 @@ class ProgressGuard:
     def on_plan(self, *, is_empty: bool) -> bool:
         """Counts plans that do nothing although nothing is under way; True when it is time to give somebody up."""
         self._num_empty = self._num_empty + 1 if is_empty else 0
-        return self._num_empty >= MAX_EMPTY_PLANS
+        return self._max_empty_plans is not None and self._num_empty >= self._max_empty_plans

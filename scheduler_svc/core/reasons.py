@@ -33,6 +33,8 @@ class Reason(enum.StrEnum):
     """The step is one of decodes, or of those that run."""
     SWAPPED_FIRST = "SWAPPED_FIRST"
     """Groups on the host come before new prompts (R41)."""
+    OUTRANKED = "OUTRANKED"
+    """It is on the host, and a more important one that waits for its first blocks comes before it."""
     PREFILL_FIRST = "PREFILL_FIRST"
     """The step is one of prompts (R41)."""
     RESULT_PENDING = "RESULT_PENDING"
@@ -66,6 +68,7 @@ KEYS: dict[Reason, tuple[str, ...]] = {
     Reason.DELAY: ("delay_factor",),
     Reason.STEP_PREEMPTS: ("num_gpu_blocks", "max_num_batched_tokens"),
     Reason.SWAPPED_FIRST: ("num_gpu_blocks",),
+    Reason.OUTRANKED: ("num_gpu_blocks",),
     Reason.PREEMPTED: ("num_gpu_blocks",),
     Reason.RESERVED: ("num_gpu_blocks",),
     Reason.THRESHOLD: ("num_gpu_blocks",),

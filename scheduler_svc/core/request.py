@@ -111,6 +111,11 @@ class Sequence:
         return self.group.request.lora_id
 
     @property
+    def lane(self) -> int | None:
+        """Its group's: which of several caches holds its blocks."""
+        return self.group.lane
+
+    @property
     def no_cache_reuse(self) -> bool:
         """The request's: compute everything afresh."""
         return self.group.request.no_cache_reuse
@@ -140,7 +145,7 @@ class Sequence:
 
     def restart(self) -> None:
         """Nothing of it is computed any more; generated tokens are kept (R27)."""
-        self.num_computed_tokens = self.num_shared_tokens = 0
+        self.num_computed_tokens = self.num_shared_tokens = self.num_scheduled_tokens = 0
         self.prefill_end = len(self.token_ids)
 
     def fork(self, index: int) -> "Sequence":
@@ -172,6 +177,7 @@ class Group:
 
     `num_fruitless`: preemptions in one situation since anybody gained a token; the progress guard counts it. `ticket`: order of
     coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
+    `lane`: where it was planned last, or stays for life, as its placement has it.
     `waits_for`, `seen_heads`: what the journal told of it last, and how often it had told of heads of queues by then.
     """
 
@@ -183,6 +189,7 @@ class Group:
     num_indexes: int = 1
     ticket: int = -1
     is_steady: bool = False
+    lane: int | None = None
     waits_for: Reason | None = None
     seen_heads: int = 0
 

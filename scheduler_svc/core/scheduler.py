@@ -5,22 +5,27 @@ over hashes: equal calls give equal plans (R201). Queues and tables are `state`;
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from block_manager import integrity
+from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
 from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
-from scheduler_svc.core.parts import Placement, Progress
+from scheduler_svc.core.parts import Placement, Progress, View
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.preemption import RECOMPUTE
-from scheduler_svc.core.progress_guard import STUCK
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
+from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
+from svc_common.errors import InvalidArgument, ResourceExhausted
 
 
 class Scheduler:
@@ -31,16 +36,17 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: str,
+        spec: PolicySpec,
         state: CoreState,
         intake: Intake,
         phases: list[Phase],
         placement: Placement,
         progress: Progress,
         outputs: OutputRules,
+        views: Iterable[View] = (),
     ) -> None:
-        """Parts come from `presets.build`."""
-        self.policy = policy
+        """Parts come from `presets.build`; `views`: those of them that have something to show."""
+        self.spec = spec
         self._state = state
         self.step = 0
         self._intake = intake
@@ -49,8 +55,14 @@ class Scheduler:
         self._progress = progress
         self._outputs = outputs
         self._flights = Flights(state)
+        self._views = list(views)
 
     # --- requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy."""
+        return self.spec.name
 
     @property
     def state(self) -> CoreState:
@@ -86,7 +98,8 @@ class Scheduler:
         return request
 
     def add(self, request: Request) -> None:
-        """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run."""
+        """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run,
+        DeadlineExceeded when it cannot be done in time (policies that look at deadlines)."""
         self._intake.check(request, self._state)
         self._state.journal.begin(self.step + 1, self._state.journal.now)
         self._state.requests[request.request_id] = request
@@ -95,6 +108,30 @@ class Scheduler:
             self._state.num_wide += group.width > 1
             self._state.journal.arrived(group)
             self._state.waiting.push(group)
+
+    def add_prefilled(self, request: Request) -> None:
+        """Takes over a request whose known tokens but the last were computed elsewhere: it decodes at once (R167).
+
+        It is one sequence, with `committed` tokens. Their KV must be brought into its blocks (`block_tables`) before its first plan
+        runs. Errors as `add`; InvalidArgument for another shape, ResourceExhausted without room for its blocks.
+        """
+        if request.num_samples > 1 or not request.committed:
+            raise InvalidArgument.field("committed", "must hold the first token of the only sample, which is prefilled")
+        if self._placement.has_worker_per_lane:
+            raise InvalidArgument.field("committed", "cannot be taken over: which rank has its KV is not said")
+        self.add(request)
+        [sequence] = request.sequences
+        num_computed = sequence.num_tokens - 1
+        if self._state.cache.can_admit([sequence], PrefixHit(), num_computed) is not AllocStatus.OK:
+            self._state.retire(sequence, SequenceStatus.FINISHED_ABORTED)
+            raise ResourceExhausted(
+                f"no room for the {num_computed} tokens of request {request.request_id}", reason="NO_BLOCKS"
+            )
+        self._state.cache.admit([sequence], PrefixHit(), num_computed)
+        self._state.take_out(sequence.group)
+        sequence.num_computed_tokens = sequence.prefill_end = num_computed
+        self._state.running.append(sequence.group)
+        self._state.start(sequence.group, self._state.journal.now)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
         """Ends requests, wherever they stand; their blocks are free at once. Unknown ids are ignored (R35, R141)."""
@@ -113,11 +150,16 @@ class Scheduler:
         del sequence.token_ids[sequence.num_prompt_tokens + num_output_tokens :]
         return [self._state.retire(sequence, SequenceStatus.FINISHED_STOPPED)]
 
+    def observe_costs(self, costs: Costs) -> None:
+        """What work was measured to cost on the worker; decisions from now on go by it."""
+        self._state.costs.observe(costs)
+
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[StepPlan]:
         """One plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
-        return [self._plan(lane, now) for lane in self._placement.free_lanes()]
+        lanes = self._placement.free_lanes()
+        return [self._plan(lane, now, is_last=lane == lanes[-1]) for lane in lanes]
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139).
@@ -132,6 +174,10 @@ class Scheduler:
         if now is not None:
             note_first_tokens(flights, outcome, now)
         return outcome
+
+    def warm_up(self, *, on: bool) -> None:
+        """The workers warm up, or are done with it: prompts come first, or alone (R168, R193)."""
+        self._state.is_warming_up = on
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
         """Guesses at the next tokens, by sequence name; the next step verifies them. Unknown or over: ignored (R158)."""
@@ -148,7 +194,7 @@ class Scheduler:
         later = self._flights.groups_built_on(alive)
         for flight in alive:
             self._state.cache.retract(flight.sequence, flight.computed_before)
-        if later or len(alive) < len(flights):
+        if later or len(alive) < len(flights) or any(flight.has_left for flight in alive):
             self._state.cache.reset_prefixes()
         ended = [self._state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
         for flight in alive:
@@ -181,6 +227,22 @@ class Scheduler:
             self._send_back([*self._state.running, *self._state.swapped])
         return self._state.cache.try_reset_prefixes()
 
+    # --- live changes ---------------------------------------------------------------------------------------------
+
+    def change(self, spec: PolicySpec, progress: Progress, outputs: OutputRules, phases: list[Phase]) -> None:
+        """Plans by these parts from now on; only `live_change` knows which may be put in the others' place."""
+        self.spec, self._progress, self._outputs, self._phases = spec, progress, outputs, phases
+
+    @property
+    def parts(self) -> list[object]:
+        """What `change` puts in place."""
+        return [self._progress, self._outputs, *self._phases]
+
+    @property
+    def deadlines(self) -> Deadlines | None:
+        """Who watches deadlines, where the policy looks at them."""
+        return self._intake.deadlines
+
     # --- looking in ----------------------------------------------------------------------------------------------
 
     def block_tables(self) -> dict[str, list[str]]:
@@ -195,19 +257,25 @@ class Scheduler:
         """Violations of the ledger's invariants; empty when all is well (R200)."""
         return integrity.check(self._state.cache.ledger)
 
+    def view(self) -> dict[str, Any]:
+        """What the parts of this policy remember, by name: thresholds, lanes, cursors."""
+        return {name: value for part in self._views for name, value in part.view().items()}
+
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _plan(self, lane: int, now: float) -> StepPlan:
+    def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
         limits = self._state.limits
         self._state.journal.begin(self.step + 1, now)
-        draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs))
+        draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
+        draft.has_own_worker = self._placement.has_worker_per_lane
         draft.ended += self._outputs.before_plan(self._state)
         for phase in self._phases:
             phase.run(self._state, draft)
-        self._end_what_is_stuck(draft)
+        if is_last:
+            self._end_what_is_stuck(draft)
         draft.commit(self._state)
         self.step += 1
-        plan = draft.seal(self.step, lane, self._state)
+        plan = draft.seal(self.step, self._state)
         self._state.journal.begin(self.step + 1, now)
         self._take_off(plan, draft)
         return plan
@@ -215,8 +283,11 @@ class Scheduler:
     def _take_off(self, plan: StepPlan, draft: StepDraft) -> None:
         for entry in draft.entries.values():
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
-        if not plan.is_empty:
+        if draft.takes_lane or not plan.is_empty:
             self._placement.on_planned(plan.lane, plan.step)
+        if plan.is_empty:
+            self._placement.on_result(plan.step)  # an empty plan has an empty result
+        else:
             self._flights.take_off(plan, draft)
 
     def _end_what_is_stuck(self, draft: StepDraft) -> None:
@@ -226,6 +297,7 @@ class Scheduler:
         left of that prompt may be more than a step takes.
         """
         idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
+        idle = idle and not self._state.is_warming_up
         if not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:
@@ -234,7 +306,7 @@ class Scheduler:
             draft.preempted.append((group.request.request_id, RECOMPUTE))
         else:
             group = next(iter(self._state.running), None) or self._state.waiting.peek()
-            draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+            draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
 
     def _send_back(self, groups: list[Group]) -> None:
         """They wait again before all others, in their order; what is under way of them is ignored."""

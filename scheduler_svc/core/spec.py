@@ -5,11 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.task_spec import TASK_PHASES, TaskKnobs
 from svc_common.errors import ConfigError
 
-PHASES = ("prefill_or_decode", "decode_then_prefill", "mixed")
+V0_PHASES = ("prefill_or_decode", "decode_then_prefill")
+PHASES = (*V0_PHASES, "mixed", *TASK_PHASES)
 CACHES = ("vllm_2023", "vllm_063", "v1_pool", "quire", "none")
-PROGRESS = ("after_result", "at_schedule", "placeholders")
+PROGRESS = ("after_result", "at_schedule", "placeholders", "one_under_way")
 GROUPINGS = ("request", "sample")
 BATCHINGS = ("continuous", "static")
 _WITH_WATERMARK = ("vllm_2023", "vllm_063", "quire")
@@ -19,23 +21,32 @@ _CHOICES = {
     "progress": PROGRESS,
     "grouping": GROUPINGS,
     "batching": BATCHINGS,
-    "policy": ("fcfs", "priority"),
+    "policy": ("fcfs", "priority", "aged"),
+    "victims": ("by_order", "least_lost"),
+    "restraint": (None, "expected_peak"),
     "preemption_mode": (None, "recompute", "swap"),
     "defects": ("repaired", "recorded"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySpec:
+class PolicySpec(TaskKnobs):
     """Parts by name, then the knobs under the names of the articles (R48).
 
     `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`: None =
     no limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
     `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
     `fast_path`: steady decode in columns (equal decisions, for comparison).
+    Of `quire`: `patience_s`: what one class of priority is worth in waiting time (`policy` = aged). `victims`: who leaves when
+    blocks run out: by the order of the queue, or the least important that loses least, computed again or swapped by cost.
+    `makes_way`: less important ones leave for the head of the queue when `margin_s` behind it (`policy` = aged). `restraint`:
+    prompts wait while those that run are expected to need the blocks, by output lengths seen so far times `caution`. `deadlines`:
+    refused when infeasible, dropped when passed. `step_s`, `compute_token_s`, `swap_block_s`: costs until some are measured, 0 =
+    not known.
     `defects`: what v0 does when host blocks run out (fails the whole step, R75), with groups too large to come back (loses their
     host blocks) and with cached prompts in chunks (all their blocks count as computed at the first, R93): "recorded" like that;
-    "repaired": the group is computed again, its blocks are freed, and blocks count once they are filled.
+    "repaired": the group is computed again, its blocks are freed, and blocks count once they are filled. And what Chitu does with
+    tasks that do not fit (fails the step), with those evicted under decode_only and with starving ranks (they stand for ever).
     """
 
     name: str
@@ -57,6 +68,16 @@ class PolicySpec:
     num_spec_tokens: int = 0
     batch_queue: int = 1
     fast_path: bool = True
+    patience_s: float = 10.0
+    victims: str = "by_order"
+    makes_way: bool = False
+    margin_s: float = 1.0
+    restraint: str | None = None
+    caution: float = 1.0
+    deadlines: bool = False
+    step_s: float = 0.0
+    compute_token_s: float = 0.0
+    swap_block_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
@@ -71,6 +92,22 @@ class PolicySpec:
             raise _bad(self, field, wrong)
 
     @property
+    def is_v0(self) -> bool:
+        """A step is planned as by v0."""
+        return self.phases in V0_PHASES
+
+    @property
+    def schedules_tasks(self) -> bool:
+        """A step is planned as by Chitu."""
+        return self.phases in TASK_PHASES
+
+    def runs_whole(self, limits: CoreLimits) -> bool:
+        """Prompts are never cut."""
+        if self.schedules_tasks:
+            return self.prefill_chunk_size is None
+        return self.phases == "prefill_or_decode" or not limits.chunked_prefill
+
+    @property
     def is_multi_step(self) -> bool:
         """Several decode steps per plan (R91)."""
         return self.num_scheduler_steps > 1
@@ -78,12 +115,14 @@ class PolicySpec:
     @property
     def can_swap(self) -> bool:
         """Whether any victim's blocks may move to the host (R76)."""
-        return self.phases != "mixed" and self.preemption_mode != "recompute" and self.cache != "none"
+        if self.phases == "mixed":
+            return self.cache == "quire" and self.victims == "least_lost" and self.preemption_mode != "recompute"
+        return self.is_v0 and self.preemption_mode != "recompute" and self.cache != "none"
 
     def check(self, limits: CoreLimits) -> None:
         """ConfigError where the limits contradict the policy (R48, R52, R87)."""
-        budget, whole = limits.max_num_batched_tokens, self.phases == "prefill_or_decode" or not limits.chunked_prefill
-        if whole and budget < limits.max_model_len:
+        budget = limits.max_num_batched_tokens
+        if self.runs_whole(limits) and budget < limits.max_model_len:
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must not be less than max_model_len ({limits.max_model_len}) without "
                 "chunked prefill: the longest prompt would never fit a step (R48)",
@@ -107,8 +146,11 @@ class PolicySpec:
 
     def _contradictions(self) -> list[tuple[str, str]]:
         """(field, why it does not go with another)."""
-        v0 = self.phases != "mixed"
+        v0 = self.is_v0
         rules = (
+            *((why is not None, field, why) for field, why in self.wrong_knobs(self.phases)),
+            *self._contradictions_of_tasks(),
+            *self._contradictions_of_mixed(),
             (v0 and self.cache == "v1_pool", "cache", f"v1_pool does not go with phases={self.phases}"),
             (not v0 and self.cache in ("vllm_2023", "vllm_063"), "cache", "needs phases of v0"),
             (
@@ -118,7 +160,11 @@ class PolicySpec:
             ),
             (v0 and self.grouping == "sample", "grouping", "phases of v0 schedule a request as one group"),
             (v0 and self.batch_queue > 1, "batch_queue", "v0 needs result k before plan k+1"),
-            (not v0 and self.preemption_mode == "swap", "preemption_mode", "mixed phases compute victims again"),
+            (
+                not v0 and self.preemption_mode == "swap" and not self.can_swap,
+                "preemption_mode",
+                "mixed phases compute victims again, except with victims=least_lost and cache=quire",
+            ),
             (not v0 and self.async_output, "async_output", "is v0's; v1 has progress=placeholders"),
             (not v0 and self.delay_factor > 0, "delay_factor", "is v0's"),
             (not v0 and self.num_lookahead_slots > 0, "num_lookahead_slots", "is v0's"),
@@ -143,6 +189,41 @@ class PolicySpec:
         )
         return [(field, why) for wrong, field, why in rules if wrong]
 
+    def _contradictions_of_tasks(self) -> list[tuple[bool, str, str]]:
+        """(whether it is so, field, why it does not go with another)."""
+        tasks = self.schedules_tasks
+        return [
+            (
+                tasks != (self.progress == "one_under_way"),
+                "progress",
+                f"one_under_way goes with phases {', '.join(TASK_PHASES)}, and only with them",
+            ),
+            (tasks and self.cache != "v1_pool", "cache", "tasks count the blocks of v1_pool"),
+            (tasks and self.grouping != "sample", "grouping", "tasks are samples"),
+            (tasks and self.batching != "continuous", "batching", "static batches are made of mixed phases"),
+            (tasks and self.policy != "fcfs", "policy", "tasks are ordered by scheduler_type"),
+            (tasks and self.batch_queue > 1, "batch_queue", "is v1's; tasks have pp_size"),
+            (tasks and self.num_spec_tokens > 0, "num_spec_tokens", "is v1's"),
+            (tasks and self.max_loras is not None, "max_loras", "tasks keep no account of adapters"),
+        ]
+
+    def _contradictions_of_mixed(self) -> list[tuple[bool, str, str]]:
+        """The same for parts that only mixed phases have, with whether it is so."""
+        other = self.phases != "mixed"
+        needs_blocks = self.restraint is not None or self.makes_way
+        return [
+            (
+                not other and needs_blocks and self.cache == "none",
+                "cache",
+                "keeps no blocks to be restrained or to make way for",
+            ),
+            (other and self.policy == "aged", "policy", f"phases={self.phases} order by arrival or priority"),
+            (other and self.victims != "by_order", "victims", "is of mixed phases"),
+            (other and self.deadlines, "deadlines", "are of mixed phases"),
+            (other and self.restraint is not None, "restraint", "is of mixed phases"),
+            (self.makes_way and (other or self.victims == "by_order"), "makes_way", "goes with victims=least_lost"),
+        ]
+
 
 _LEAST = {
     "delay_factor": 0,
@@ -153,6 +234,12 @@ _LEAST = {
     "sliding_window": 1,
     "num_spec_tokens": 0,
     "batch_queue": 1,
+    "patience_s": 0,
+    "margin_s": 0,
+    "caution": 0,
+    "step_s": 0,
+    "compute_token_s": 0,
+    "swap_block_s": 0,
 }
 
 

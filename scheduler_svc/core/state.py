@@ -19,11 +19,13 @@ from scheduler_svc.core.steady.rows import SteadyRows
 class CoreState:
     """All requests and where their groups stand.
 
-    `left`: sequences that the worker has not been told to forget yet. `on_worker`: names of those it holds.
+    `left`: sequences that the worker has not been told to forget yet, with their lanes. `on_worker`: names of those it holds.
     `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
     `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
     `lengths`: of outputs that ended; `costs`: of work on the worker.
     `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
+    `num_lost_tokens`: computed ones that preempted groups compute again.
+    `is_warming_up`: the workers are; said by `Scheduler.warm_up`.
     """
 
     limits: CoreLimits
@@ -38,12 +40,14 @@ class CoreState:
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
-    left: dict[str, None] = field(default_factory=dict)
+    left: dict[str, int | None] = field(default_factory=dict)
     on_worker: dict[str, None] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     num_wide: int = 0
     num_cumulative_preemptions: int = 0
     num_started: int = 0
+    num_lost_tokens: int = 0
+    is_warming_up: bool = False
 
     @property
     def num_running_seqs(self) -> int:
@@ -63,7 +67,7 @@ class CoreState:
     def leave_worker(self, sequence: Sequence) -> None:
         """The worker will be told to forget it with the next plan."""
         if self.on_worker.pop(sequence.name, 0) is None:
-            self.left[sequence.name] = None
+            self.left[sequence.name] = sequence.lane
 
     def start(self, group: Group, now: float) -> None:
         """A waiting group was given blocks: its sequences run. The caller puts it into `running`."""
@@ -95,7 +99,8 @@ class CoreState:
         self.leave_worker(sequence)
         sequence.status = status
         if status in _NATURAL:
-            self.lengths.note(sequence.num_output_tokens)
+            most = min(sequence.request.stop.max_tokens, self.max_total_tokens - sequence.num_prompt_tokens)
+            self.lengths.note(sequence.num_output_tokens, max(1, most))
         group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)

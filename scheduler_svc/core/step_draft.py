@@ -27,13 +27,17 @@ class DraftEntry:
 class StepDraft:
     """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
 
-    `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step.
-    `in_need`: for whom the next victim leaves; `favoured`: for whom others left so that it starts in this step.
-    `torn`: names of withdrawn sequences with blocks whose copies were not made. `num_caught_up`: tokens of running groups that are computed again in several steps.
+    `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step. `lane`: that it is planned for;
+    `takes_lane`: also if nothing is scheduled; `has_own_worker`: it is told of its own sequences only. `in_need`: for whom the next
+    victim leaves; `favoured`: for whom others left so that it starts in this step. `torn`: names of withdrawn sequences with blocks
+    whose copies were not made. `num_caught_up`: tokens of running groups that are computed again in several steps.
     """
 
     now: float
     budget: StepBudget
+    lane: int = 0
+    takes_lane: bool = False
+    has_own_worker: bool = False
     entries: dict[str, DraftEntry] = field(default_factory=dict)
     growth: dict[str, Growth] = field(default_factory=dict)
     lora_ids: dict[int, None] = field(default_factory=dict)
@@ -108,15 +112,17 @@ class StepDraft:
             sequence.num_scheduled_tokens = 0
         return list(idle.values())
 
-    def seal(self, step: int, lane: int, state: CoreState) -> StepPlan:
+    def seal(self, step: int, state: CoreState) -> StepPlan:
         """The plan, with the queues as they stand now."""
         scheduled = [self._freeze(entry, state) for entry in self.entries.values()]
-        left, state.left = list(state.left), {}
+        left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
+        for name in left:
+            del state.left[name]
         finished, state.finished = state.finished, []
         state.num_cumulative_preemptions += len(self.preempted)
         return StepPlan(
             step=step,
-            lane=lane,
+            lane=self.lane,
             entries=scheduled,
             steady=self.steady,
             tickets=[e.sequence.group.ticket for e in self.entries.values()],

@@ -19,6 +19,7 @@ class KnownSequence:
     num_placeholders: int = 0
     cache_salt: str = ""
     lora_id: int = 0
+    lane: int | None = None
     no_cache_reuse: bool = False
     sibling_names: tuple[str, ...] = ()
     num_scheduled_tokens: int = 0

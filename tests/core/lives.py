@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.late_outputs import OneStepLate
+from scheduler_svc.core.phases.scored import TOO_LARGE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
 from scheduler_svc.core.request import BeamRules, Group, Place, Request, SequenceStatus, StopRules
-from svc_common.errors import OutOfRange
+from svc_common.errors import DeadlineExceeded, OutOfRange
 from tests.core.random_policies import Setting
 from tests.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
+_LIVE = tuple(status for status in SequenceStatus if not status.is_finished)
 FATES = ("ok",) * 12 + ("row fails", "row fails", "step fails")
 
 
@@ -37,16 +39,18 @@ class Life:
         self.core = presets.build(setting.spec, setting.limits)
         self.num_steps = 0
         self.plans: list[str] = []
+        self.seen: list[StepPlan] = []
+        self.requests: dict[str, Request] = {}
         self._now = 0.0
         self.count = 0
-        self._requests: dict[str, Request] = {}
         self._seeds: dict[str, int] = {}
         self._got: dict[str, list[int]] = {}
         self._over: dict[str, SequenceStatus] = {}
         self._dropped: set[str] = set()
         self._done: Counter[str] = Counter()
         self._underway: deque[Underway] = deque()
-        self._worker = self._new_worker()
+        num_workers = setting.spec.dp_size
+        self._workers = [self._new_worker() for _ in range(num_workers)]
 
     def _new_worker(self) -> WorkerModel:
         window = None if self.setting.spec.cache == "vllm_2023" else self.setting.spec.sliding_window
@@ -88,13 +92,17 @@ class Life:
             lora_id=rng.choice([0, 0, 1, 2, 3]) if spec.max_loras is not None else 0,
             cache_salt=rng.choice(["", "", "x"]),
             no_cache_reuse=rng.random() < 0.05,
+            deadline=self._now + rng.choice([0.2, 3, 10, 40]) if spec.deadlines and rng.random() < 0.2 else None,
         )
         try:
             self.core.add(request)
+        except DeadlineExceeded:
+            assert request.deadline is not None
+            return
         except OutOfRange:
             assert length > min(limits.max_model_len - 1, self.core.state.cache.capacity_tokens)
             return
-        self._requests[name] = request
+        self.requests[name] = request
         self._seeds[name] = mix(self.count, length)
         for sequence in request.sequences:
             self._got[sequence.name] = []
@@ -102,7 +110,7 @@ class Life:
     @property
     def can_schedule(self) -> bool:
         """A plan can go out."""
-        return len(self._underway) < self.core.depth
+        return len(self._underway) < self.core.depth * len(self._workers)
 
     @property
     def num_underway(self) -> int:
@@ -114,6 +122,7 @@ class Life:
         for plan in self.core.schedule(self._now):
             self.num_steps += 1
             self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
+            self.seen.append(plan)
             self._check_plan(plan)
             self._note_ended(plan.ended)
             self._execute(plan, fate)
@@ -121,15 +130,20 @@ class Life:
 
     def _execute(self, plan: StepPlan, fate: str) -> None:
         error = fate == "step fails" and not plan.is_empty
-        result = self._worker.run(plan, self._requests, self._seeds, fails=error)
+        worker = self._worker_of(plan)
+        result = worker.run(plan, self.requests, self._seeds, fails=error)
         if fate == "row fails" and plan.scheduled:
             name = plan.scheduled[plan.step % len(plan.scheduled)].name
             for part in (result.tokens, result.children, result.candidates):
                 part.pop(name, None)
             result.failed[name] = "not finite"
-        assert len(self._worker.held) <= self.setting.limits.max_num_seqs
+        assert len(worker.held) <= self.setting.limits.max_num_seqs
         if not plan.is_empty:
             self._underway.append(Underway(plan, result, error))
+
+    def _worker_of(self, plan: StepPlan) -> WorkerModel:
+        """Ranks have one each."""
+        return self._workers[plan.lane if len(self._workers) > 1 else 0]
 
     def finish(self) -> None:
         """The oldest plan under way comes back."""
@@ -139,7 +153,7 @@ class Life:
             assert not outcome.runs
         else:
             outcome = self.core.update(oldest.result)
-        self._worker.told(oldest.plan.step)
+        self._worker_of(oldest.plan).told(oldest.plan.step)
         self._note(outcome, oldest.result)
 
     def guess(self, rng: random.Random) -> None:
@@ -170,15 +184,21 @@ class Life:
     def lose_worker(self) -> None:
         """The worker's process dies; another one takes its place."""
         self._underway.clear()
-        self._worker.lose_everything()
+        for worker in self._workers:
+            worker.lose_everything()
         self.core.reset_sequences_of_lost_worker()
 
     def reset_prefixes(self) -> None:
         """An operator asks for it (R142)."""
         self.core.reset_prefix_cache()
 
+    def warm_up(self, *, on: bool) -> None:
+        """The workers warm up, or are done with it."""
+        self.core.warm_up(on=on)
+
     def drain(self) -> None:
         """All work ends with finite arrivals; then everything is free."""
+        self.core.warm_up(on=False)
         for _ in range(self._most_steps()):
             if not (self.core.has_unfinished or self._underway):
                 break
@@ -199,7 +219,10 @@ class Life:
 
     def _most_steps(self) -> int:
         live = self.core.state.requests.values()
-        return 200 + 60 * sum(r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in live)
+        turns = len(self.setting.spec.slot_sizes(self.setting.limits)) if self.setting.spec.phases == "skew" else 1
+        return turns * 200 + turns * 60 * sum(
+            r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in live
+        )
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -224,7 +247,7 @@ class Life:
         holders = {*state.cache.ledger.tables, *state.cache.ledger.host_tables}
         live = {s.name for r in state.requests.values() for s in r.unfinished}
         assert holders <= live, f"blocks of {sorted(holders - live)}"
-        held = {name for name in self._worker.held if name not in state.left}
+        held = {name for worker in self._workers for name in worker.held if name not in state.left}
         assert held == set(state.on_worker)
 
     def _late_groups(self) -> set[int]:
@@ -253,7 +276,7 @@ class Life:
 
     @property
     def _is_v1(self) -> bool:
-        return self.setting.spec.phases == "mixed"
+        return not self.setting.spec.is_v0
 
     def _check_groups(self, plan: StepPlan) -> None:
         """All live sequences of a group act together (R28); some may catch up first, but all give a token at once."""
@@ -268,7 +291,7 @@ class Life:
     def _groups(self, plan: StepPlan) -> list[Group]:
         found = {}
         for entry in plan.scheduled:
-            for group in self._requests[entry.request_id].groups:
+            for group in self.requests[entry.request_id].groups:
                 if any(s.name == entry.name for s in group.sequences):
                     found[id(group)] = group
         return list(found.values())
@@ -276,7 +299,7 @@ class Life:
     # --- what clients got ---------------------------------------------------------------------------------------------
 
     def _past(self, name: str) -> list[int]:
-        return self._requests[name.rpartition("/")[0]].prompt_token_ids + self._got[name]
+        return self.requests[name.rpartition("/")[0]].prompt_token_ids + self._got[name]
 
     def _note(self, outcome: StepOutcome, result: StepResult) -> None:
         before = {name: len(tokens) for name, tokens in self._got.items()}
@@ -298,7 +321,7 @@ class Life:
 
     def _check_run(self, run: TokenRun, source: str, result: StepResult, taken: dict[str, list[int]]) -> None:
         """The tokens are the model's for that past, and each child has one of its own."""
-        request, seed = self._requests[run.request_id], self._seeds[run.request_id]
+        request, seed = self.requests[run.request_id], self._seeds[run.request_id]
         position = len(request.prompt_token_ids) + run.offset
         index = int(source.rpartition("/")[2])
         if source in result.tokens:
@@ -325,18 +348,28 @@ class Life:
             self._check_reason(e)
 
     def _check_reason(self, e: EndedSequence) -> None:
-        request = self._requests[e.request_id]
+        request = self.requests[e.request_id]
         limit = min(request.stop.max_tokens, self.core.state.max_total_tokens - len(request.prompt_token_ids))
         assert e.num_output_tokens <= limit
         if e.status is SequenceStatus.FINISHED_LENGTH_CAPPED:
             assert e.num_output_tokens == limit
         if e.stop_token_id is not None:
             assert self._got[e.name][-1] == e.stop_token_id
+        if e.error == TOO_LARGE:
+            self._check_too_large(e)
+
+    def _check_too_large(self, e: EndedSequence) -> None:
+        """Who ends because the cache is too small for it must not fit into an empty one, with all of its group."""
+        groups = self.requests[e.request_id].groups
+        [group] = [g for g in groups if any(s.name == e.name for s in g.sequences)]
+        size, pool = self.setting.limits.block_size, self.setting.limits.num_gpu_blocks - 1
+        together = [s for s in group.sequences if s.status in (SequenceStatus.FINISHED_IGNORED, *_LIVE)]
+        assert sum(-(-s.num_tokens // size) for s in together) > pool
 
     def _check_end(self) -> None:
-        assert self._done == Counter(dict.fromkeys(self._requests, 1))
+        assert self._done == Counter(dict.fromkeys(self.requests, 1))
         assert set(self._got) == set(self._over) | self._dropped
-        for name, request in self._requests.items():
+        for name, request in self.requests.items():
             statuses = [self._over[s.name] for s in request.sequences]
             if (
                 not {SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_IGNORED} & {*statuses}
@@ -347,4 +380,10 @@ class Life:
         assert pool.refs == {}
         assert (pool.gpu.free, pool.cpu.free) == (pool.gpu.total, pool.cpu.total)
         assert (list(state.waiting), state.running, state.swapped, state.num_wide) == ([], [], [], 0)
-        assert not (self._worker.held or state.on_worker or state.left or state.finished or self.core._flights)
+        assert not (
+            any(worker.held for worker in self._workers)
+            or state.on_worker
+            or state.left
+            or state.finished
+            or self.core._flights
+        )

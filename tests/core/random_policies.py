@@ -19,13 +19,19 @@ class Setting:
 
 def random_setting(policy: str, rng: random.Random) -> Setting:
     """Knobs and limits for that preset."""
-    v1 = presets.preset(policy).phases == "mixed"
+    base = presets.preset(policy)
+    v1 = base.phases == "mixed"
     size = rng.choice([1, 2, 4, 4])
     model_len = rng.randint(8, 24)
     num_seqs = rng.randint(1, 5)
-    spec = presets.preset(policy, **(_v1_knobs(policy, rng) if v1 else _v0_knobs(policy, rng)))
+    of_policy = _quire_knobs if policy == "quire" else _v1_knobs if v1 else _v0_knobs
+    if base.schedules_tasks:
+        of_policy = _chitu_knobs
+    spec = presets.preset(policy, **of_policy(policy, rng))
     caching = spec.sliding_window is None and rng.random() < 0.5
     chunked = spec.phases != "prefill_or_decode" and (policy == "vllm-v0-chunked" or rng.random() < 0.85)
+    if spec.schedules_tasks:
+        chunked = spec.prefill_chunk_size is not None
     budget = rng.randint(num_seqs, 24) if chunked else model_len + rng.randint(0, 12)
     if policy == "vllm-v0-chunked" and caching:
         budget += -budget % size
@@ -60,6 +66,53 @@ def _v1_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
     if policy == "vllm-v1-async":
         knobs["batch_queue"] = rng.choice([1, 2, 2, 3])
         knobs["num_spec_tokens"] = rng.choice([0, 0, 1, 2])
+    return knobs
+
+
+def _quire_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
+    """Mostly the parts of the preset; costs that make swapping the cheaper way for some victims, for all or for none."""
+    compute_token_s = rng.choice([0.0, 0.1, 0.1, 0.1])
+    knobs: dict[str, Any] = {
+        "policy": rng.choice(["aged", "aged", "aged", "fcfs", "priority"]),
+        "max_loras": rng.choice([None, None, 1, 2]),
+        "cache": rng.choice(["quire", "quire", "quire", "quire", "v1_pool"]),
+        "batch_queue": rng.choice([1, 2, 2, 3]),
+        "num_spec_tokens": rng.choice([0, 0, 0, 1, 2]),
+        "preemption_mode": rng.choice([None, None, None, "recompute", "swap"]),
+        "patience_s": rng.choice([0.0, 3.0, 10.0]),
+        "margin_s": rng.choice([0.0, 1.0]),
+        "restraint": rng.choice([None, "expected_peak"]),
+        "caution": rng.choice([0.0, 0.5, 1.0, 2.0]),
+        "deadlines": rng.random() < 0.8,
+        "compute_token_s": compute_token_s,
+        "swap_block_s": rng.choice([0.0, 0.02, 0.1, 0.2, 10.0]),
+        "step_s": rng.choice([0.0, 0.1]),
+    }
+    if knobs["cache"] == "quire":
+        knobs["watermark_blocks"] = rng.choice([None, 0, 1])
+    elif knobs["preemption_mode"] == "swap":
+        knobs["preemption_mode"] = None
+    return knobs
+
+
+def _chitu_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
+    """Any mixture of scorers, strict modes too, which let some requests end unserved."""
+    words = ["fcfs", "prefill_first", "request_preset", "stride", "deadline", "prefix_align"]
+    knobs: dict[str, Any] = {
+        "scheduler_type": ",".join(rng.sample(words, rng.randint(1, 3))),
+        "max_reqs": rng.choice([None, None, 1, 2, 4, 9]),
+        "prefill_chunk_size": rng.choice([None, None, 1, 2, 5, 9]),
+    }
+    if rng.random() < 0.1:
+        knobs["scheduler_type"] = rng.choice(["prefill_only", "decode_only, stride", "prefill_only,decode_only"])
+    if policy == "chitu-dp":
+        return knobs | {"dp_size": rng.choice([1, 2, 2, 3])}
+    knobs["pp_size"] = rng.choice([1, 1, 2, 3])
+    if policy == "chitu" and rng.random() < 0.3:
+        knobs |= {"prefill_num_tasks_divided_by_pp": False, "prefill_num_tasks": rng.randint(1, 3)}
+        knobs |= {"enforce_decode_num_tasks_max": False, "decode_num_tasks": rng.randint(1, 3)}
+    if rng.random() < 0.2:
+        knobs["num_scheduler_groups"] = rng.randint(1, 3)
     return knobs
 
 

@@ -28,9 +28,18 @@ def make(policy: str, seed: int, *, fast_path: bool) -> Scheduler:
         max_num_seqs=min(budget, rng.choice([2, 5, 12])),
         max_num_batched_tokens=budget,
         prefix_caching=rng.random() < 0.6,
+        num_cpu_blocks=20 if policy == "quire" else 0,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
     )
-    return presets.build(policy, limits, policy=rng.choice(["fcfs", "priority"]), fast_path=fast_path)
+    if policy != "quire":
+        return presets.build(policy, limits, policy=rng.choice(["fcfs", "priority"]), fast_path=fast_path)
+    costs = {
+        "compute_token_s": 0.1,
+        "swap_block_s": rng.choice([0.0, 0.05, 10.0]),
+        "patience_s": rng.choice([0.0, 3.0]),
+    }
+    restraint = rng.choice([None, "expected_peak"])
+    return presets.build(policy, limits, fast_path=fast_path, restraint=restraint, **costs)
 
 
 class Life:
@@ -135,7 +144,7 @@ class Life:
             (
                 *(list(fact) for fact in facts[:-1]),
                 facts[-1],
-                [group.request.request_id for group in state.waiting],
+                [group.request.request_id for group in (*state.waiting, *state.swapped)],
                 [
                     (s.name, s.num_tokens, s.num_computed_tokens, s.num_placeholders)
                     for group in state.running
@@ -165,14 +174,14 @@ def check(policy: str, seeds: range, num_acts: int) -> int:
     return num_steady
 
 
-@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static"])
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire"])
 def test_a_life_is_the_same_with_the_fast_path_and_without(policy: str) -> None:
     """R127-R137, R149-R154 by columns: equal plans, ends, queues, counters, free blocks and tables."""
     assert check(policy, range(60), 120) > 1_000
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static"])
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire"])
 def test_many_lives_are_the_same(policy: str) -> None:
     """The same for many more seeds."""
     assert check(policy, range(1_000, 1_400), 200) > 30_000

@@ -16,9 +16,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 @pytest.mark.parametrize("options", [[], ["--no-fast-path"]])
 def test_no_recording_fails(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """R23-R121, R127-R154: every scenario of v0, 2023 and v1, with the fast path and without; Chitu is not built yet."""
+    """R23-R121, R127-R154, R160-R195: every scenario of v0, 2023, v1 and Chitu, with the fast path and without."""
     assert main([str(GOLDEN), *options]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "75 passed, 0 failed, 54 skipped"
+    assert capsys.readouterr().out.splitlines()[-1] == "128 passed, 0 failed, 1 skipped"
 
 
 def test_a_changed_recording_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +52,21 @@ def test_emit_gives_the_trace_of_inputs_without_one(tmp_path: Path) -> None:
     ]
     keys = {k for s in original["trace"] for k in s} - {"raw", "info"}
     assert set(emitted["trace"][0]) == keys
+
+
+def test_chitu_without_a_trace_is_emitted(tmp_path: Path) -> None:
+    """R164: ids are only names: other ones and no trace give the same decisions."""
+    original = json.loads((GOLDEN / "chitu" / "evict_chunk_00.json").read_text())
+    renamed = json.loads(
+        json.dumps({**original, "name": "renamed"}).replace('"r', '"x').replace('"xenamed', '"renamed')
+    )
+    del renamed["trace"]
+    (tmp_path / "renamed.json").write_text(json.dumps(renamed).replace('"xeprefill"', '"reprefill"'))
+    assert main([str(tmp_path / "renamed.json"), "--emit", str(tmp_path / "out")]) == 0
+    emitted = json.loads((tmp_path / "out" / "renamed.json").read_text())
+    assert emitted["trace"] == json.loads(
+        json.dumps(original["trace"]).replace('"r', '"x').replace('"xemoved"', '"removed"')
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,6 +182,28 @@ BAD_VALUES = [
         ("ops.0", {"op": "free", "table": "t0"}, "ops[0].now"),
         ("num_blocks", "8", "file.num_blocks"),
         ("prefix_caching", "yes", "file.prefix_caching"),
+    ]),
+    *(("chitu/pp_00", place, value, field) for place, value, field in [
+        ("config.infer.max_reqs", 0, "config.infer.max_reqs"),
+        ("config.infer.cache_type", "flat", "config.infer.cache_type"),
+        ("config.infer.prefill_chunk_size", 0, "config.infer.prefill_chunk_size"),
+        ("config.infer.num_blocks", 2.5, "config.infer.num_blocks"),
+        ("config.scheduler.type", None, "config.scheduler.type"),
+        ("config.scheduler.colour", 1, "config.scheduler.colour"),
+        ("config.scheduler.pp_config.decode_num_tasks", "8", "config.scheduler.pp_config.decode_num_tasks"),
+        ("config.limits", {"max_reqs": 3}, "config.limits.max_reqs"),
+        ("config.lag", [], "config.lag"),
+        ("config.lag", -1, "config.lag[0]"),
+        ("config.clock.step_ns", "x", "config.clock.step_ns"),
+        ("config.handoff", 1, "config.handoff"),
+        ("config.stop_step", -1, "config.stop_step"),
+        ("events", [{"step": 1}], "events[0].warmup"),
+        ("tasks", {}, "file.tasks"),
+        ("tasks.0.prompt_len", 0, "tasks[0].prompt_len"),
+        ("tasks.0.arrv_ts", 0.5, "tasks[0].arrv_ts"),
+        ("tasks.0.eos_at", 0, "tasks[0].eos_at"),
+        ("tasks.0.colour", 1, "tasks[0].colour"),
+        ("tasks.1.id", "r0", "tasks[1].id"),
     ]),
     ("v0/alloc_cached_00", "ops.0", {"op": "free", "handle": 7, "now": 1}, "ops[0].handle"),
     ("v0/alloc_cached_00", "ops.0", {"op": "promote", "handle": 0, "hash": None, "now": 1}, "ops[0].hash"),

@@ -25,7 +25,18 @@ from tests.core.random_policies import random_setting
 
 ROOT = Path(__file__).parents[2]
 Record = Callable[[str, object], None]
-POLICIES = ("vllm-2023", "vllm-v0", "vllm-v0-chunked", "vllm-v1", "vllm-v1-async", "static")
+POLICIES = (
+    "vllm-2023",
+    "vllm-v0",
+    "vllm-v0-chunked",
+    "vllm-v1",
+    "vllm-v1-async",
+    "static",
+    "quire",
+    "chitu",
+    "chitu-skew",
+    "chitu-dp",
+)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -66,6 +77,10 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def reset_prefixes(self) -> None:
         self.life.reset_prefixes()
+
+    @rule(on=st.booleans())
+    def warm_up(self, on: bool) -> None:
+        self.life.warm_up(on=on)
 
     @rule()
     def lose_worker(self) -> None:
@@ -111,6 +126,7 @@ def happen(life: Life, busy: float, rng: random.Random) -> None:
         life.lose_worker()
     elif dice < 0.08:
         life.reset_prefixes()
+        life.warm_up(on=dice < 0.0775)
     elif dice < 0.08 + busy / 4:
         life.arrive(rng)
     elif life.can_schedule and (not life.num_underway or rng.random() < 0.7):

@@ -183,6 +183,28 @@ def test_a_prompt_in_chunks_is_known_no_further_than_it_was_computed() -> None:
     assert [(e.name, e.num_tokens, e.num_cached_blocks) for e in plan.scheduled] == [("b/0", 8, 2)]
 
 
+@pytest.mark.parametrize("fails", ["step", "row"])
+def test_blocks_of_a_victim_are_found_by_nobody_when_its_step_fails(fails: str) -> None:
+    """R136, R154: preempted with a step under way, its freed blocks are known by contents that this step then does not make."""
+    core = build("vllm-v1-async", num_gpu_blocks=4, max_model_len=12, prefix_caching=True)
+    core.add(make_request("a", 6, max_tokens=5))
+    core.add(make_request("b", [1, 2, 3, 4], max_tokens=5))
+    plans = core.schedule(0.0)
+    plans += core.schedule(0.0)
+    while not plans[-1].preempted:
+        core.update(answer(core, plans.pop(0)))
+        plans += core.schedule(0.0)
+    assert plans[-1].preempted == [("b", "recompute")]
+    if fails == "step":
+        core.fail_step(plans[0].step, "broken")
+    else:
+        core.update(StepResult(plans[0].step, {"a/0": [5]}, failed={"b/0": "not finite"}))
+    core.add(make_request("c", [1, 2, 3, 4, 5], max_tokens=5))
+    core.abort(["a"])
+    [plan] = core.schedule(0.0)
+    assert [(e.name, e.computed_before) for e in plan.scheduled] == [("c/0", 0)]
+
+
 def test_what_was_planned_on_a_failed_step_is_computed_again() -> None:
     """R136: under asynchronous scheduling the next plan may build on blocks that a step promised and never filled."""
     core = build("vllm-v1-async", num_gpu_blocks=16, prefix_caching=True)

@@ -32,6 +32,8 @@ class WatchedLife(Life):
     def _check_plan(self, plan: StepPlan) -> None:
         super()._check_plan(plan)
         self.timelines.observe(plan.events)
+        if plan.lane < len(self._workers) - 1:
+            return  # the plans of all ranks are made at once
         for request in self.core.state.requests.values():
             for sample, group in enumerate(request.groups):
                 if group.place is not Place.NOWHERE:

@@ -139,6 +139,7 @@ class _Tokens:
     num_placeholders: int = 0
     cache_salt: str = ""
     lora_id: int = 0
+    lane: int | None = None
     no_cache_reuse: bool = False
     sibling_names: tuple[str, ...] = field(default=())
 

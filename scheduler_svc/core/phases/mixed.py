@@ -116,6 +116,16 @@ class MixedWaiting:
                 state.journal.stop_all(Place.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
+        num_started = self._start_in_order(skipped, state, draft)
+        if draft.budget.is_spent and len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
+        for group in reversed(skipped):
+            state.waiting.push_front(group)
+        for check in self._admission:
+            check.close(num_started)
+
+    def _start_in_order(self, skipped: list[Group], state: CoreState, draft: StepDraft) -> int:
+        """How many started. Who is passed over goes into `skipped`, out of the queue."""
         num_started = 0
         while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
             group = state.guard.next_of(state.waiting, Place.WAITING)
@@ -130,12 +140,7 @@ class MixedWaiting:
             num_started += verdict is Verdict.ENTER
             if verdict is Verdict.SKIP:
                 skipped.append(state.waiting.pop())
-        if draft.budget.is_spent and len(state.waiting):
-            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
-        for group in reversed(skipped):
-            state.waiting.push_front(group)
-        for check in self._admission:
-            check.close(num_started)
+        return num_started
 
     def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         first = group.live[0]

@@ -18,6 +18,8 @@ class PrefillOrDecode:
     (R84, R85).
     """
 
+    MEMORY = ("_has_made_room",)
+
     def __init__(
         self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns, make_room: PriorityPreemption | None
     ) -> None:

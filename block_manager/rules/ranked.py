@@ -1,0 +1,200 @@
+"""Cache rules for data-parallel ranks: each has a device, a pool and rules of its own; a sequence's lane says which (R190)."""
+
+from collections import ChainMap
+from collections.abc import Iterable, Sequence
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.ledger import Ledger, PoolReport
+from block_manager.pool import PoolCounts
+from block_manager.rules.v1_pool import V1PoolRules
+
+
+class RankedLedger(Ledger):
+    """All ranks' ledgers as one: tables of all, counts summed up. Block ids are those of a rank's own device; names say which rank.
+
+    Its own pools are rank 0's: all have one size.
+    """
+
+    def __init__(self, ranks: list[Ledger]) -> None:
+        super().__init__(ranks[0].block_size, ranks[0].gpu, ranks[0].cpu)
+        self.ranks = ranks
+        self.tables = ChainMap(*[ledger.tables for ledger in ranks])
+        self.host_tables = ChainMap(*[ledger.host_tables for ledger in ranks])
+
+    def parts(self) -> list[Ledger]:
+        """One for each rank."""
+        return self.ranks
+
+    def named_tables(self) -> dict[str, list[str]]:
+        """Block 3 of rank 1 is "g3@1"."""
+        return {
+            name: [_at(block, rank) for block in blocks]
+            for rank, ledger in enumerate(self.ranks)
+            for name, blocks in ledger.named_tables().items()
+        }
+
+    def report(self) -> PoolReport:
+        """Sums over all ranks; references by names as in `named_tables`."""
+        reports = [ledger.report() for ledger in self.ranks]
+        refs = {_at(block, rank): n for rank, report in enumerate(reports) for block, n in report.refs.items()}
+        return PoolReport(self.block_size, _sum(r.gpu for r in reports), _sum(r.cpu for r in reports), refs)
+
+
+class RankedRules:
+    """Sends every question to the rules of the sequence's rank. Sequences without one hold nothing anywhere."""
+
+    def __init__(self, ranks: list[V1PoolRules]) -> None:
+        self.watermark_blocks = 0
+        self._ranks = ranks
+        self.ledger: Ledger = RankedLedger([rules.ledger for rules in ranks])
+
+    @property
+    def num_free_gpu(self) -> int:
+        """Free device blocks of all ranks."""
+        return sum(rules.num_free_gpu for rules in self._ranks)
+
+    @property
+    def num_free_cpu(self) -> int:
+        """Free host blocks of all ranks."""
+        return sum(rules.num_free_cpu for rules in self._ranks)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one sequence could hold with a rank to itself."""
+        return self._ranks[0].capacity_tokens
+
+    @property
+    def num_usable_of_rank(self) -> int:
+        """Blocks that a rank's sequences can use."""
+        return self._ranks[0].ledger.gpu.num_usable
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(lookups, hits) in blocks of all ranks."""
+        each = [rules.hits for rules in self._ranks]
+        return sum(lookups for lookups, _ in each), sum(hits for _, hits in each)
+
+    def num_free_of(self, rank: int) -> int:
+        """Free device blocks of one."""
+        return self._ranks[rank].num_free_gpu
+
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Other sizes; ValueError where blocks in use would have to go."""
+        for rules in self._ranks:
+            if rules.ledger.gpu.num_blocks - num_gpu_blocks > rules.num_free_gpu:
+                raise ValueError(f"a rank has only {rules.num_free_gpu} free blocks")
+        for rules in self._ranks:
+            rules.resize(num_gpu_blocks, num_cpu_blocks)
+
+    # --- a group starts and goes on ---------------------------------------------------------------------------------
+
+    def lookup(self, sequence: CachedSequence) -> PrefixHit:
+        """Its longest prefix that its rank knows."""
+        return self._of(sequence).lookup(sequence)
+
+    def can_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> AllocStatus:
+        """Of its rank."""
+        return self._of(sequences[0]).can_admit(sequences, hit, num_new_tokens, num_lookahead)
+
+    def admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """In its rank."""
+        self._of(sequences[0]).admit(sequences, hit, num_new_tokens, num_lookahead)
+
+    def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """Of its rank."""
+        return self._of(sequences[0]).can_extend(sequences, num_new_tokens, num_lookahead)
+
+    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
+        """Of its rank."""
+        return self._of(sequences[0]).fits_exactly(sequences, num_new_tokens, num_lookahead)
+
+    def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
+        """In its rank."""
+        return self._of(sequence).extend(sequence, num_new_tokens, num_lookahead)
+
+    def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        """Free blocks of its rank that a group takes to start."""
+        return self._of(sequences[0]).num_blocks_to_admit(sequences, hit, num_new_tokens)
+
+    def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+        """Free blocks of its rank that so many more tokens of each take."""
+        return self._of(sequences[0]).num_blocks_to_extend(sequences, num_new_tokens)
+
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """In its rank."""
+        self._of(parent).fork(parent, child)
+
+    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+        """Each in its rank."""
+        for sequence in sequences:
+            self._of(sequence).commit([sequence], now)
+
+    def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Of its rank."""
+        return self._of(sequences[0]).num_computed_blocks(sequences)
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Of one rank's sequences."""
+        return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
+
+    def settle(self, sequence: CachedSequence) -> None:
+        """In its rank."""
+        self._of(sequence).settle(sequence)
+
+    def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
+        """In its rank."""
+        self._of(sequence).retract(sequence, num_computed_tokens)
+
+    # --- a group moves or ends --------------------------------------------------------------------------------------
+
+    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
+        """Never."""
+        return self._of(sequences[0]).can_swap_out(sequences)
+
+    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """AssertionError."""
+        return self._of(sequences[0]).swap_out(sequences)
+
+    def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
+        """Never."""
+        return self._of(sequences[0]).can_swap_in(sequences, num_lookahead)
+
+    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """AssertionError."""
+        return self._of(sequences[0]).swap_in(sequences)
+
+    def release(self, sequence: CachedSequence) -> None:
+        """From its rank; no rank: no-op."""
+        self._of(sequence).release(sequence)
+
+    def forget(self, sequence: CachedSequence) -> None:
+        """In its rank."""
+        self._of(sequence).forget(sequence)
+
+    def reset_prefixes(self) -> None:
+        """In all ranks."""
+        for rules in self._ranks:
+            rules.reset_prefixes()
+
+    def try_reset_prefixes(self) -> bool:
+        """In all ranks, or in none."""
+        if self.ledger.tables or self.ledger.host_tables:
+            return False
+        self.reset_prefixes()
+        return True
+
+    def _of(self, sequence: CachedSequence) -> V1PoolRules:
+        return self._ranks[sequence.lane or 0]
+
+
+def _at(block: str, rank: int) -> str:
+    return f"{block}@{rank}"
+
+
+def _sum(counts: Iterable[PoolCounts]) -> PoolCounts:
+    each = list(counts)
+    return PoolCounts(sum(c.total for c in each), sum(c.free for c in each), sum(c.cached for c in each))

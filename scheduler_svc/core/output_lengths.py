@@ -1,0 +1,89 @@
+"""How long outputs turn out to be: what is learned from requests that ended, for those that run."""
+
+import bisect
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MOST_KEPT = 512
+_FADING = 1 / 64
+
+
+class Sample:
+    """The last numbers of some kind: what those that are larger than one are on average."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._tables: tuple[Floats, Floats] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    @property
+    def mean(self) -> float:
+        """Of all; 0 where there are none."""
+        _, sums = self._tabulate()
+        return float(sums[0]) / max(1, len(self))
+
+    def note(self, number: float) -> None:
+        """One more; the oldest is forgotten."""
+        self._recent.append(number)
+        bisect.insort(self._sorted, number)
+        if len(self._recent) > MOST_KEPT:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect.bisect_left(self._sorted, oldest)]
+        self._tables = None
+
+    def mean_above(self, numbers: Floats) -> Floats:
+        """For each the mean of the larger ones; where there is none, infinite."""
+        ascending, sums = self._tabulate()
+        first = np.searchsorted(ascending, numbers, side="right")
+        num_larger = len(ascending) - first
+        return np.where(num_larger > 0, sums[first] / np.maximum(1, num_larger), np.inf)
+
+    def _tabulate(self) -> tuple[Floats, Floats]:
+        """All in ascending order, and the sums of all from each on."""
+        if self._tables is None:
+            ascending = np.array(self._sorted, np.float64)
+            self._tables = ascending, np.concatenate([np.cumsum(ascending[::-1])[::-1], np.zeros(1)])
+        return self._tables
+
+
+class OutputLengths:
+    """Owner of the lengths of outputs that came to a natural end: in tokens, and as parts of what they could have had at most.
+
+    Clients that know how long an answer gets say so in max_tokens, others set it far too high: whichever of the two foretold
+    lengths better so far is believed. `num_noted`: how many there were so far.
+    """
+
+    def __init__(self) -> None:
+        self._lengths = Sample()
+        self._parts = Sample()
+        self.num_noted = 0
+        self._error_by_length = 0.0
+        self._error_by_part = 0.0
+
+    def note(self, num_output_tokens: int, most: int) -> None:
+        """An output came to its end with so many tokens of `most` >= 1."""
+        self.num_noted += 1
+        if len(self._lengths):
+            by_length, by_part = min(self._lengths.mean, most), self._parts.mean * most
+            self._error_by_length += _FADING * (abs(by_length - num_output_tokens) - self._error_by_length)
+            self._error_by_part += _FADING * (abs(by_part - num_output_tokens) - self._error_by_part)
+        self._lengths.note(num_output_tokens)
+        self._parts.note(num_output_tokens / most)
+
+    def remaining(self, num_so_far: Floats, left: Floats) -> Floats:
+        """Expected tokens still to come of outputs that have `num_so_far` and get `left` more at most: the mean over those that
+        became longer; where none did, `left`."""
+        most = np.maximum(1.0, num_so_far + left)
+        if self._error_by_part <= self._error_by_length:
+            expected = self._parts.mean_above(num_so_far / most) * most
+        else:
+            expected = self._lengths.mean_above(num_so_far)
+        remaining: Floats = np.minimum(np.maximum(expected - num_so_far, 1.0), left)
+        return remaining

@@ -1,0 +1,114 @@
+"""Puts together schedulers of tasks in lanes: Chitu's three (R165-R195). What differs is the phase and the placement."""
+
+from block_manager.hashing import Rename
+from block_manager.rules.ranked import RankedRules
+from block_manager.rules.v1_pool import V1PoolRules
+from scheduler_svc.core.costs import CostBook
+from scheduler_svc.core.deadlines import Deadlines, DropExpired
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.lanes import Ranks, SchedulerGroups, SkewSlots
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.outputs import AtOnce, OutputRules
+from scheduler_svc.core.parts import Placement, View
+from scheduler_svc.core.phases.ranks import RankBatches
+from scheduler_svc.core.phases.scored import BatchLimits, ScoredBatch
+from scheduler_svc.core.phases.skew import SkewBatch
+from scheduler_svc.core.phases.tasks import TaskShares
+from scheduler_svc.core.policy import Phase
+from scheduler_svc.core.preemption import Recompute, newest
+from scheduler_svc.core.progress import OneUnderWay
+from scheduler_svc.core.progress_guard import MAX_EMPTY_PLANS, STUCK, ProgressGuard
+from scheduler_svc.core.queues import ArrivalQueue
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scorers import TaskOrder
+from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.steady.rows import SteadyRows
+from scheduler_svc.core.threshold import AdaptiveThreshold, RecoveringOutputs
+
+LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
+
+TaskCache = V1PoolRules | RankedRules
+TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[View]]
+
+
+def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename | None) -> Scheduler:
+    """The scheduler of a spec whose phases schedule tasks."""
+    cache = _cache(spec, limits, rename)
+    state = CoreState(
+        limits=limits,
+        cache=cache,
+        waiting=ArrivalQueue(),
+        max_total_tokens=limits.max_model_len,
+        guard=_guard(spec, limits),
+        steady=SteadyRows(limits.block_size),
+        costs=costs,
+    )
+    deadlines = Deadlines(costs) if spec.deadlines else None
+    intake = Intake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
+    progress, outputs, phases, placement, views = _parts(spec, limits, cache)
+    if deadlines is not None:
+        phases.insert(0, DropExpired(deadlines))
+    return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
+
+
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> TaskCache:
+    """One pool, or one for each rank."""
+    num_pools = spec.dp_size if spec.phases == "ranks" else 1
+    rules = [
+        V1PoolRules.make(
+            block_size=limits.block_size,
+            num_gpu_blocks=limits.num_gpu_blocks,
+            num_cpu_blocks=limits.num_cpu_blocks,
+            max_model_len=limits.max_model_len,
+            prefix_caching=limits.prefix_caching,
+            rename=rename,
+        )
+        for _ in range(num_pools)
+    ]
+    return RankedRules(rules) if spec.phases == "ranks" else rules[0]
+
+
+def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
+    """Chitu's recorded schedulers wait for ever; else as many empty plans are enough as give every slot its turn several times."""
+    if spec.defects == "recorded":
+        return ProgressGuard(None)
+    num_turns = len(spec.slot_sizes(limits)) if spec.phases == "skew" else 1
+    only = _order(spec).only
+    return ProgressGuard(MAX_EMPTY_PLANS * num_turns, STUCK if only is None else f"{LEFT_TO_OTHERS} ({only})")
+
+
+def _parts(spec: PolicySpec, limits: CoreLimits, cache: TaskCache) -> TaskParts:
+    """Phase and placement by the spec, and what both need."""
+    progress = OneUnderWay()
+    shares = TaskShares(progress, cache)
+    if isinstance(cache, RankedRules):
+        return _ranks(spec, limits, cache, shares)
+    return (_skew if spec.phases == "skew" else _scored)(spec, limits, cache, shares)
+
+
+def _scored(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+    threshold = AdaptiveThreshold(cache.ledger.gpu)
+    of_batch = BatchLimits(spec.num_prefills(limits), spec.num_decodes(limits), spec.prefill_chunk_size)
+    fails = spec.defects == "recorded"
+    phase = ScoredBatch(_order(spec), shares, of_batch, threshold, Recompute(newest), fails=fails)
+    groups = SchedulerGroups(spec.num_groups())
+    return shares.progress, RecoveringOutputs(shares.progress, threshold), [phase], groups, [phase, groups]
+
+
+def _skew(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+    slots = SkewSlots(spec.slot_sizes(limits))
+    strict = spec.defects == "recorded"
+    phase = SkewBatch(_order(spec), shares, slots, spec.prefill_chunk_size, strict_residents=strict)
+    return shares.progress, AtOnce(shares.progress), [phase], slots, [slots]
+
+
+def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: TaskShares) -> TaskParts:
+    ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
+    phase = RankBatches(shares, ranks, spec.prefill_chunk_size, cache, starves=spec.defects == "recorded")
+    return shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
+
+
+def _order(spec: PolicySpec) -> TaskOrder:
+    return TaskOrder.of(spec.scheduler_type, returns_evicted=spec.defects == "repaired")
