@@ -2,8 +2,10 @@
 
     python -m tests.soak                 # 200 more lives under each preset, and as many with the fast path off and on
     python -m tests.soak --lives 5000    # an hour or so; Ctrl-C keeps what was done
+    python -m tests.soak --lives 0 --scenarios 20000    # whole simulations only (tests/simulation)
 
-Sums over all runs stand in `benchmarks/results/soak.json`; the first life that fails ends the run with its seed and status 1.
+Sums over all runs stand in `benchmarks/results/soak.json`; the first life or scenario that fails ends the run with its seed and
+status 1, and is the first of the next run.
 """
 
 import json
@@ -20,10 +22,12 @@ from rich.progress import track
 from benchmarks import report
 from tests.core.test_fast_path import check as check_fast_path
 from tests.core.test_properties import POLICIES, live
+from tests.simulation.runs import run
+from tests.simulation.scenarios import scenario
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "soak.json"
 FIRST_SEED = 1_000_000
-TWINS = ("vllm-v1", "vllm-v1-async", "static")
+TWINS = ("vllm-v1", "vllm-v1-async", "static", "quire")
 
 
 @dataclass
@@ -43,16 +47,46 @@ class Sums:
         self.cpu_s = round(self.cpu_s + cpu_s, 3)
 
 
-def read() -> dict[str, Sums]:
-    """The sums so far, by preset; twins of the fast path apart."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))["sums"] if RESULTS.exists() else {}
+@dataclass
+class SimulationSums:
+    """What all simulated scenarios did. `violations`: of the one that ended the last run, 0 = it came to its end."""
+
+    next_seed: int = FIRST_SEED
+    scenarios: int = 0
+    requests: int = 0
+    steps: int = 0
+    workers_lost: int = 0
+    violations: int = 0
+    cpu_s: float = 0.0
+
+    def add(self, seed: int) -> list[str]:
+        """The scenario of that number; what was wrong with it, in which case it does not count."""
+        start = time.process_time()
+        verdict = run(scenario(seed))
+        self.violations = len(verdict.violations)
+        if not verdict.violations:
+            self.next_seed, self.scenarios = seed + 1, self.scenarios + 1
+            for name in ("requests", "steps", "workers_lost"):
+                setattr(self, name, getattr(self, name) + verdict.counts[name])
+            self.cpu_s = round(self.cpu_s + time.process_time() - start, 3)
+        return verdict.violations
+
+
+def read() -> tuple[dict[str, Sums], SimulationSums]:
+    """The sums so far, by preset, twins of the fast path apart; and of the simulation."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sums": {}}
     names = [*POLICIES, *(f"{policy}, fast path off and on" for policy in TWINS)]
-    return {name: Sums(**found.get(name, {})) for name in names}
+    sums = {name: Sums(**found["sums"].get(name, {})) for name in names}
+    return sums, SimulationSums(**found.get("simulation", {}))
 
 
-def write(sums: dict[str, Sums]) -> None:
+def write(sums: dict[str, Sums], simulation: SimulationSums) -> None:
     """Keeps them, with machine and commit of the last run."""
-    content = {"benchmark": "tests.soak", "sums": {name: asdict(s) for name, s in sums.items()}}
+    content = {
+        "benchmark": "tests.soak",
+        "sums": {name: asdict(s) for name, s in sums.items()},
+        "simulation": asdict(simulation),
+    }
     report.save("soak", content, RESULTS)
 
 
@@ -62,25 +96,49 @@ def one_life(name: str, seed: int) -> int:
     return check_fast_path(policy, range(seed, seed + 1), 200) if twins else live(policy, seed).num_steps
 
 
-def main(lives: Annotated[int, typer.Option(min=1, help="lives under each preset in this run")] = 200) -> None:
-    """Random lives of the scheduler core under every preset, going on where the last run ended."""
-    console, sums = Console(stderr=True), read()
+def live_on(sums: dict[str, Sums], lives: int, console: Console) -> None:
+    """More lives under every preset."""
+    for _ in track(range(lives), "lives under each preset", console=console):
+        for name, so_far in sums.items():
+            start = time.process_time()
+            try:
+                num_steps = one_life(name, so_far.next_seed)
+            except Exception as error:
+                console.print(f"[red]{name}, seed {so_far.next_seed}: {type(error).__name__}: {error}")
+                raise typer.Exit(1) from error
+            so_far.add(num_steps, time.process_time() - start)
+
+
+def simulate_on(so_far: SimulationSums, scenarios: int, console: Console) -> None:
+    """More scenarios of whole simulations."""
+    for _ in track(range(scenarios), "simulated scenarios", console=console):
+        seed = so_far.next_seed
+        try:
+            violations = so_far.add(seed)
+        except Exception as error:
+            so_far.violations, violations = 1, [f"{type(error).__name__}: {error}"]
+        if violations:
+            console.print(f"[red]python -m tests.simulation --seed {seed}: {violations[0]}", soft_wrap=True)
+            raise typer.Exit(1)
+
+
+def main(
+    lives: Annotated[int, typer.Option(min=0, help="lives under each preset in this run")] = 200,
+    scenarios: Annotated[int, typer.Option(min=0, help="simulated scenarios in this run")] = 5_000,
+) -> None:
+    """Random lives of the scheduler core and simulated scenarios, going on where the last run ended."""
+    console = Console(stderr=True)
+    sums, simulation = read()
     try:
-        for _ in track(range(lives), "lives under each preset", console=console):
-            for name, so_far in sums.items():
-                start = time.process_time()
-                try:
-                    num_steps = one_life(name, so_far.next_seed)
-                except Exception as error:
-                    console.print(f"[red]{name}, seed {so_far.next_seed}: {type(error).__name__}: {error}")
-                    raise typer.Exit(1) from error
-                so_far.add(num_steps, time.process_time() - start)
+        live_on(sums, lives, console)
+        simulate_on(simulation, scenarios, console)
     except KeyboardInterrupt:
         console.print("stopped; what was done is kept")
     finally:
-        write(sums)
+        write(sums, simulation)
     for name, so_far in sums.items():
         print(f"{name}: {so_far.lives} lives, {so_far.steps} steps, {so_far.cpu_s:.0f} s")
+    print(f"simulation: {simulation.scenarios} scenarios, {simulation.steps} steps, {simulation.cpu_s:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,278 @@
+"""A scheduler core in virtual time: arrivals, plans, results and faults in the order in which they would happen, thousands of times
+faster than they would.
+
+The loop is the service's (`step_loop`), without its streams: inputs are taken between two plans; a plan goes out whenever a lane
+can take one (`Scheduler.depth` of them per lane), so that asynchronous policies plan while a step runs. All randomness comes from
+one seed.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.simulation.arrivals import Arrival
+from scheduler_svc.simulation.cost_model import CostModel
+from scheduler_svc.simulation.events import EventQueue
+from scheduler_svc.simulation.faults import Faults
+from scheduler_svc.simulation.history import History
+from scheduler_svc.simulation.link import Answer, Link, Stream
+from scheduler_svc.simulation.record import Recorder
+from scheduler_svc.simulation.token_model import TokenModel
+from scheduler_svc.simulation.worker import SimulatedWorker
+from svc_common.errors import QuireError
+
+NewWorker = Callable[[dict[str, Request], Callable[[str], None]], SimulatedWorker]
+Connect = Callable[..., Stream]
+
+BLOCKED_S = 0.01
+_MAX_FRUITLESS = 30_000
+
+
+class Observer(Protocol):
+    """Who sees what clients and workers see, for an outside judge. Times in seconds of virtual time."""
+
+    def arrived(self, now: float, request: Request, refusal: QuireError | None) -> None:
+        """A request was accepted, or refused."""
+
+    def planned(self, now: float, plan: StepPlan) -> None:
+        """A plan goes out."""
+
+    def answered(self, now: float, outcome: StepOutcome) -> None:
+        """Tokens and ends went to clients."""
+
+    def ended(self, now: float, ended: list[EndedSequence]) -> None:
+        """Ends that no result brought: a client left, a stop string, a deadline, or decided while planning."""
+
+    def cut(self, now: float, name: str, num_output_tokens: int) -> None:
+        """A stop string: of that sequence's output only so many tokens count."""
+
+    def complained(self, now: float, what: str) -> None:
+        """The worker was asked for something that it cannot do right."""
+
+    def lost_worker(self, now: float) -> None:
+        """A new epoch: the worker is empty."""
+
+
+class Simulation:
+    """One run. `core` may hold requests already (restored from a snapshot taken at `start_s`).
+
+    `under_way`: plans it had sent off then. `worker_per_lane`: lanes are data-parallel ranks. `max_under_way`: plans that the shell
+    has under way at once, None = as many as the core may have. `new_worker(requests, complain)`: the worker of an epoch; default:
+    one that draws tokens and keeps no blocks. `connect`: makes another stream than `Link`, of the same parameters. `until_s`: when
+    to stop, at the latest when everything is over.
+    """
+
+    def __init__(
+        self,
+        core: Scheduler,
+        arrivals: Iterable[Arrival],
+        tokens: TokenModel,
+        cost: CostModel,
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        start_s: float = 0.0,
+        until_s: float = math.inf,
+        under_way: Iterable[StepPlan] = (),
+        worker_per_lane: bool = False,
+        max_under_way: int | None = None,
+        observer: Observer | None = None,
+        new_worker: NewWorker | None = None,
+        connect: Connect | None = None,
+    ) -> None:
+        self._core = core
+        self._events = EventQueue(start_s)
+        self._faults = faults or Faults()
+        self._observer = observer
+        self._until_s = until_s
+        self._skew_s = 0.0
+        self._busy_until = start_s
+        self._is_dry = False
+        self._num_fruitless = 0
+        self._cost = cost
+        self._max_under_way = max_under_way
+        self._requests: dict[str, Request] = dict(core.state.requests)
+        self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
+        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests, complain=complain))
+        self._link: Stream = (connect or Link)(
+            self._events,
+            self,
+            partial(make, self._requests, self._complain),
+            cost,
+            self._faults,
+            random.Random(seed),
+            depth=core.depth,
+            block_size=core.state.limits.block_size,
+            worker_per_lane=worker_per_lane,
+        )
+        for plan in under_way:
+            self._link.send(plan)
+        for arrival in arrivals:
+            self._events.at(arrival.at_s, partial(self._arrive, arrival))
+        for at_s, by_s in self._faults.jumps:
+            self._events.at(at_s, partial(self._jump, by_s))
+
+    def run(self) -> History:
+        """Until everything is over, or up to `until_s`."""
+        history = self._recorder.history
+        self._wake()
+        while not history.has_stalled and self._events.next_s <= self._until_s and self._events.next_moment():
+            self._num_fruitless += 1
+            history.has_stalled = self._num_fruitless > _MAX_FRUITLESS
+            self._wake()
+        history.end_s = self._events.now
+        history.num_repeated_results = self._link.num_repeated
+        history.num_epochs = self._link.epoch
+        return history
+
+    @property
+    def under_way(self) -> list[StepPlan]:
+        """Plans without a result, oldest first."""
+        return self._link.under_way
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that the workers hold now."""
+        return self._link.num_rows
+
+    @property
+    def _clock(self) -> float:
+        """The scheduler's clock."""
+        return self._events.now + self._skew_s
+
+    # --- planning -----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Plans what can be planned now."""
+        core, now = self._core, self._events.now
+        if self._is_dry or not self._link.is_open or now < self._busy_until:
+            return
+        if not (core.has_unfinished or core.has_endings_to_tell):
+            return
+        if self._max_under_way is not None and len(self._link.under_way) >= self._max_under_way:
+            return
+        plans = core.schedule(self._clock)
+        if not plans:
+            return
+        self._is_dry = all(plan.is_empty for plan in plans)
+        for plan in plans:
+            self._announce(plan)
+        sent = [plan for plan in plans if not plan.is_empty or plan.left]
+        for plan in sent:
+            self._link.send(plan)
+        if not self._is_dry:
+            self._busy_until = now + self._cost.schedule_s
+            self._events.at(self._busy_until, _nothing)
+        elif not self._link.under_way and core.has_unfinished:
+            self._retry()
+
+    def _retry(self) -> None:
+        """Nothing runs and nothing could be planned: it is tried again soon, as time may be what is missing."""
+        self._events.at(self._events.now + BLOCKED_S, self._something_happened)
+
+    def _something_happened(self) -> None:
+        self._is_dry = False
+
+    def _announce(self, plan: StepPlan) -> None:
+        now = self._events.now
+        self._recorder.planned(now, plan)
+        if self._observer is not None:
+            self._observer.planned(now, plan)
+        self._end(plan.ended)
+
+    # --- the link's scheduling end ------------------------------------------------------------------------------------
+
+    def on_answer(self, answer: Answer) -> None:
+        """See `link.Scheduling`."""
+        self._is_dry = False
+        self._num_fruitless = 0
+        plan = answer.plan
+        if plan.is_empty:
+            return
+        if answer.error is not None:
+            outcome = self._core.fail_step(plan.step, answer.error)
+        else:
+            outcome = self._core.update(answer.result, self._clock)
+        self._recorder.answered(self._events.now, answer, outcome)
+        if self._observer is not None:
+            self._observer.answered(self._events.now, outcome)
+
+    def on_new_epoch(self) -> None:
+        """See `link.Scheduling`."""
+        self._is_dry = False
+        self._core.reset_sequences_of_lost_worker()
+        if self._observer is not None:
+            self._observer.lost_worker(self._events.now)
+
+    def on_resumed(self) -> None:
+        """See `link.Scheduling`."""
+        self._is_dry = False
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._num_fruitless = 0
+        request, now = arrival.request, self._events.now
+        request.arrival_time = self._clock
+        if arrival.deadline_s is not None:
+            request.deadline = self._clock + arrival.deadline_s - arrival.at_s
+        refusal = None
+        try:
+            self._core.add(request)
+        except QuireError as error:
+            refusal = error
+        self._recorder.arrived(now, request, is_refused=refusal is not None)
+        if self._observer is not None:
+            self._observer.arrived(now, request, refusal)
+        if refusal is None:
+            self._requests[request.request_id] = request
+            self._watch(arrival)
+            self._is_dry = False
+
+    def _watch(self, arrival: Arrival) -> None:
+        request_id = arrival.request.request_id
+        if arrival.stop_string_at is not None:
+            self._recorder.watch_for(f"{request_id}/0", arrival.stop_string_at, self._stop_string)
+        for time_s, why in ((arrival.leaves_at_s, "abort"), (arrival.deadline_s, "deadline")):
+            if time_s is not None:
+                self._events.at(time_s, partial(self._leave, request_id, why))
+
+    def _leave(self, request_id: str, why: str) -> None:
+        self._end(self._core.abort([request_id]), why)
+        self._is_dry = False
+
+    def _stop_string(self, name: str, num_output_tokens: int) -> None:
+        """A gateway found it and says so; more tokens may have come meanwhile."""
+        self._events.at(self._events.now + self._cost.wire_s, partial(self._stop_at, name, num_output_tokens))
+
+    def _stop_at(self, name: str, num_output_tokens: int) -> None:
+        ended = self._core.stop_at(name, num_output_tokens)
+        if ended and self._observer is not None:
+            self._observer.cut(self._events.now, name, num_output_tokens)
+        self._end(ended)
+        self._is_dry = False
+
+    def _end(self, ended: list[EndedSequence], why: str | None = None) -> None:
+        if ended:
+            self._recorder.ended(self._events.now, ended, why)
+            if self._observer is not None:
+                self._observer.ended(self._events.now, ended)
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _jump(self, by_s: float) -> None:
+        self._skew_s += by_s
+        self._is_dry = False
+
+    def _complain(self, what: str) -> None:
+        if self._observer is not None:
+            self._observer.complained(self._events.now, what)
+
+
+def _nothing() -> None:
+    """The moment itself is what matters: the scheduler is free again."""

@@ -1,0 +1,92 @@
+"""What the simulated model says: tokens that depend on nothing but whose they are and where they stand.
+
+So a disturbed run and an undisturbed one must give the same, and a client can tell a token that is not its own.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+EOS = 0
+_MASK = (1 << 61) - 1
+
+
+class TokenModel(Protocol):
+    """`index`: of the sequence in its request; `offset`: how many output tokens it has."""
+
+    def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
+        """The next token; `choice`: of several children that start there."""
+
+    def guess(self, request_id: str, index: int, offset: int) -> int:
+        """A draft of it, not always right."""
+
+    def candidates(self, request_id: str, index: int, offset: int, width: int) -> list[tuple[int, float]]:
+        """2 * `width` different next tokens of a beam with logprobs, best first."""
+
+
+def mix(*parts: int) -> int:
+    """A number that looks random and depends on all parts alone, the same in every process."""
+    value = 88172645463325252
+    for part in parts:
+        value = ((value ^ part) * 0x2545F4914F6CDD1D + 0x9E3779B97F4A7C15) & _MASK
+        value ^= value >> 29
+    return value
+
+
+class PseudoTokens:
+    """Tokens 1 to `vocab_size` - 1 that look random. A sequence ends with EOS as its last token where `num_output_tokens` plans
+    its length; else EOS comes once in `eos_every` tokens (0 = never)."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        num_output_tokens: Mapping[str, int] | None = None,
+        *,
+        eos_every: int = 0,
+        vocab_size: int = 30_000,
+    ) -> None:
+        self._seed = seed
+        self._lengths = num_output_tokens or {}
+        self._eos_every = eos_every
+        self._vocab_size = vocab_size
+        self._keys: dict[str, int] = {}
+
+    def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
+        """See `TokenModel`."""
+        length = self._lengths.get(request_id)
+        if length is not None and offset + 1 >= length:
+            return EOS
+        value = mix(self._key(request_id), offset, 4 * index + 1024 * choice)
+        if length is None and self._eos_every and value % self._eos_every == 0:
+            return EOS
+        return 1 + (value >> 8) % (self._vocab_size - 1)
+
+    def guess(self, request_id: str, index: int, offset: int) -> int:
+        """Right two times of three."""
+        token = self.token(request_id, index, offset)
+        return token if mix(self._key(request_id), index, offset, 7) % 3 else token + 1
+
+    def candidates(self, request_id: str, index: int, offset: int, width: int) -> list[tuple[int, float]]:
+        """See `TokenModel`; a planned length does not bind beams."""
+        first = mix(self._key(request_id), index, offset, 11)
+        return [((first + 7 * k) % 61, -0.1 * (1 + k) - first % 5 / 7) for k in range(2 * width)]
+
+    def _key(self, request_id: str) -> int:
+        key = self._keys.get(request_id)
+        if key is None:
+            key = self._keys[request_id] = mix(self._seed, zlib.crc32(request_id.encode()))
+        return key
+
+
+class ListedTokens(PseudoTokens):
+    """Given output tokens by request and sequence index, as a recording has them. Behind the end of a list: EOS."""
+
+    def __init__(self, tokens: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
+        """See `TokenModel`; `choice` k of the first sequence is the start of sequence k."""
+        streams = self._tokens[request_id]
+        stream = streams[choice or index] if (choice or index) < len(streams) else ()
+        return stream[offset] if offset < len(stream) else EOS
