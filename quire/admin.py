@@ -1,6 +1,6 @@
 """Client of the operators' API, and its answers as JSON values and as text for people. Used by `quire steps` and `quire blocks`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +9,7 @@ import grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from quire.calls import ADMIN, typed_errors
 from svc_common import rpc
+from svc_common.errors import DeadlineExceeded
 
 _UNARY_TIMEOUT_S = 30.0
 
@@ -39,11 +40,33 @@ class AdminClient:
         finally:
             call.cancel()
 
+    def set_policy(self, settings: Sequence[str]) -> admin_pb2.SetPolicyResponse:
+        """Other values for "KEY=VALUE" keys, from the next step on. InvalidArgument, and nothing changed, where one cannot be."""
+        request = admin_pb2.SetPolicyRequest(settings=settings)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)
+
     def explain(self, request_id: str, *, tenant: str = "", needs: bool = False) -> admin_pb2.ExplainRequestResponse:
         """Where a request's time went; `needs`: also what would have ended each wait. NotFound for an unknown id."""
         request = admin_pb2.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
         with typed_errors(self.target, ADMIN):
             return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)
+
+    def recording(
+        self, *, since: int = 0, follow: bool = False, for_s: float | None = None
+    ) -> Iterator[admin_pb2.RecordingPart]:
+        """Segments from number `since` on as parts of a recording; with `follow` further ones as they are complete, for ever or
+        `for_s` seconds."""
+        call = self._stub.GetRecording(
+            admin_pb2.GetRecordingRequest(since_segment=since, follow=follow), timeout=for_s if follow else None
+        )
+        try:
+            with typed_errors(self.target, ADMIN):
+                yield from call
+        except DeadlineExceeded:
+            return
+        finally:
+            call.cancel()
 
     def blocks(self, *, memory: bool = False) -> admin_pb2.GetBlocksResponse:
         """Pools, tables and reference counts at one instant; with `memory` also how well the memory is used."""

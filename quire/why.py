@@ -18,6 +18,8 @@ _TEXTS = {
     "BATCH_UNDER_WAY": "nobody joins a static batch under way",
     "STEP_PREEMPTS": "the step had to preempt others",
     "SWAPPED_FIRST": "{swapped} swapped requests come back before new ones start",
+    "RESERVED": "with it those that run are expected to need {need} of {capacity} blocks",
+    "OUTRANKED": "a more important request starts before it comes back",
     "PREFILL_FIRST": "the step was one of prompts",
     "DECODE_FIRST": "the step was one of decodes",
     "RESULT_PENDING": "a step of it from before its preemption was under way",
@@ -31,7 +33,11 @@ _TEXTS = {
 
 
 def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
-    """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* null: it holds still."""
+    """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* null: it holds still.
+
+    `numbers.key` and `numbers.value`: the knob and its smallest value that would have let it in at `from_step`; `needs`: all of
+    them, where one alone would not have done.
+    """
     return {"id": response.id, "episodes": [_episode(episode) for episode in response.episodes]}
 
 
@@ -70,8 +76,12 @@ def _episode(episode: admin_pb2.Episode) -> dict[str, Any]:
         "numbers": _numbers(episode.numbers),
         "sample": episode.sample,
     }
-    if episode.needs:
-        values["needs"] = _numbers(episode.needs)
+    needs = _numbers(episode.needs)
+    if needs:
+        # With one knob alone that is the whole answer; where several were short, `needs` has them all.
+        key, value = next(iter(needs.items()))
+        values["numbers"] |= {"key": key, "value": value}
+        values["needs"] = needs
     return values
 
 

@@ -1,6 +1,7 @@
-"""AdminService of the scheduler: its steps and its blocks, on a listener of their own. Reads only."""
+"""AdminService of the scheduler, on a listener of its own: steps, blocks, explanations, recordings, and the policy in force."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc.aio
@@ -8,24 +9,40 @@ import grpc.aio
 from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
-from scheduler_svc import memory_view
+from scheduler_svc import memory_view, policy_change
 from scheduler_svc.core.reasons import Numbers
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import as_written
 from scheduler_svc.core.timelines import Episode
 from scheduler_svc.explanations import Explanations
+from scheduler_svc.inquirer import Inquirer
+from scheduler_svc.recording.needs import Needs
+from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.recording.tape import PackedSegment, Tape, TapeReader
 from scheduler_svc.step_log import StepLog, StepReader
 from svc_common import rpc
 from svc_common.clock import NS_PER_S, monotonic_ns, wall_ns
-from svc_common.errors import InvalidArgument, Unavailable
+from svc_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+SetPolicy = Callable[[list[str]], tuple[int, list[policy_change.Change]]]
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """`core()` is the scheduler core in force, None before a worker has said how many blocks it has."""
 
-    def __init__(self, log: StepLog, core: Callable[[], Scheduler | None], explanations: Explanations) -> None:
+    def __init__(
+        self,
+        log: StepLog,
+        core: Callable[[], AnyCore | None],
+        explanations: Explanations,
+        tape: Tape,
+        set_policy: SetPolicy,
+    ) -> None:
         self._log = log
         self._core = core
         self._explanations = explanations
+        self._tape = tape
+        self._set_policy = set_policy
+        self._inquirer = Inquirer(tape)
 
     async def WatchScheduler(
         self, request: admin_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -54,6 +71,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return response
         raise AssertionError("errors_to_status ends the call")
 
+    async def SetPolicy(
+        self, request: admin_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.SetPolicyResponse:
+        """Other values from the next plan on."""
+        async with rpc.errors_to_status(context):
+            if not request.settings:
+                raise InvalidArgument.field("settings", 'is empty: give one or more "KEY=VALUE"')
+            step, changes = self._set_policy(list(request.settings))
+            return admin_pb2.SetPolicyResponse(
+                from_step=step,
+                changes=[
+                    admin_pb2.PolicyChange(key=key, old_value=as_written(old, str), new_value=as_written(new, str))
+                    for key, old, new in changes
+                ],
+            )
+        raise AssertionError("errors_to_status ends the call")
+
     async def ExplainRequest(
         self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.ExplainRequestResponse:
@@ -63,11 +97,53 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise InvalidArgument.field("request_id", "is empty: which request is to be explained?")
             core_id = self._explanations.core_id(request.tenant, request.request_id)
             episodes = self._explanations.episodes(core_id)
-            return admin_pb2.ExplainRequestResponse(id=core_id, episodes=[_episode(e) for e in episodes])
+            needs = await self._inquirer.needs(core_id, episodes) if request.needs else {}
+            messages = [_episode(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
+            return admin_pb2.ExplainRequestResponse(id=core_id, episodes=messages)
         raise AssertionError("errors_to_status ends the call")
 
+    async def GetRecording(
+        self, request: admin_pb2.GetRecordingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[admin_pb2.RecordingPart]:
+        """Held segments, oldest first; with `follow` new ones as they are complete."""
+        async with rpc.errors_to_status(context):
+            if not self._tape.is_on:
+                raise FailedPrecondition(
+                    "this scheduler records nothing; start it with record_segment_steps and record_ring_bytes above 0",
+                    reason="NOT_RECORDING",
+                )
+            yield admin_pb2.RecordingPart(beginning=self._tape.beginning(), segment=request.since_segment)
+            reader = TapeReader(self._tape, request.since_segment, leaves_open=request.follow)
+            while True:
+                async for packed in _in_thread(reader.new()):
+                    for part in _parts(packed):
+                        yield part
+                if not request.follow:
+                    return
+                await reader.wait()
 
-def _episode(episode: Episode) -> admin_pb2.Episode:
+
+_PART_BYTES = 2**20
+
+
+async def _in_thread(packing: Iterator[PackedSegment]) -> AsyncIterator[PackedSegment]:
+    """Packing takes long; steps go on meanwhile."""
+    while (packed := await asyncio.to_thread(next, packing, None)) is not None:
+        yield packed
+
+
+def _parts(packed: PackedSegment) -> Iterator[admin_pb2.RecordingPart]:
+    frame = packed.frame
+    for start in range(0, len(frame), _PART_BYTES):
+        part = admin_pb2.RecordingPart(
+            data=frame[start : start + _PART_BYTES], segment=packed.number, num_left=packed.num_left
+        )
+        if start + _PART_BYTES >= len(frame):
+            part.num_steps = packed.num_steps
+        yield part
+
+
+def _episode(episode: Episode, needs: Needs) -> admin_pb2.Episode:
     return admin_pb2.Episode(
         from_step=episode.from_step,
         to_step=episode.to_step,
@@ -77,6 +153,7 @@ def _episode(episode: Episode) -> admin_pb2.Episode:
         reason=episode.reason.value,
         numbers=_numbers(episode.numbers),
         sample=episode.sample,
+        needs=_numbers(needs),
     )
 
 
@@ -98,7 +175,7 @@ def _unix_ns(monotonic_s: float) -> int:
     return int(monotonic_s * NS_PER_S) + wall_ns() - monotonic_ns()
 
 
-def _blocks(core: Scheduler) -> admin_pb2.GetBlocksResponse:
+def _blocks(core: AnyCore) -> admin_pb2.GetBlocksResponse:
     pools = core.pool_report()
     return admin_pb2.GetBlocksResponse(
         block_size=pools.block_size,

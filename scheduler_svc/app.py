@@ -19,6 +19,7 @@ from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.frontend_table import FrontendTable
 from scheduler_svc.readiness import Readiness
+from scheduler_svc.recording.tape import Tape
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
@@ -78,10 +79,13 @@ class _SchedulerService:
         self._readiness = Readiness()
         self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
+        self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
         self._explanations = Explanations(self._book, self._readiness)
         choice = settings.policy_choice()
         self._link = WorkerLink(settings.worker_address(), self._identity, settings, choice, self._readiness)
-        self._loop = StepLoop(settings, choice, self._link, self._book, self._log, self._readiness, self._explanations)
+        self._loop = StepLoop(
+            settings, choice, self._link, self._book, self._log, self._readiness, self._explanations, self._tape
+        )
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
@@ -105,7 +109,7 @@ class _SchedulerService:
     def _add_services(self) -> None:
         engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
-        admin = AdminServicer(self._log, lambda: self._loop.core, self._explanations)
+        admin = AdminServicer(self._log, lambda: self._loop.core, self._explanations, self._tape, self._loop.set_policy)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._admin_server)  # type: ignore[no-untyped-call]
         for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

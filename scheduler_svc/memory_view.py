@@ -4,10 +4,10 @@ from block_manager import contiguous
 from block_manager.contiguous import Demand, Tenant
 from block_manager.memory_report import HeldSequence, MemoryReport, PagedMemory, paged_memory
 from scheduler_svc.core.request import Group, Place
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recording.recorder import AnyCore
 
 
-def memory_report(core: Scheduler) -> MemoryReport:
+def memory_report(core: AnyCore) -> MemoryReport:
     """Device memory now, beside contiguous allocation in a memory of the same size.
 
     How long live sequences will get is not known, so contiguous `reserved` is all room up to prompt + max_tokens (at most
@@ -21,7 +21,7 @@ def memory_report(core: Scheduler) -> MemoryReport:
     return MemoryReport(paged(core), contiguous.place(tenants, waiting, num_slots))
 
 
-def paged(core: Scheduler) -> PagedMemory:
+def paged(core: AnyCore) -> PagedMemory:
     """Only what the tables of the device hold."""
     ledger = core.state.cache.ledger
     held = []
@@ -32,13 +32,13 @@ def paged(core: Scheduler) -> PagedMemory:
     return paged_memory(held, ledger.block_size, nobodys_blocks=ledger.gpu.reserved)
 
 
-def _demand(core: Scheduler, group: Group) -> Demand:
+def _demand(core: AnyCore, group: Group) -> Demand:
     request = group.request
     longest = len(request.prompt_token_ids) + request.stop.max_tokens
     return Demand(group.max_num_running_seqs, min(longest, core.state.limits.max_model_len))
 
 
-def _tenant(core: Scheduler, group: Group) -> Tenant:
+def _tenant(core: AnyCore, group: Group) -> Tenant:
     ledger, demand = core.state.cache.ledger, _demand(core, group)
     held = tuple(
         min(

@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from block_manager.hashing import Rename
 from scheduler_svc import policy_file
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.spec import PolicySpec, knob_names
+from scheduler_svc.core.task_spec import TASK_PHASES
 from scheduler_svc.policy_keys import (
     ASYNC,
+    CACHE_TYPE,
     CHUNKED_PREFILL,
     Assignment,
     bad,
@@ -25,6 +30,7 @@ from scheduler_svc.policy_keys import (
     from_texts,
     limit_names,
 )
+from scheduler_svc.policy_lanes import cache_type_of, check_chunks, check_workers, lane_phases
 from svc_common.errors import ConfigError
 
 Spelling = Callable[[str], str]
@@ -110,14 +116,32 @@ class PolicyChoice:
             "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
         }
         knobs = {name: getattr(self.spec, name) for name in knob_names()}
-        return {**knobs, ASYNC: self.spec.progress == _PLACEHOLDERS, **limits}
+        switches = {ASYNC: self.spec.progress == _PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
+        return {**knobs, **switches, **limits}
 
-    def build(self, limits: CoreLimits) -> Scheduler:
-        """The core."""
-        return presets.build(self.spec, limits)
+    def build(self, limits: CoreLimits, rename: Rename | None = None) -> Scheduler:
+        """The core. `rename`: as in `presets.build`."""
+        return presets.build(self.spec, limits, rename=rename)
+
+    def changed(self, sets: Iterable[str], option: str) -> "PolicyChoice":
+        """The choice with other values for keys that a running core can change; ConfigError for others, by the name `option`."""
+        new = {a.key: a for a in map(checked, from_texts(sets, option))}
+        for key, assignment in new.items():
+            if key not in (*LIVE_KNOBS, *LIVE_LIMITS):
+                can = f"what can be changed while the scheduler runs: {', '.join((*LIVE_KNOBS, *LIVE_LIMITS))}"
+                raise bad(assignment.origin, f"{key} is fixed at start; {can}", field=key)
+        knobs = {key: a.value for key, a in new.items() if key in knob_names()}
+        try:
+            spec = replace(self.spec, **knobs)
+        except ConfigError as error:
+            wrong = error.metadata.get("field", "")
+            origin = new[wrong].origin if wrong in new else option
+            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        return _with_limits(spec, {**self.given, **new}, self.spelled)
 
     def check(self) -> None:
         """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
+        check_workers(self.spec, self._origin("dp_size"))
         for knob, value in self._not_served():
             raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
         any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_NUMBER
@@ -139,6 +163,7 @@ class PolicyChoice:
             ("sliding_window", spec.sliding_window is not None),
             ("cache", spec.cache == "none"),
             ("defects", spec.defects == "recorded"),
+            ("scheduler_type", not {PREFILL_ONLY, DECODE_ONLY}.isdisjoint(words_of(spec.scheduler_type))),
         )
         return [(knob, getattr(spec, knob)) for knob, wrong in rules if wrong]
 
@@ -150,15 +175,20 @@ class PolicyChoice:
 
     def _runs_whole(self) -> bool:
         """Whether prompts are never cut, so that the budget follows the model's length."""
+        if self.spec.schedules_tasks:
+            return self.spec.prefill_chunk_size is None
         return self.spec.phases == _WHOLE or not (self.spec.phases == _CHUNKED or self._switches()["chunked_prefill"])
+
+    def _is_chunked(self) -> bool:
+        return self.spec.prefill_chunk_size is not None if self.spec.schedules_tasks else self.spec.phases != _WHOLE
 
     def _default_seqs(self, tokens: int | None) -> int:
         return _DEFAULT_NUM_SEQS if tokens is None else min(_DEFAULT_NUM_SEQS, tokens)
 
     def _switches(self) -> dict[str, Any]:
         return {
-            "prefix_caching": self._limit("prefix_caching", True),
-            "chunked_prefill": self._limit("chunked_prefill", self.spec.phases != _WHOLE),
+            "prefix_caching": self._limit("prefix_caching", not self.spec.schedules_tasks),
+            "chunked_prefill": self._limit("chunked_prefill", self._is_chunked()),
             "long_prefill_token_threshold": self._limit("long_prefill_token_threshold", 0),
         }
 
@@ -189,8 +219,8 @@ def choose(policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, **
     """
     file = policy_file.read(policy) if policy_file.names_a_file(policy) else None
     base = _preset(file.base, file.base_origin) if file else _preset(policy, spelled("policy"))
-    written = {a.key: checked(a) for a in file.assignments} if file else {}
-    last = {a.key: checked(a) for a in from_texts(sets, spelled("policy_set"))}
+    written = {a.key: a for a in map(checked, file.assignments)} if file else {}
+    last = {a.key: a for a in map(checked, from_texts(sets, spelled("policy_set")))}
     options = {
         name: Assignment(name, value, spelled(_OPTIONS.get(name, name)))
         for name, value in limits.items()
@@ -229,14 +259,16 @@ def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
 
 
 def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
-    knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key != ASYNC}
+    knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key not in (ASYNC, CACHE_TYPE)}
     phases = knobs.get("phases", base.phases)
-    parts = _asynchronous(base.name, phases, given) | _chunked(phases, given)
+    parts = _asynchronous(base.name, phases, given) | _chunked(phases, given) | lane_phases(base, given)
     for key, value in parts.items():
         if key in knobs and knobs[key] != value and key != "batch_queue":
             raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
+    orders_itself = phases in TASK_PHASES or base.policy == "aged"
+    of_service = {} if orders_itself else _SERVICE_KNOBS
     try:
-        return replace(base, **(_SERVICE_KNOBS | parts | knobs))
+        return replace(base, **(of_service | parts | knobs))
     except ConfigError as error:
         wrong = error.metadata.get("field", "")
         origin = given[wrong].origin if wrong in given else where
@@ -248,7 +280,7 @@ def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> 
     if ASYNC not in given:
         return {}
     wanted = given[ASYNC]
-    if phases in (_WHOLE, _CHUNKED):
+    if phases in (_WHOLE, _CHUNKED, *TASK_PHASES):
         if wanted.value:
             raise bad(wanted.origin, f"{ASYNC} is v1's; policy {policy} has phases={phases}", field=ASYNC)
         return {}
@@ -268,7 +300,8 @@ def _with_limits(spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spe
     for name in limit_names():
         if name in given:
             check_limit(given[name])
+    check_chunks(spec, given)
     threshold = given.get("long_prefill_token_threshold")
-    if spec.phases in (_WHOLE, _CHUNKED) and threshold is not None and threshold.value:
+    if spec.phases != "mixed" and threshold is not None and threshold.value:
         raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
     return PolicyChoice(spec, given, spelled)

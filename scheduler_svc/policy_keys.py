@@ -19,6 +19,23 @@ from svc_common.errors import ConfigError
 
 ASYNC = "async"
 CHUNKED_PREFILL = "chunked_prefill"
+CACHE_TYPE = "cache_type"
+# Chitu's own names. Its blocks are all usable; one more here is the null block.
+ALIASES = {
+    "scheduler.type": "scheduler_type",
+    "scheduler.pp_config.prefill_num_tasks_divided_by_pp": "prefill_num_tasks_divided_by_pp",
+    "scheduler.pp_config.prefill_num_tasks": "prefill_num_tasks",
+    "scheduler.pp_config.enforce_decode_num_tasks_max": "enforce_decode_num_tasks_max",
+    "scheduler.pp_config.decode_num_tasks": "decode_num_tasks",
+    "infer.max_reqs": "max_reqs",
+    "infer.pp_size": "pp_size",
+    "infer.dp_size": "dp_size",
+    "infer.cache_type": CACHE_TYPE,
+    "infer.prefill_chunk_size": "prefill_chunk_size",
+    "infer.num_blocks": "num_gpu_blocks",
+    "infer.block_size": "block_size",
+}
+_WITHOUT_NULL_BLOCK = "infer.num_blocks"
 _LEAST = {"num_gpu_blocks": 2, "num_cpu_blocks": 0, "long_prefill_token_threshold": 0}
 _MOST = 2**31 - 1
 _NUM_CLOSE = 3
@@ -41,7 +58,7 @@ def limit_names() -> list[str]:
 
 def known_keys() -> list[str]:
     """All keys, sorted."""
-    return sorted({*knob_names(), *limit_names(), ASYNC})
+    return sorted({*knob_names(), *limit_names(), ASYNC, CACHE_TYPE})
 
 
 def from_texts(texts: Iterable[str], option: str) -> list[Assignment]:
@@ -75,7 +92,11 @@ def references(text: str) -> Iterator[tuple[str, int]]:
 
 
 def checked(assignment: Assignment) -> Assignment:
-    """The same with its value in the key's type. ConfigError for an unknown key, with those that look alike, or a wrong type."""
+    """The same with its value in the key's type, Chitu's names in ours. ConfigError for an unknown key, with those that look alike,
+    or a wrong type."""
+    if assignment.key in ALIASES:
+        ours = checked(Assignment(ALIASES[assignment.key], assignment.value, assignment.origin))
+        return Assignment(ours.key, ours.value + 1, ours.origin) if assignment.key == _WITHOUT_NULL_BLOCK else ours
     key, value = assignment.key, assignment.value
     if key not in known_keys():
         raise bad(assignment.origin, _unknown(key), field=key)
@@ -121,13 +142,15 @@ def _short(origin: str) -> str:
 
 
 def _unknown(key: str) -> str:
-    return f"unknown key {key!r}{close_to(key, known_keys())}; there are: {', '.join(known_keys())}"
+    return f"unknown key {key!r}{close_to(key, [*known_keys(), *ALIASES])}; there are: {', '.join(known_keys())}"
 
 
 def _kinds(key: str) -> tuple[type, ...]:
     """Types a value may have."""
     if key == ASYNC:
         return (bool,)
+    if key == CACHE_TYPE:
+        return (str,)
     hint = get_type_hints(PolicySpec if key in knob_names() else CoreLimits)[key]
     return get_args(hint) or (hint,)
 

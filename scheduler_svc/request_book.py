@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.deadlines import EXPIRED
 from scheduler_svc.core.plan import EndedSequence, TokenRun
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import SequenceStatus
@@ -221,6 +222,8 @@ class RequestBook:
             return
         if ended.status is SequenceStatus.FINISHED_IGNORED:
             self.fail(live, OutOfRange(ended.error or "it can never be served", reason="NEVER_FITS"))
+        elif ended.error == EXPIRED:
+            self.expire(live)
         elif ended.error is not None:
             self.fail(live, Internal(ended.error, reason="STEP_FAILED"))
         else:

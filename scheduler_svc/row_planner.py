@@ -13,6 +13,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from svc_common import columns
+from svc_common.clock import NS_PER_S
 from svc_common.errors import Internal, InvalidArgument
 
 NOT_FINITE = "the model's output was not finite (NaN or infinity)"
@@ -236,12 +237,13 @@ class RowPlanner:
             return None
         tokens, failed, logprobs = self._by_name(message)
         step = self._open.pop(message.step_id)
+        duration_ns = _duration_ns(message.timings)
         return WorkerResult(
             step_id=message.step_id,
-            result=StepResult(step, tokens, failed),
+            result=StepResult(step, tokens, failed, duration_s=duration_ns / NS_PER_S),
             logprobs=logprobs,
             num_computed_tokens=message.num_computed_tokens,
-            duration_ns=_duration_ns(message.timings),
+            duration_ns=duration_ns,
             error=message.error if message.HasField("error") else None,
         )
 

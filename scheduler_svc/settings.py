@@ -14,6 +14,8 @@ class SchedulerSettings(BaseModel):
     profile says; None = what fits.
     `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
     Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
+    `record_*`: the last steps are kept for `quire record`, in segments of so many steps, as many as fit so many bytes (either 0 =
+    none); with tokens under other names unless `record_tokens` says otherwise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,7 +25,7 @@ class SchedulerSettings(BaseModel):
     port: int = Field(default=50060, ge=0, le=65535)
     admin_port: int = Field(default=50062, ge=0, le=65535)
 
-    policy: str = "vllm-v1"
+    policy: str = "quire"
     policy_set: tuple[str, ...] = ()
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
@@ -44,6 +46,9 @@ class SchedulerSettings(BaseModel):
     max_worker_losses: int = Field(default=5, ge=1)
 
     max_logged_steps: int = Field(default=10_000, ge=1)
+    record_segment_steps: int = Field(default=1_000, ge=0)
+    record_ring_bytes: int = Field(default=64 * 2**20, ge=0)
+    record_tokens: bool = False
     integrity_check_every: int = Field(default=1_000, ge=0)
     drain_s: float = Field(default=2.0, ge=0)
 

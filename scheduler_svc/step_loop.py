@@ -7,18 +7,22 @@ plans without a result; a deeper pipeline (plan k+1 before result k) changes `_M
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protos.worker.v1 import worker_pb2
+from scheduler_svc import policy_change
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.cost_meter import CostMeter
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.intake import Intake
 from scheduler_svc.live_request import LiveRequest, Place
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from scheduler_svc.readiness import Readiness
+from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.recording.tape import Tape
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.row_planner import RowPlanner, RowSampling, WorkerResult
 from scheduler_svc.settings import SchedulerSettings
@@ -58,17 +62,20 @@ class StepLoop:
         step_log: StepLog,
         readiness: Readiness,
         explanations: Explanations,
+        tape: Tape,
     ) -> None:
-        self.core: Scheduler | None = None
+        self.core: AnyCore | None = None
         self._settings = settings
-        self._choice = choice
+        self._choice = self._started_with = choice
         self._link = link
         self._book = book
         self._log = step_log
         self._readiness = readiness
         self._explanations = explanations
+        self._tape = tape
         self._intake = Intake(book)
         self._planner = RowPlanner(0)
+        self._meter = CostMeter()
         self._owned: Ownership | None = None
         self._in_flight: deque[_Sent] = deque()
         self._num_breaks = 0
@@ -100,6 +107,23 @@ class StepLoop:
                 self._settle(await self._result())
             if not self._has_work():
                 await self._idle()
+
+    def set_policy(self, settings: Sequence[str]) -> tuple[int, list[policy_change.Change]]:
+        """Other values for "KEY=VALUE" keys: the first step by them, and what is another. ConfigError, and nothing changed.
+
+        Without a worker they are kept for the core that is to be built.
+        """
+        choice = self._choice.changed(settings, "SetPolicy")
+        choice.check()
+        if self.core is None or self._owned is None:
+            self._choice = choice
+            return self._last_step + 1, []
+        profiled, limits = (core_limits(c, self._owned) for c in (self._started_with, choice))
+        changes = policy_change.change(self.core, profiled, choice.spec, limits)
+        self._choice = choice
+        for key, old, new in changes:
+            log.info("policy from step %d on: %s=%s, was %s", self.core.step + 1, key, new, old)
+        return self.core.step + 1, changes
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -183,10 +207,18 @@ class StepLoop:
             self._end_all(self.core.fail_step(plan.step, result.error.message))
         else:
             outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
+            self._measure(plan, result)
             for run in outcome.runs:
                 self._book.put_tokens(run, plan.step, result.logprobs.get(run.name))
             self._end_all(outcome)
         self._check_integrity(plan.step)
+
+    def _measure(self, plan: StepPlan, result: WorkerResult) -> None:
+        """What steps cost is an input of the core."""
+        num_moved = len(plan.swap_in) + len(plan.swap_out)
+        costs = self._meter.observe(plan.num_tokens, num_moved, result.duration_ns)
+        if costs is not None and self.core is not None:
+            self.core.observe_costs(costs)
 
     def _end_all(self, outcome: StepOutcome) -> None:
         for ended in outcome.ended:
@@ -288,12 +320,15 @@ class StepLoop:
             self.core.reset_sequences_of_lost_worker()
         else:
             self._build_core(owned)
-        self._planner = RowPlanner(core_limits(self._choice, owned).max_num_seqs, epoch=owned.epoch)
+        self._planner = RowPlanner(core_limits(self._started_with, owned).max_num_seqs, epoch=owned.epoch)
 
     def _build_core(self, owned: Ownership) -> None:
         """A core for what this worker has; requests of the old one enter it as if they came anew, with their tokens."""
         step = self.core.step if self.core is not None else self._last_step
-        self.core = self._choice.build(core_limits(self._choice, owned))
+        self._meter = CostMeter()
+        core = self._choice.build(core_limits(self._choice, owned), rename=self._tape.rename)
+        about = {"model_digest": owned.limits.model_digest, "worker": owned.worker_boot_id, "epoch": owned.epoch}
+        self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step
         self._log.policy = self.core.policy
         for live in self._book.live():

@@ -93,6 +93,7 @@ def to_core(submission: Submission, core_id: str, tokens: list[int], limits: com
         priority=submission.priority,
         cache_salt=submission.cache_salt,
         no_cache_reuse=submission.no_cache_reuse,
+        deadline=None if submission.deadline_ns is None else submission.deadline_ns / NS_PER_S,
         committed=list(tokens),
     )
 

@@ -25,9 +25,12 @@ class RootGroup(CommandGroup):
         "chat": ("quire.cli.chat", "Talk to the model, or ask one question."),
         "models": ("quire.cli.models", "List the models served."),
         "policies": ("quire.cli.policies", "List the scheduling policies and the keys of --set."),
+        "set-policy": ("quire.cli.set_policy", "Change the policy of a running scheduler."),
         "steps": ("quire.cli.steps", "Show what the scheduler decided, step by step."),
         "why": ("quire.cli.why", "Show why a request waited."),
         "blocks": ("quire.cli.blocks", "Show the KV-cache blocks: pools, tables, reference counts."),
+        "record": ("quire.cli.record", "Write the scheduler's last steps into a file, with all that led to them."),
+        "replay": ("quire.cli.replay", "Replay a recording: every decision again, or what if."),
     }
 
 

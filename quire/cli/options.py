@@ -29,6 +29,7 @@ def host_and_port(address: str, option: str) -> str:
 
 
 _SERVER, _MODEL, _MEMORY, _SCHEDULING = "Where it listens", "Model", "Memory", "Scheduling"
+_RECORDING = "Recording"
 
 Host = Annotated[
     str,
@@ -154,7 +155,7 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="Scheduling policy: vllm-v1, vllm-v1-async, vllm-v0, vllm-v0-chunked, vllm-2023, static, or a YAML or JSON "
+        help="Scheduling policy: quire, vllm-v1, vllm-v1-async, vllm-v0, vllm-v0-chunked, vllm-2023, static, or a YAML or JSON "
         "file. `quire policies` shows them.",
         rich_help_panel=_SCHEDULING,
     ),
@@ -193,6 +194,24 @@ EnablePrefixCaching = Annotated[
         help="Reuse KV blocks of equal prefixes. Default: yes.",
         show_default=False,
         rich_help_panel=_SCHEDULING,
+    ),
+]
+
+RecordMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for the last steps, which `quire record` writes into a file: 64MiB, or bytes; 0 = record nothing. "
+        "Default: 64MiB.",
+        show_default=False,
+        rich_help_panel=_RECORDING,
+    ),
+]
+RecordTokens = Annotated[
+    bool,
+    typer.Option(
+        "--record-tokens",
+        help="Record tokens as they are; else recordings have other names for them, from which no text can be read.",
+        rich_help_panel=_RECORDING,
     ),
 ]
 

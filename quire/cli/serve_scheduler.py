@@ -9,6 +9,7 @@ from quire.cli import service
 from quire.cli.groups import new_app
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
+from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
 
 app = new_app()
@@ -20,11 +21,13 @@ def serve_scheduler(
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
     admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
-    policy: o.Policy = "vllm-v1",
+    policy: o.Policy = "quire",
     policy_set: o.PolicySet = None,
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     enable_prefix_caching: o.EnablePrefixCaching = None,
+    record_memory: o.RecordMemory = None,
+    record_tokens: o.RecordTokens = False,
     stop_with_stdin: o.StopWithStdin = False,
 ) -> None:
     """Start a scheduler: it owns every queue and every block table, and no tensor.
@@ -46,6 +49,8 @@ def serve_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
+        record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
+        record_tokens=record_tokens,
     )
     service.run(
         scheduler.serve(settings, on_ready=lambda address, *_: service.announce("scheduler", address)),

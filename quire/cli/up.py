@@ -17,6 +17,7 @@ from quire.cli.groups import new_app
 from quire.cli.load_progress import LoadProgress
 from quire.cli.worker_options import WorkerOptions
 from quire.processes import ServiceProcess
+from quire.sizes import parse_size
 from quire.stack import LocalStack, StackOptions
 
 CHECK_S = 0.1
@@ -42,11 +43,13 @@ def up(
     gpu_memory_utilization: o.GpuMemoryUtilization = None,
     swap_space: o.SwapSpace = None,
     num_gpu_blocks_override: o.NumGpuBlocksOverride = None,
-    policy: o.Policy = "vllm-v1",
+    policy: o.Policy = "quire",
     policy_set: o.PolicySet = None,
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     enable_prefix_caching: o.EnablePrefixCaching = None,
+    record_memory: o.RecordMemory = None,
+    record_tokens: o.RecordTokens = False,
     host: o.Host = "127.0.0.1",
     grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
@@ -94,7 +97,10 @@ def up(
         policy_set=policy_set or (),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        scheduler_args=_caching_arguments(enable_prefix_caching),
+        scheduler_args=[
+            *_caching_arguments(enable_prefix_caching),
+            *_recording_arguments(record_memory, tokens=record_tokens),
+        ],
     )
     _run(options)
 
@@ -103,6 +109,14 @@ def _caching_arguments(enabled: bool | None) -> list[str]:
     if enabled is None:
         return []
     return ["--enable-prefix-caching" if enabled else "--no-enable-prefix-caching"]
+
+
+def _recording_arguments(memory: str | None, *, tokens: bool) -> list[str]:
+    """ConfigError for a size that is none, before anything starts."""
+    if memory is not None:
+        parse_size(memory, "--record-memory")
+    sized = [] if memory is None else ["--record-memory", memory]
+    return [*sized, "--record-tokens"] if tokens else sized
 
 
 def _simulated_arguments(worker: WorkerOptions) -> list[str]:

@@ -38,7 +38,10 @@ def undisturbed() -> Iterator[list[list[int]]]:
         ("vllm-v0-chunked", {"max_num_batched_tokens": 64}),
         ("vllm-v1", {"max_num_batched_tokens": 64}),
         ("vllm-v1-async", {"max_num_batched_tokens": 64}),
+        ("quire", {"restraint": None}),
+        ("quire", {"restraint": None, "preemption_mode": "swap", "max_num_batched_tokens": 64}),
         ("static", {"prefix_caching": False}),
+        ("chitu", {"infer.prefill_chunk_size": 50, "infer.pp_size": 2}),
     ],
     ids=str,
 )

@@ -138,6 +138,10 @@ def test_policies_shows_presets_and_keys() -> None:
     assert all(word in shown for word in ("vllm-v0-chunked", "static", "preemption_mode", "delay_factor"))
     presets = json.loads(run_quire("policies", "--json").stdout)
     assert presets["vllm-v1-async"]["batch_queue"] == 2 and presets["vllm-v0"]["phases"] == "prefill_or_decode"
+    assert [presets[name]["cache_type"] for name in ("chitu", "chitu-skew", "vllm-v1")] == ["paged", "skew", None]
+    _assert_config_error(
+        run_quire("up", "--simulated", *FREE_PORTS, "--policy", "chitu-dp"), "chitu-dp", "needs 2 workers"
+    )
 
 
 @pytest.mark.parametrize("option", ["--max-num-seqs", "--max-num-batched-tokens"])

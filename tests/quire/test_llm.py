@@ -32,6 +32,7 @@ def llm() -> Iterator[LLM]:
         max_num_batched_tokens=64,
         max_num_seqs=16,
         swap_space="1MiB",
+        policy_set={"restraint": None},
     ) as made:
         yield made
 

@@ -27,6 +27,10 @@ CASES = [
     ("vllm-v1", ("policy=fcfs", "async=true"), "recompute"),
     ("vllm-v1-async", ("max_num_batched_tokens=32",), "recompute"),
     ("static", ("max_num_seqs=5",), "recompute"),
+    ("chitu", (), "recompute"),
+    ("chitu", ("scheduler.type=prefill_first,stride", "infer.pp_size=3", "infer.prefill_chunk_size=20"), "recompute"),
+    ("quire", ("restraint=null", "preemption_mode=recompute", "patience_s=0"), "recompute"),
+    ("quire", ("restraint=null", "preemption_mode=swap", "patience_s=0", "max_num_batched_tokens=32"), "swap"),
 ]
 
 
@@ -54,6 +58,27 @@ async def test_preempted_requests_get_the_same_tokens(policy: str, sets: tuple[s
     assert {step.policy for step in steps} == {policy}
     assert mode in {event.mode for step in steps for event in step.preempted}, "the pool was to force preemption"
     assert any(step.swap_out for step in steps) == any(step.swap_in for step in steps) == (mode == "swap")
+
+
+@pytest.mark.parametrize(
+    ("policy", "sets"),
+    [
+        ("chitu-skew", ("infer.pp_size=2", "infer.prefill_chunk_size=32", "infer.max_reqs=4")),
+        ("chitu-dp", ("infer.dp_size=1", "infer.prefill_chunk_size=32")),
+    ],
+    ids=str,
+)
+@run_async
+async def test_slots_and_ranks_never_preempt(policy: str, sets: tuple[str, ...]) -> None:
+    """R184, R190: requests enter one after the other as their blocks can be reserved; each gets the tokens it gets alone."""
+    async with stack(ROOMY) as roomy:
+        undisturbed = await tokens_of_all(roomy)
+    async with stack(TIGHT, policy=policy, policy_set=sets) as tight:
+        assert await tokens_of_all(tight) == undisturbed
+        await tight.admin.assert_all_free()
+        steps = await tight.admin.steps()
+    assert {step.policy for step in steps} == {policy}
+    assert not any(step.preempted for step in steps)
 
 
 @run_async

@@ -23,7 +23,7 @@ def test_effective_values_say_what_is_used(name: str) -> None:
     of_worker = {key for key in limit_names() if values[key] is None}
     assert all(getattr(limits, key) == values[key] for key in limit_names() if key not in of_worker)
     assert of_worker - {"max_num_batched_tokens"} == {"block_size", "num_gpu_blocks", "num_cpu_blocks", "max_model_len"}
-    assert ("max_num_batched_tokens" in of_worker) == (choice.spec.phases == "prefill_or_decode")
+    assert ("max_num_batched_tokens" in of_worker) == choice.spec.runs_whole(limits)
 
 
 def test_effective_values_follow_what_is_given() -> None:

@@ -166,7 +166,7 @@ async def test_watching_a_running_scheduler() -> None:
         assert [r.step for r in held] == list(range(1, 6))
         assert [r.scheduled[0].prefill for r in held] == [True, False, False, False, False]
         assert sum(len(x.tokens) for r in held for x in r.sampled) == 5
-        assert held[0].policy == "vllm-v1" and held[0].epoch == 1 and held[0].duration_ns > 0
+        assert held[0].policy == "quire" and held[0].epoch == 1 and held[0].duration_ns > 0
         assert [r.step for r in await s.admin.steps(since_step=4)] == [4, 5]
         call = s.admin.stub.WatchScheduler(admin_pb2.WatchSchedulerRequest(since_step=5, follow=True, tables=True))
         assert (await call.read()).step == 5

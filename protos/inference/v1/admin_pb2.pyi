@@ -6,6 +6,52 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GetRecordingRequest(_message.Message):
+    __slots__ = ("since_segment", "follow")
+    SINCE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    since_segment: int
+    follow: bool
+    def __init__(self, since_segment: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class RecordingPart(_message.Message):
+    __slots__ = ("beginning", "data", "segment", "num_steps", "num_left")
+    BEGINNING_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    beginning: bytes
+    data: bytes
+    segment: int
+    num_steps: int
+    num_left: int
+    def __init__(self, beginning: _Optional[bytes] = ..., data: _Optional[bytes] = ..., segment: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_left: _Optional[int] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, settings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("from_step", "changes")
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    changes: _containers.RepeatedCompositeFieldContainer[PolicyChange]
+    def __init__(self, from_step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ...) -> None: ...
+
+class PolicyChange(_message.Message):
+    __slots__ = ("key", "old_value", "new_value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OLD_VALUE_FIELD_NUMBER: _ClassVar[int]
+    NEW_VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    old_value: str
+    new_value: str
+    def __init__(self, key: _Optional[str] = ..., old_value: _Optional[str] = ..., new_value: _Optional[str] = ...) -> None: ...
+
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("request_id", "tenant", "needs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

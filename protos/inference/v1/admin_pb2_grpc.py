@@ -45,10 +45,20 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/quire.inference.v1.AdminService/SetPolicy',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
         self.ExplainRequest = channel.unary_unary(
                 '/quire.inference.v1.AdminService/ExplainRequest',
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
+        self.GetRecording = channel.unary_stream(
+                '/quire.inference.v1.AdminService/GetRecording',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.FromString,
                 _registered_method=True)
 
 
@@ -70,8 +80,23 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Changes ordering, admission, preemption and limits of the running scheduler, from its next plan on; recorded. All or nothing:
+        INVALID_ARGUMENT names what cannot be changed while it runs, and what can.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainRequest(self, request, context):
         """Where a request's time went and why: every state and reason, with the numbers that decided. NOT_FOUND for an unknown id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRecording(self, request, context):
+        """The last steps with all that led to them, as bytes of a recording for `quire replay`. FAILED_PRECONDITION where nothing is recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,10 +115,20 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetBlocksResponse.SerializeToString,
             ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyResponse.SerializeToString,
+            ),
             'ExplainRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainRequest,
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'GetRecording': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRecording,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +197,33 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/SetPolicy',
+            protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ExplainRequest(request,
             target,
             options=(),
@@ -178,6 +240,33 @@ class AdminService(object):
             '/quire.inference.v1.AdminService/ExplainRequest',
             protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/GetRecording',
+            protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.FromString,
             options,
             channel_credentials,
             insecure,

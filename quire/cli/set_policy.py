@@ -1,0 +1,39 @@
+"""`quire set-policy`: other values for a running scheduler."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from quire import admin as administration
+from quire.cli import options as o
+from quire.cli.groups import new_app
+
+app = new_app()
+
+
+@app.command()
+def set_policy(
+    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys as in --set at start.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    admin: o.Admin = o.DEFAULT_ADMIN,
+) -> None:
+    """Change ordering, admission, preemption and limits while the scheduler runs; requests and blocks stay.
+
+    All or nothing, from the next step on, and recorded. Phases, cache rules and the like are fixed at start; an error says which.
+
+    [bold]quire set-policy policy=fcfs[/bold]
+    [bold]quire set-policy max_num_seqs=32 watermark_blocks=20[/bold]
+    """
+    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+        response = client.set_policy(settings)
+    if as_json:
+        changes = {change.key: {"old": change.old_value, "new": change.new_value} for change in response.changes}
+        typer.echo(json.dumps({"from_step": response.from_step, "changes": changes}))
+        return
+    for change in response.changes:
+        typer.echo(f"{change.key} = {change.new_value} (was {change.old_value})")
+    if not response.changes:
+        typer.echo("nothing changed: these are the values in force")
+    else:
+        typer.echo(f"from step {response.from_step} on")

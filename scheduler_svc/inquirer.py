@@ -1,0 +1,95 @@
+"""Asks the recording what would have ended a wait, in a process of its own: steps go on meanwhile."""
+
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler_svc.core.reasons import KEYS, Reason
+from scheduler_svc.core.timelines import Episode
+from scheduler_svc.recording.file_format import RecordingWriter
+from scheduler_svc.recording.inquiry import Question, as_json
+from scheduler_svc.recording.needs import Needs
+from scheduler_svc.recording.tape import Tape
+
+log = logging.getLogger(__name__)
+
+_MAX_QUESTIONS = 32
+_TIMEOUT_S = 25.0
+_PROGRAM = (sys.executable, "-m", "scheduler_svc.recording.inquiry")
+
+
+class Inquirer:
+    """One question at a time; what cannot be answered in time stays without an answer."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._lock = asyncio.Lock()
+
+    async def needs(self, core_id: str, episodes: Sequence[Episode]) -> dict[int, Needs]:
+        """By position of the episode: knobs and values that would have let the request in at its first step.
+
+        Of the last waits only, as far as the ring holds their steps; nothing where nothing is recorded.
+        """
+        waits = {i: _question(core_id, e) for i, e in enumerate(episodes) if _hangs_on_a_knob(e)}
+        waits = dict(list(waits.items())[-_MAX_QUESTIONS:])
+        if not waits or not self._tape.is_on:
+            return {}
+        async with self._lock:
+            answers = await self._ask(list(waits.values()))
+        return {i: found for i, found in zip(waits, answers, strict=False) if found}
+
+    async def _ask(self, questions: list[Question]) -> list[Needs]:
+        with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".rec") as file:
+            await asyncio.to_thread(self._write, Path(file.name), min(q.step for q in questions))
+            process = await asyncio.create_subprocess_exec(
+                *_PROGRAM,
+                file.name,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    out, err = await process.communicate(as_json(questions).encode())
+            except TimeoutError:
+                log.warning("what would have ended %d waits was not found in %.0f s", len(questions), _TIMEOUT_S)
+                return []
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        if process.returncode:
+            log.error("what would have ended a wait could not be found: %s", err.decode(errors="replace")[-1_000:])
+            return []
+        answers: list[Needs] = json.loads(out)
+        return answers
+
+    def _write(self, path: Path, since_step: int) -> None:
+        """The segments that hold these steps, as a recording."""
+        held = self._tape.segments()
+        start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
+        with path.open("wb") as file:
+            writer = RecordingWriter(file)
+            writer.write(self._tape.beginning())
+            num_segments = num_steps = 0
+            for packed in self._tape.pack(held[start:]):
+                writer.write(packed.frame)
+                num_segments, num_steps = num_segments + 1, num_steps + packed.num_steps
+            writer.finish(num_segments=num_segments, num_steps=num_steps)
+
+
+def _question(core_id: str, episode: Episode) -> Question:
+    head = str(episode.numbers.get("head_reason", ""))
+    return Question(core_id, episode.sample, episode.from_step, episode.reason.value, head)
+
+
+def _hangs_on_a_knob(episode: Episode) -> bool:
+    """A wait of at least one step that some number could have ended."""
+    if not episode.is_wait or episode.from_step == episode.to_step:
+        return False
+    head = episode.numbers.get("head_reason")
+    return (Reason(str(head)) if head else episode.reason) in KEYS

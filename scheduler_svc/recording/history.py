@@ -1,0 +1,91 @@
+"""What became of each request in a run of a core, told by step."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
+from scheduler_svc.core.reasons import WAITING_QUEUES, Reason
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.scheduler import Scheduler
+
+_ENDS = {
+    SequenceStatus.FINISHED_STOPPED: "stop",
+    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
+    SequenceStatus.FINISHED_ABORTED: "abort",
+    SequenceStatus.FINISHED_IGNORED: "ignored",
+}
+
+
+@dataclass(slots=True)
+class RequestSteps:
+    """`admitted_steps`: in which it started from waiting or came back from the host, any of its groups.
+
+    `end`: "stop", "length", "abort", "ignored" or "failed"; None = not yet.
+    """
+
+    admitted_steps: list[int] = field(default_factory=list)
+    first_token_step: int | None = None
+    end_step: int | None = None
+    end: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """What `quire replay --json` says of it."""
+        return {
+            "admitted_steps": self.admitted_steps,
+            "first_token_step": self.first_token_step,
+            "end_step": self.end_step,
+            "end": self.end,
+        }
+
+
+class History:
+    """Owner of the steps of all requests that were there in a run. An id that comes again is another request, under its id."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, RequestSteps] = {}
+        self._without_token: dict[str, None] = {}
+
+    def begin(self, core: Scheduler) -> None:
+        """The run starts, or goes on, with this core."""
+        for request in core.state.requests.values():
+            known = self.requests.get(request.request_id)
+            if known is None or known.end is not None:
+                self.arrived(request)
+
+    def arrived(self, request: Request) -> None:
+        """A request came and was taken."""
+        self.requests[request.request_id] = RequestSteps()
+        if all(s.num_output_tokens == len(request.committed) for s in request.sequences):
+            self._without_token[request.request_id] = None
+
+    def planned(self, plan: StepPlan) -> None:
+        """A step is planned."""
+        started: dict[tuple[str, int], None] = {}
+        for event in plan.events:
+            if event.reason is Reason.RUNNING:
+                started[event.request_id, event.sample] = None
+            elif event.queue in WAITING_QUEUES and not event.of_queue:
+                started.pop((event.request_id, event.sample), None)
+        for request_id in dict.fromkeys(request_id for request_id, _ in started):
+            if request_id in self.requests:
+                self.requests[request_id].admitted_steps.append(plan.step)
+        self.ended(plan.ended, plan.step)
+
+    def got(self, outcome: StepOutcome, step: int) -> None:
+        """The result of that step was applied."""
+        if self._without_token:
+            for run in outcome.runs:
+                if run.request_id in self._without_token and run.token_ids:
+                    del self._without_token[run.request_id]
+                    self.requests[run.request_id].first_token_step = step
+        self.ended(outcome.ended, step)
+
+    def ended(self, ended: Iterable[EndedSequence], step: int) -> None:
+        """Sequences came to their end in, or after, that step."""
+        for sequence in ended:
+            steps = self.requests.get(sequence.request_id)
+            if steps is not None and sequence.request_done:
+                self._without_token.pop(sequence.request_id, None)
+                steps.end_step = step
+                failed = sequence.error is not None and sequence.status is SequenceStatus.FINISHED_ABORTED
+                steps.end = "failed" if failed else _ENDS[sequence.status]

@@ -1,0 +1,230 @@
+"""A graph of objects as one JSON document, and back: classes by name, attributes by name, references by number.
+
+Reading makes blank objects and sets attributes; it calls no constructor and no function but those of `specials`. Classes and
+functions are those of the scheduler core and the block manager, which are pure.
+"""
+
+import importlib
+import json
+from collections import ChainMap, Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+_OURS = ("block_manager.", "scheduler_svc.core.")
+_OTHERS: dict[tuple[str, str], type[Any]] = {("collections", "ChainMap"): ChainMap}
+_ATOMS = frozenset({type(None), bool, int, float, str})
+_DICTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
+_LISTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (list, deque, set)}
+_TUPLE, _NAMED, _BYTES, _ENUM, _GLOBAL, _FROZENSET = "t", "n", "b", "e", "g", "f"
+_LIST, _DICT, _OBJECT = "l", "d", "o"
+
+Make = Callable[..., Any]
+Special = tuple[Make | None, Callable[..., Any] | None]
+"""How a blank object is made of what was written, and how it is filled with the values of that; what is written in a JSON object
+of its own stays as it is. No first: the second makes it of the values; no second: it is complete at once."""
+
+
+class GraphError(ValueError):
+    """The document is none, or wants what there is not."""
+
+
+class GraphWriter:
+    """Owner of the numbers that objects have in one document.
+
+    `specials`: by type, what is written in place of an object. `nothing`: objects of that type are left out, None stands there.
+    """
+
+    def __init__(self, specials: dict[type[Any], Callable[[Any], list[Any]]], nothing: type[Any]) -> None:
+        self._specials = specials
+        self._nothing = nothing
+        self._numbers: dict[int, int] = {}
+        self._items: list[Any] = []
+        self._classes: dict[tuple[type[Any], tuple[str, ...]], tuple[int, Callable[[Any], Any]]] = {}
+
+    def document(self, root: Any) -> bytes:
+        """The graph that begins with `root`."""
+        self.value(root)
+        written: list[Any] = []
+        while len(written) < len(self._items):
+            written.append(self._written(self._items[len(written)]))
+        classes = [[*_name_of(kind), list(names)] for kind, names in self._classes]
+        return json.dumps({"classes": classes, "objects": written}, separators=(",", ":")).encode()
+
+    def value(self, item: Any) -> Any:
+        """What stands for an item: itself, a list that begins with a word, or the number of an object in a list of its own."""
+        kind = type(item)
+        if kind in _ATOMS:
+            return item
+        number = self._numbers.get(id(item))
+        if number is not None:
+            return [number]
+        if kind is self._nothing or isinstance(item, np.generic):
+            return None if kind is self._nothing else item.item()
+        inline = None if kind in self._specials else self._inline(item)
+        if inline is not None:
+            return inline
+        number = self._numbers[id(item)] = len(self._items)
+        self._items.append(item)
+        return [number]
+
+    def _inline(self, item: Any) -> list[Any] | None:
+        """What has no identity of its own."""
+        if isinstance(item, bytes):
+            return [_BYTES, item.hex()]
+        if isinstance(item, tuple):
+            named = () if type(item) is tuple else _name_of(type(item))
+            return [_NAMED if named else _TUPLE, *named, *map(self.value, item)]
+        if isinstance(item, Enum):
+            return [_ENUM, *_name_of(type(item)), item.value]
+        if isinstance(item, FunctionType | type):
+            return [_GLOBAL, *_name_of(item)]
+        if isinstance(item, frozenset):
+            return [_FROZENSET, *map(self.value, sorted(item))]
+        return None
+
+    def _written(self, item: Any) -> list[Any]:
+        kind = type(item)
+        if kind in self._specials:
+            return self._specials[kind](item)
+        if kind.__name__ in _LISTS and _LISTS[kind.__name__] is kind:
+            return [_LIST, kind.__name__, self._values(sorted(item) if kind is set else item)]
+        if kind.__name__ in _DICTS and _DICTS[kind.__name__] is kind:
+            return [_DICT, kind.__name__, self._values(item), self._values(item.values())]
+        number, read = self._class_of(item)
+        return [_OBJECT, number, *map(self.value, read(item))]
+
+    def _values(self, items: Iterable[Any]) -> list[Any]:
+        found = list(items)
+        return found if _ATOMS.issuperset(map(type, found)) else [self.value(item) for item in found]
+
+    def _class_of(self, item: Any) -> tuple[int, Callable[[Any], Any]]:
+        kind = type(item)
+        slots = (name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
+        names = (*(name for name in slots if hasattr(item, name)), *getattr(item, "__dict__", ()))
+        known = self._classes.get((kind, names))
+        if known is None:
+            read = attrgetter(*names) if len(names) > 1 else lambda item: tuple(getattr(item, n) for n in names)
+            known = self._classes[kind, names] = (len(self._classes), read)
+        return known
+
+
+def _name_of(item: type[Any] | FunctionType) -> tuple[str, str]:
+    return item.__module__, item.__qualname__
+
+
+class GraphReader:
+    """Makes the objects of one document. GraphError, or what Python raises, for one that is none."""
+
+    def __init__(self, document: bytes, specials: dict[str, Special]) -> None:
+        read = json.loads(document)
+        self._specials = specials
+        self._written: list[list[Any]] = read["objects"]
+        self._classes = [(_class(module, name), _names(names)) for module, name, names in read["classes"]]
+        self._items: list[Any] = [self._blank(*written) for written in self._written]
+
+    def root(self) -> Any:
+        """The object that everything began with."""
+        for number, (tag, *parts) in enumerate(self._written):
+            if tag in self._specials and self._specials[tag][0] is None:
+                make = self._specials[tag][1]
+                self._items[number] = make(*map(self._value, parts)) if make is not None else None
+        # Keys of dicts are complete first, as they are looked up by what they are.
+        for hashed in (False, True):
+            for item, (tag, *parts) in zip(self._items, self._written, strict=True):
+                if (tag == _DICT or (tag == _LIST and parts[0] == "set")) is hashed:
+                    self._fill(item, tag, *parts)
+        return self._items[0]
+
+    def _blank(self, tag: str, *parts: Any) -> Any:
+        if tag in self._specials:
+            make = self._specials[tag][0]
+            return None if make is None else make(*parts)
+        if tag == _LIST:
+            return _LISTS[parts[0]]()
+        if tag == _DICT:
+            return _DICTS[parts[0]]()
+        if tag != _OBJECT:
+            raise GraphError(f"there are no objects of kind {tag!r}")
+        kind, _ = self._classes[parts[0]]
+        return object.__new__(kind)
+
+    def _fill(self, item: Any, tag: str, *parts: Any) -> None:
+        if tag in self._specials:
+            make, fill = self._specials[tag]
+            if make is not None and fill is not None:
+                fill(item, *map(self._value, parts))
+        elif tag == _LIST:
+            (item.update if isinstance(item, set) else item.extend)(map(self._value, parts[1]))
+        elif tag == _DICT:
+            item.update(zip(map(self._value, parts[1]), map(self._value, parts[2]), strict=True))
+        else:
+            _, names = self._classes[parts[0]]
+            for name, value in zip(names, parts[1:], strict=True):
+                object.__setattr__(item, name, self._value(value))
+
+    def _value(self, written: Any) -> Any:
+        if type(written) is not list:
+            return written
+        tag = written[0]
+        if type(tag) is int:
+            return self._items[tag]
+        if tag == _TUPLE:
+            return tuple([self._value(item) for item in written[1:]])
+        return _INLINE[tag](self, *written[1:])
+
+    def _named(self, module: str, name: str, *items: Any) -> Any:
+        kind = _own(module, name)
+        if not (isinstance(kind, type) and issubclass(kind, tuple)):
+            raise GraphError(f"{module}.{name} is no tuple")
+        return tuple.__new__(kind, map(self._value, items))
+
+    def _enum(self, module: str, name: str, value: Any) -> Any:
+        kind = _own(module, name)
+        if not (isinstance(kind, type) and issubclass(kind, Enum)):
+            raise GraphError(f"{module}.{name} is no enum")
+        return kind(value)
+
+
+_INLINE: dict[str, Callable[..., Any]] = {
+    _NAMED: GraphReader._named,
+    _ENUM: GraphReader._enum,
+    _BYTES: lambda reader, text: bytes.fromhex(text),
+    _GLOBAL: lambda reader, module, name: _own(module, name),
+    _FROZENSET: lambda reader, *items: frozenset(map(reader._value, items)),
+}
+
+
+def _class(module: str, name: str) -> type[Any]:
+    """A class that objects can be made of."""
+    kind = _OTHERS.get((module, name)) or _own(module, name)
+    if not isinstance(kind, type) or issubclass(kind, Enum | tuple | BaseException):
+        raise GraphError(f"no objects are made of {module}.{name}")
+    return kind
+
+
+def _names(names: list[str]) -> list[str]:
+    for name in names:
+        if name.startswith("__"):
+            raise GraphError(f"{name} is no attribute of a part")
+    return names
+
+
+def _own(module: str, name: str) -> Any:
+    """A class of that module, a function of it, or one of a class of it; never what it imports."""
+    if not module.startswith(_OURS):
+        raise GraphError(f"it wants {module}.{name}, which is no part of a scheduler core")
+    outer, _, inner = name.partition(".")
+    try:
+        found = vars(importlib.import_module(module)).get(outer)
+    except ImportError:
+        found = None
+    if isinstance(found, type | FunctionType) and found.__module__ == module:
+        method = vars(found).get(inner) if isinstance(found, type) else None
+        if not inner or isinstance(method, FunctionType):
+            return method if inner else found
+    raise GraphError(f"it wants {module}.{name}, which there is not; was it made by another version?")

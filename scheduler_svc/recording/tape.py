@@ -1,0 +1,99 @@
+"""What one process records: the ring of its cores' segments, and the names that tokens have in it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recording import codec, file_format
+from scheduler_svc.recording.alias import Alias
+from scheduler_svc.recording.recorder import AnyCore, RecordingCore
+from scheduler_svc.recording.ring import Ring, Segment
+from svc_common.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegment:
+    """A segment as a frame of a file, and where it stands: `num_left` more are held behind it."""
+
+    number: int
+    num_steps: int
+    num_left: int
+    frame: bytes
+
+
+class Tape:
+    """Owner of the ring and of the alias, both for the life of the process.
+
+    `segment_steps`, `max_bytes`: as in `Ring`; either 0 = nothing is recorded. `verbatim`: tokens are recorded as they are.
+    """
+
+    def __init__(self, segment_steps: int, max_bytes: int, *, verbatim: bool, alias: Alias | None = None) -> None:
+        self.is_on = segment_steps > 0 and max_bytes > 0
+        self.rename = None if verbatim or not self.is_on else alias or Alias.drawn()
+        self._grown = asyncio.Event()
+        self._ring = Ring(segment_steps, max_bytes, self._wake)
+
+    def record(self, core: Scheduler, clock: Callable[[], float], about: dict[str, Any] | None = None) -> AnyCore:
+        """The core, from now on with everything written down; it must hash prefixes by `rename`."""
+        return RecordingCore(core, self._ring, clock, about) if self.is_on else core
+
+    @property
+    def num_segments(self) -> int:
+        """Segments that there ever were; the newest may go on."""
+        return self._ring.num_segments
+
+    async def wait(self, num_segments: int) -> None:
+        """Until there were more than so many segments."""
+        while self.num_segments <= num_segments:
+            await self._grown.wait()
+
+    def _wake(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def beginning(self) -> bytes:
+        """The first bytes of a file of these segments."""
+        return file_format.beginning({"quire": VERSION, "verbatim": self.rename is None})
+
+    def segments(self, since: int = 0) -> list[Segment]:
+        """Those held from number `since` on, as they are at this moment; to be packed."""
+        return list(self._ring.segments(since))
+
+    def pack(self, segments: list[Segment]) -> Iterator[PackedSegment]:
+        """They as frames; takes a while for each, and nothing of the core, so that it may be done beside it."""
+        for i, segment in enumerate(segments):
+            frame = file_format.segment_frame(segment, self.rename)
+            yield PackedSegment(segment.number, segment.num_steps, len(segments) - 1 - i, frame)
+
+    def replayable(self, since_step: int = 0) -> list[Segment]:
+        """Held segments from the one with step `since_step` on, under the names that a replay needs."""
+        held = self.segments()
+        start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
+        return [codec.decode(codec.encode(segment, self.rename)) for segment in held[start:]]
+
+
+class TapeReader:
+    """One reader's place on a tape. `leaves_open`: the newest segment is left for the time when it is complete.
+
+    A reader slower than the ring misses what the ring no longer holds.
+    """
+
+    def __init__(self, tape: Tape, since: int, *, leaves_open: bool) -> None:
+        self._tape = tape
+        self._next = since
+        self._leaves_open = leaves_open
+
+    async def wait(self) -> None:
+        """Until another segment is complete."""
+        await self._tape.wait(self._next + 1)
+
+    def new(self) -> Iterator[PackedSegment]:
+        """Segments that were not read yet, oldest first, as of the call."""
+        segments = self._tape.segments(self._next)
+        if self._leaves_open and segments and segments[-1].number == self._tape.num_segments - 1:
+            segments.pop()
+        if segments:
+            self._next = segments[-1].number + 1
+        return self._tape.pack(segments)

@@ -1,0 +1,134 @@
+"""Recorded lives, replayed: every decision again, from every segment, in every process."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.core import presets
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recording import codec
+from scheduler_svc.recording.events import EVENTS, Added, Planned
+from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.recording.recorder import RecordingCore
+from scheduler_svc.recording.replay import ReplayReport, replay
+from tests.scheduler.recording.recorded_lives import recorded, recorded_steps
+
+ROOT = Path(__file__).parents[3]
+POLICIES = presets.policy_names()
+Record = Callable[[str, object], None]
+# What a `Scheduler` offers to those who look in; all else it offers is an input.
+LOOKS = {
+    "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
+    "pool_report", "check_integrity", "view", "parts", "deadlines", "change",
+}  # fmt: skip
+
+
+def _identical(report: ReplayReport) -> None:
+    assert report.first_difference is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replays_from_every_segment(policy: str) -> None:
+    """R201: failed steps, lost workers, aborts, stop strings, beams, cached prefixes, drafts, live changes: all decisions again."""
+    for seed in range(3):
+        segments = recorded(policy, seed).segments()
+        for start in range(0, len(segments), 1 + len(segments) // 8):
+            report = replay(segments[start:])
+            _identical(report)
+            assert report.steps == sum(segment.num_steps for segment in segments[start:])
+
+
+def test_the_lives_have_all_kinds_of_events() -> None:
+    """R201: what `test_replays_from_every_segment` claims to replay does happen."""
+    seen: Counter[type] = Counter()
+    for policy in POLICIES:
+        for seed in range(3):
+            seen.update(type(event) for segment in recorded(policy, seed).segments() for event in segment.events)
+    assert [kind.__name__ for kind in EVENTS if not seen[kind]] == []
+
+
+def test_every_input_of_the_core_is_recorded() -> None:
+    """A new method of `Scheduler` is either an input, which the recorder must know, or only looks in."""
+    public = {name for name in vars(Scheduler) if not name.startswith("_")}
+    of_recorder = {name for name in vars(RecordingCore) if not name.startswith("_")}
+    assert public - of_recorder == LOOKS
+
+
+@pytest.mark.parametrize("policy", ["quire", "vllm-v0"])
+def test_replays_in_another_process(policy: str, tmp_path: Path) -> None:
+    """R201: read from its file by a process that hashes with another seed."""
+    path = tmp_path / "life.rec"
+    life = recorded(policy, 1, num_events=150)
+    life.write(path)
+    command = [sys.executable, "-m", "tests.scheduler.recording.test_replay", str(path)]
+    for hash_seed in ("1", "2"):
+        environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=True)
+        assert told.stdout.split() == ["True", str(life.num_steps)]
+
+
+@pytest.mark.parametrize("policy", ["quire", "vllm-v0", "vllm-v1-async"])
+def test_a_long_run(policy: str, record_property: Record) -> None:
+    """R201: a piece of what `test_a_very_long_run` does."""
+    record_property("size", _long_run(policy, 600))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_very_long_run(policy: str, record_property: Record) -> None:
+    """R201: 10,000 steps with all features replay decision-identical, also from the middle."""
+    record_property("size", _long_run(policy, 10_000))
+
+
+def _long_run(policy: str, num_steps: int) -> str:
+    start = time.process_time()
+    life = recorded_steps(policy, 0, num_steps, segment_steps=max(50, num_steps // 10))
+    segments = life.segments()
+    _identical(replay(segments))
+    middle = segments[len(segments) // 2 :]
+    _identical(replay(middle))
+    seconds = time.process_time() - start
+    return (
+        f"{policy}: {life.num_steps} steps, {life.num_changes} live changes, {len(segments)} segments, {seconds:.0f} s"
+    )
+
+
+def test_the_first_difference_is_told() -> None:
+    """A recording of other decisions: step, field, and both values."""
+    segments = recorded("vllm-v1", 2).segments()
+    decision = next(
+        e for s in segments for e in s.events if isinstance(e, Planned) and e.decisions[0].shape.names
+    ).decisions[0]
+    decision.free_gpu += 1
+    found = replay(segments).first_difference
+    assert found is not None
+    assert (found.step, found.field) == (decision.step, "free_gpu")
+    assert found.recorded == found.got + 1
+
+
+def test_a_missing_input_is_noticed() -> None:
+    """R201: without one of its requests the life is another one."""
+    segments = recorded("vllm-v1", 2).segments()
+    events = next(s.events for s in segments if any(isinstance(e, Added) and not e.refused for e in s.events))
+    events.remove(next(e for e in events if isinstance(e, Added) and not e.refused))
+    assert replay(segments).first_difference is not None
+
+
+def test_bytes_are_a_matter_of_the_life_alone() -> None:
+    """R201: the same life recorded twice makes the same bytes, so that recordings can be compared."""
+    first, second = (recorded("vllm-v1", 3) for _ in range(2))
+    pairs = zip(first.ring.segments(), second.ring.segments(), strict=True)
+    assert all(codec.encode(a, first.alias) == codec.encode(b, second.alias) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    recording = Recording(Path(sys.argv[1]))
+    found = replay(recording.segments())
+    sys.stdout.write(f"{found.identical} {found.steps}\n")

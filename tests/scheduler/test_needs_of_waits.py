@@ -1,0 +1,55 @@
+"""What `quire why` names is true: replayed with just enough, the request is let in at that step; with one unit less it is not."""
+
+import asyncio
+import random
+from pathlib import Path
+
+from protos.inference.v1 import admin_pb2
+from quire import recordings
+from quire.admin import AdminClient
+from quire.why import why_json
+from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.recording.probe import StepProbe
+from tests.scheduler.harness import run_async, stack
+
+SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}
+
+
+@run_async
+async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(tmp_path: Path) -> None:
+    """P1, design.md 4: asked of the running service, checked against its own recording."""
+    rng = random.Random(4)
+    async with stack(SLOW, max_num_seqs=4, max_num_batched_tokens=64) as s:
+        handles = []
+        for i in range(16):
+            prompt = [rng.randrange(32, 120) for _ in range(rng.randrange(5, 50))]
+            handles.append(await s.gateway.submit(prompt, max_tokens=rng.randrange(4, 30), request_id=f"r{i}"))
+        for handle in handles:
+            await s.gateway.end_of(handle)
+        path = tmp_path / "it.rec"
+        await asyncio.to_thread(fetch, s.admin_address, path)
+        answers = []
+        for i in range(16):
+            request = admin_pb2.ExplainRequestRequest(request_id=f"r{i}", needs=True)
+            answers.append(why_json(await s.admin.stub.ExplainRequest(request)))
+    segments = list(Recording(path).segments())
+    waits = [(a["id"], e) for a in answers for e in a["episodes"] if e["queue"] == "waiting" and "key" in e["numbers"]]
+    assert len(waits) >= 12
+    for request_id, episode in waits:
+        probe = StepProbe(segments, episode["from_step"])
+        needs = episode["needs"]
+        assert is_let_in(probe, request_id, needs), (request_id, episode)
+        for key in needs:
+            assert not is_let_in(probe, request_id, {**needs, key: needs[key] - 1}), (request_id, episode)
+
+
+def fetch(admin_address: str, path: Path) -> None:
+    """As `quire record` does."""
+    with AdminClient(admin_address) as client, recordings.written(path) as writer:
+        fetched = recordings.Fetch(client, writer, lambda fetch: None)
+        fetched.held()
+        fetched.finish()
+
+
+def is_let_in(probe: StepProbe, request_id: str, values: dict[str, int]) -> bool:
+    return any(entry.request_id == request_id for plan in probe(values) for entry in plan.scheduled)
