@@ -54,11 +54,11 @@ class AdminClient:
 
     def recording(
         self, *, since: int = 0, follow: bool = False, for_s: float | None = None
-    ) -> Iterator[admin_pb2.RecordingPart]:
+    ) -> Iterator[admin_pb2.DumpRecordingResponse]:
         """Segments from number `since` on as parts of a recording; with `follow` further ones as they are complete, for ever or
         `for_s` seconds."""
-        call = self._stub.GetRecording(
-            admin_pb2.GetRecordingRequest(since_segment=since, follow=follow), timeout=for_s if follow else None
+        call = self._stub.DumpRecording(
+            admin_pb2.DumpRecordingRequest(since_segment=since, follow=follow), timeout=for_s if follow else None
         )
         try:
             with typed_errors(self.target, ADMIN):

@@ -102,9 +102,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.ExplainRequestResponse(id=core_id, episodes=messages)
         raise AssertionError("errors_to_status ends the call")
 
-    async def GetRecording(
-        self, request: admin_pb2.GetRecordingRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[admin_pb2.RecordingPart]:
+    async def DumpRecording(
+        self, request: admin_pb2.DumpRecordingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[admin_pb2.DumpRecordingResponse]:
         """Held segments, oldest first; with `follow` new ones as they are complete."""
         async with rpc.errors_to_status(context):
             if not self._tape.is_on:
@@ -112,7 +112,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     "this scheduler records nothing; start it with record_segment_steps and record_ring_bytes above 0",
                     reason="NOT_RECORDING",
                 )
-            yield admin_pb2.RecordingPart(beginning=self._tape.beginning(), segment=request.since_segment)
+            yield admin_pb2.DumpRecordingResponse(beginning=self._tape.beginning(), segment=request.since_segment)
             reader = TapeReader(self._tape, request.since_segment, leaves_open=request.follow)
             while True:
                 async for packed in _in_thread(reader.new()):
@@ -132,10 +132,10 @@ async def _in_thread(packing: Iterator[PackedSegment]) -> AsyncIterator[PackedSe
         yield packed
 
 
-def _parts(packed: PackedSegment) -> Iterator[admin_pb2.RecordingPart]:
+def _parts(packed: PackedSegment) -> Iterator[admin_pb2.DumpRecordingResponse]:
     frame = packed.frame
     for start in range(0, len(frame), _PART_BYTES):
-        part = admin_pb2.RecordingPart(
+        part = admin_pb2.DumpRecordingResponse(
             data=frame[start : start + _PART_BYTES], segment=packed.number, num_left=packed.num_left
         )
         if start + _PART_BYTES >= len(frame):

@@ -327,7 +327,12 @@ class StepLoop:
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()
         core = self._choice.build(core_limits(self._choice, owned), rename=self._tape.rename)
-        about = {"model_digest": owned.limits.model_digest, "worker": owned.worker_boot_id, "epoch": owned.epoch}
+        about = {
+            "model_digest": owned.limits.model_digest,
+            "worker": owned.worker_boot_id,
+            "epoch": owned.epoch,
+            "max_under_way": _MAX_IN_FLIGHT,
+        }
         self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step
         self._log.policy = self.core.policy

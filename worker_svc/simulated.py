@@ -85,8 +85,8 @@ class SimulatedEngine:
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """One step: waits as long as the cost model says and draws tokens from the cache's content.
 
-        FailedPrecondition: KV_LOST when a row's blocks do not hold what it computed, BLOCK_WRITTEN_TWICE when two tokens go to
-        one slot.
+        FailedPrecondition: KV_LOST when a row's blocks do not hold what it computed, BLOCK_WRITTEN_TWICE when different contents go
+        to one slot.
         """
         rows, cache = self._ready()
         begin = time.monotonic_ns()

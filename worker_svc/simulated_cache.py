@@ -56,12 +56,11 @@ class SimulatedCache:
     def compute(self, rows: RowTable, batch: StepBatch, packed: PackedTokens) -> U64Array:
         """Writes the batch's tokens; returns the content of the last slot of each sampling row.
 
-        FailedPrecondition when the slot before a row's first token does not hold that row's context, or two tokens share a slot.
+        FailedPrecondition when the slot before a row's first token does not hold that row's context, or different contents go to
+        one slot. Equal ones may: v0 computes the shared blocks of equal prompts that start together once for each.
         """
         if not len(batch.rows):
             return np.zeros(0, np.uint64)
-        if len(np.unique(packed.slots)) != len(packed.slots):
-            raise self._written_twice(rows, packed)
         before = self._expected(rows, batch)
         terms = (packed.token_ids.astype(np.uint64) + np.uint64(1)) * self._power(packed.positions)
         running = np.cumsum(terms, dtype=np.uint64)
@@ -69,6 +68,7 @@ class SimulatedCache:
         first = packed.row_offsets[:-1]
         base = running[first] - terms[first]
         content = running + np.repeat(before - base, batch.counts)
+        self._check_written_once(rows, packed, content)
         self._device.reshape(-1)[packed.slots] = content
         self._check_context(rows, batch, before)
         self._remember(rows, batch, content[packed.row_offsets[1:] - 1])
@@ -112,9 +112,14 @@ class SimulatedCache:
             self._powers = _powers(2 * (int(positions.max()) + 1))
         return self._powers[positions]
 
-    def _written_twice(self, rows: RowTable, packed: PackedTokens) -> FailedPrecondition:
-        slots, counts = np.unique(packed.slots, return_counts=True)
-        slot = int(slots[counts > 1][0])
+    def _check_written_once(self, rows: RowTable, packed: PackedTokens, content: U64Array) -> None:
+        order = np.argsort(packed.slots, kind="stable")
+        slots, contents = packed.slots[order], content[order]
+        torn = np.flatnonzero((slots[1:] == slots[:-1]) & (contents[1:] != contents[:-1]))
+        if len(torn):
+            raise self._written_twice(rows, packed, int(slots[torn[0]]))
+
+    def _written_twice(self, rows: RowTable, packed: PackedTokens, slot: int) -> FailedPrecondition:
         names = [rows.names[row] for row in packed.token_rows[packed.slots == slot].tolist()]
         block = slot // self._block_size
         return FailedPrecondition(

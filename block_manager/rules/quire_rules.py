@@ -55,13 +55,9 @@ class QuireRules(V1PoolRules):
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """NEVER when all its tokens leave less than the watermark of an empty pool (R51).
-
-        A group that has run before and grown into the watermark is not refused for it.
-        """
-        has_run = any(len(s.token_ids) > s.num_prompt_tokens for s in sequences)
+        """NEVER when all its tokens are more than the pool (R51); the watermark is no reason, as it is waived where nobody runs."""
         total = self._num_to_admit(sequences, PrefixHit(), len(sequences[0].token_ids) + num_lookahead)
-        if self._pool.num_usable - total < (0 if has_run else self.watermark_blocks):
+        if total > self._pool.num_usable:
             return AllocStatus.NEVER
         return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
 

@@ -12,6 +12,7 @@ from operator import itemgetter
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
 Numbered = tuple[int, Event]
+_BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ class Timelines:
             yield event
             until = own[i + 1][0] if i + 1 < len(own) else self._count + 1
             for head in self._heads_between(event.queue, number, until):
-                if event.reason is Reason.PREEMPTED and head.step == event.step:
-                    continue  # it has just left: that others do not come in does not concern it yet
+                if head.step == event.step and event.reason not in _BETWEEN_PLANS:
+                    continue  # what was found of itself in a step holds for it, whatever held up others
                 same = head.request_id == event.request_id and head.sample == event.sample
                 yield event if same else _behind(head)
 

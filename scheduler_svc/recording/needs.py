@@ -37,10 +37,12 @@ def find_needs(trial: Trial, reason: Reason, head_reason: str = "") -> Needs:
 
     One key where one is enough, the reason's own first; else as few as can be found. Of a falling key the largest value.
     """
+    if trial.lets_in({}):
+        return {}  # it was let in
     keys = [key for key in _keys(reason, head_reason) if trial.value(key) is not None]
     for key in keys:
         if trial.lets_in({key: _generous(trial, key)}):
-            return {key: _boundary(trial, key, {})}
+            return {key: _boundary(trial, key, {}, _generous(trial, key))}
     return _together(trial, keys)
 
 
@@ -58,18 +60,22 @@ def _together(trial: Trial, keys: Iterable[str]) -> Needs:
     needs = {key: _generous(trial, key) for key in keys}
     if not trial.lets_in(needs):
         return {}
-    for key in reversed(list(needs)):
-        fewer = {other: value for other, value in needs.items() if other != key}
-        if trial.lets_in(fewer):
-            needs = fewer
-    for key in [*needs, *needs]:
-        needs[key] = _boundary(trial, key, {other: value for other, value in needs.items() if other != key})
+    while (less := _with_less(trial, needs)) != needs:
+        needs = less
     return needs
 
 
-def _boundary(trial: Trial, key: str, others: Needs) -> Value:
-    """The value next to one that does not let it in; a generous one does."""
-    now, good = trial.value(key), _generous(trial, key)
+def _with_less(trial: Trial, needs: Needs) -> Needs:
+    """Each key left out, or else as little of it as does beside the others. Less of one may make less of another do."""
+    for key in reversed(list(needs)):
+        others = {other: value for other, value in needs.items() if other != key}
+        needs = others if trial.lets_in(others) else {**needs, key: _boundary(trial, key, others, needs[key])}
+    return needs
+
+
+def _boundary(trial: Trial, key: str, others: Needs, good: Value) -> Value:
+    """A value that lets it in, next to one that does not; `good` does, and what it was does not."""
+    now = trial.value(key)
     assert now is not None
     bad = now
     unit = 1 if isinstance(now, int) else _RESOLUTION

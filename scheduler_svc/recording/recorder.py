@@ -42,8 +42,9 @@ log = logging.getLogger(__name__)
 class RecordingCore:
     """A `Scheduler` with the same methods; inputs go into `ring`, looking in goes to the core.
 
-    `clock`: seconds, the one that `schedule` is called with. `about`: what else a replay should know. Recording must never stop the
-    service: should it fail, that is logged once and the core goes on without.
+    `clock`: seconds, the one that `schedule` is called with. `about`: what else a replay should know; "max_under_way": plans that
+    the service sends off before a result is there. Recording must never stop the service: should it fail, that is logged once and
+    the core goes on without.
     """
 
     def __init__(

@@ -72,6 +72,7 @@ def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Ch
         start_s=start.now,
         under_way=start.under_way,
         worker_per_lane=start.core.spec.phases == "ranks",
+        max_under_way=segments[0].about.get("max_under_way"),
     ).run()
     predicted = _joined(start.past, run)
     came = [name for name, visit in life.visits.items() if visit.is_whole]

@@ -36,14 +36,16 @@ def two_samples(rules: QuireRules, num_tokens: int = 6) -> list[KnownSequence]:
     ("num_tokens", "num_held", "status"),
     [
         (32, 0, AllocStatus.OK),
-        (33, 0, AllocStatus.NEVER),
+        (40, 0, AllocStatus.OK),
+        (41, 0, AllocStatus.NEVER),
         (20, 3, AllocStatus.OK),
         (21, 3, AllocStatus.LATER),
-        (33, 3, AllocStatus.NEVER),
+        (40, 3, AllocStatus.LATER),
+        (41, 3, AllocStatus.NEVER),
     ],
 )
 def test_admission_keeps_the_watermark(num_tokens: int, num_held: int, status: AllocStatus) -> None:
-    """R51, R52: of 10 blocks 2 stay free: 8 are the most that may ever start; with 3 held 5 now, 6 to 8 later."""
+    """R51, R52: of 10 blocks 2 stay free while anybody runs: with 3 held 5 now, 6 to 10 later, when nobody does any more."""
     rules = make(10, watermark=2)
     if num_held:
         start(rules, prompt("a/0", range(100, 100 + SIZE * num_held)))
@@ -56,9 +58,10 @@ def test_the_default_watermark_is_one_percent() -> None:
         rules = QuireRules.make(
             block_size=SIZE, num_gpu_blocks=num_blocks, num_cpu_blocks=0, max_model_len=9999, prefix_caching=False
         )
-        most = (num_blocks - 1 - watermark) * SIZE
-        assert rules.can_admit([prompt("a/0", [1] * most)], PrefixHit(), most) is AllocStatus.OK
-        assert rules.can_admit([prompt("a/0", [1] * (most + 1))], PrefixHit(), most + 1) is AllocStatus.NEVER
+        start(rules, prompt("a/0", [1] * SIZE))
+        most = (num_blocks - 2 - watermark) * SIZE
+        assert rules.can_admit([prompt("b/0", [1] * most)], PrefixHit(), most) is AllocStatus.OK
+        assert rules.can_admit([prompt("b/0", [1] * (most + 1))], PrefixHit(), most + 1) is AllocStatus.LATER
 
 
 def test_who_has_grown_into_the_watermark_may_come_back() -> None:

@@ -73,6 +73,18 @@ async def test_equal_prompts_in_one_step_share_blocks() -> None:
 
 
 @run_async
+async def test_equal_prompts_that_start_together_under_v0() -> None:
+    """v0 finds shared blocks by what was computed before the step, so both compute them; nobody's step fails."""
+    async with stack(policy="vllm-v0") as s:
+        submits = [s.gateway.make_submit(PROMPT) for _ in range(3)]
+        await s.gateway.send(submits=submits)
+        outputs = [await s.gateway.end_of(m.handle) for m in submits]
+        assert all(o.failed is None for o in outputs)
+        assert len({tuple(o.tokens) for o in outputs}) == 1
+        await s.admin.assert_all_free()
+
+
+@run_async
 async def test_many_requests_share_steps_under_preemption() -> None:
     """A pool too small for all: everybody gets the tokens they get alone (the simulated cache would notice a mixed-up block)."""
     prompts = [[40 + i, *range(50, 60 + i)] for i in range(12)]

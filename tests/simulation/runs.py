@@ -8,6 +8,7 @@ from functools import partial
 from scheduler_svc.core import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.block_memory import BlockMemory, NoBlocks
 from scheduler_svc.simulation.history import History
@@ -117,7 +118,7 @@ def promise(scenario: Scenario, streams: Streams) -> Promise:
         most_steps=most_steps(scenario),
         extra_for_groups=spec.phases == "decode_then_prefill",
         counts_shares=spec.phases == "mixed",
-        kept_free=((spec.watermark_blocks or 0) + spec.num_lookahead_slots + spec.can_swap) * limits.block_size,
+        kept_free=(_watermark(spec) + spec.num_lookahead_slots + spec.can_swap) * limits.block_size,
         most_at_once=limits.max_num_batched_tokens if spec.is_multi_step or not limits.chunked_prefill else 1_000_000,
         gives_up=spec.scheduler_type is not None and "_only" in spec.scheduler_type,
     )
@@ -158,3 +159,8 @@ def _alone(calm: Scenario, arrivals: list[Arrival]) -> dict[str, tuple[int, ...]
                 got[fact.name] = got[fact.parent][: fact.offset] if fact.parent is not None else []
             got[fact.name] += fact.tokens
     return {name: tuple(tokens) for name, tokens in got.items()}
+
+
+def _watermark(spec: PolicySpec) -> int:
+    """Blocks that no prompt may ever take; Quire's own rules waive theirs where nobody runs."""
+    return 0 if spec.cache == "quire" else spec.watermark_blocks or 0

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class GetRecordingRequest(_message.Message):
+class DumpRecordingRequest(_message.Message):
     __slots__ = ("since_segment", "follow")
     SINCE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
@@ -14,7 +14,7 @@ class GetRecordingRequest(_message.Message):
     follow: bool
     def __init__(self, since_segment: _Optional[int] = ..., follow: bool = ...) -> None: ...
 
-class RecordingPart(_message.Message):
+class DumpRecordingResponse(_message.Message):
     __slots__ = ("beginning", "data", "segment", "num_steps", "num_left")
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]

@@ -55,10 +55,10 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
                 _registered_method=True)
-        self.GetRecording = channel.unary_stream(
-                '/quire.inference.v1.AdminService/GetRecording',
-                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.SerializeToString,
-                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.FromString,
+        self.DumpRecording = channel.unary_stream(
+                '/quire.inference.v1.AdminService/DumpRecording',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.FromString,
                 _registered_method=True)
 
 
@@ -95,7 +95,7 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetRecording(self, request, context):
+    def DumpRecording(self, request, context):
         """The last steps with all that led to them, as bytes of a recording for `quire replay`. FAILED_PRECONDITION where nothing is recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,10 +125,10 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
             ),
-            'GetRecording': grpc.unary_stream_rpc_method_handler(
-                    servicer.GetRecording,
-                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.FromString,
-                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.SerializeToString,
+            'DumpRecording': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpRecording,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -251,7 +251,7 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetRecording(request,
+    def DumpRecording(request,
             target,
             options=(),
             channel_credentials=None,
@@ -264,9 +264,9 @@ class AdminService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/quire.inference.v1.AdminService/GetRecording',
-            protos_dot_inference_dot_v1_dot_admin__pb2.GetRecordingRequest.SerializeToString,
-            protos_dot_inference_dot_v1_dot_admin__pb2.RecordingPart.FromString,
+            '/quire.inference.v1.AdminService/DumpRecording',
+            protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ from scheduler_svc.core.lanes import Ranks
 from scheduler_svc.core.phases.reserved import Reservation, give_all, has_rows
 from scheduler_svc.core.phases.tasks import Room, TaskShares, pool
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import Group, Place
 from scheduler_svc.core.scorers import nanoseconds
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -45,6 +45,9 @@ class RankBatches:
         if not self._is_prefill and not state.is_warming_up:
             ready = [group for group in tasks if not group.in_prefill and self._shares.is_ready(group)]
             self._batches = self._by_owner(ready)
+        if len(state.waiting):
+            # Of all that wait beyond those looked at; who starts in this step says so itself.
+            state.journal.stop_all(Place.WAITING, Reason.LANE_BUSY)
 
     def _prefills(self, tasks: list[Group], state: CoreState) -> list[list[Group]]:
         """The oldest, each with its owner; ranks without a chunk have none (R189-R191)."""

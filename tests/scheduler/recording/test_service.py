@@ -38,11 +38,11 @@ async def _serve(s: Stack, count: int = 6, max_tokens: int = 20) -> None:
         assert output.failed is None, output.failed
 
 
-async def _parts(s: Stack, **values: Any) -> list[admin_pb2.RecordingPart]:
-    return [part async for part in s.admin.stub.GetRecording(admin_pb2.GetRecordingRequest(**values))]
+async def _parts(s: Stack, **values: Any) -> list[admin_pb2.DumpRecordingResponse]:
+    return [part async for part in s.admin.stub.DumpRecording(admin_pb2.DumpRecordingRequest(**values))]
 
 
-def _save(path: Path, parts: list[admin_pb2.RecordingPart]) -> Recording:
+def _save(path: Path, parts: list[admin_pb2.DumpRecordingResponse]) -> Recording:
     ends = [part for part in parts if part.HasField("num_steps")]
     with path.open("wb") as file:
         writer = RecordingWriter(file)
@@ -109,7 +109,7 @@ async def test_the_ring_of_a_service_is_bounded(tmp_path: Path) -> None:
 async def test_following(tmp_path: Path) -> None:
     """Segments come when they are complete; the rest is fetched afterwards, nothing twice and nothing missing."""
     async with stack(SLOW, record_segment_steps=10) as s:
-        call = s.admin.stub.GetRecording(admin_pb2.GetRecordingRequest(follow=True))
+        call = s.admin.stub.DumpRecording(admin_pb2.DumpRecordingRequest(follow=True))
         parts = [await call.read()]
         serving = asyncio.create_task(_serve(s))
         while sum(part.HasField("num_steps") for part in parts) < 2:
