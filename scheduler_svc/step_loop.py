@@ -13,13 +13,12 @@ from typing import Any
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc import policy_change
-from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan
-from scheduler_svc.cost_meter import CostMeter
+from scheduler_svc.core_keeper import CoreKeeper
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.intake import Intake
 from scheduler_svc.live_request import LiveRequest, Place
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
+from scheduler_svc.policy_choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.recorder import AnyCore
 from scheduler_svc.recording.tape import Tape
@@ -64,23 +63,24 @@ class StepLoop:
         explanations: Explanations,
         tape: Tape,
     ) -> None:
-        self.core: AnyCore | None = None
         self._settings = settings
-        self._choice = self._started_with = choice
+        self._keeper = CoreKeeper(choice, tape, max_under_way=_MAX_IN_FLIGHT)
         self._link = link
         self._book = book
         self._log = step_log
         self._readiness = readiness
         self._explanations = explanations
-        self._tape = tape
         self._intake = Intake(book)
         self._planner = RowPlanner(0)
-        self._meter = CostMeter()
         self._owned: Ownership | None = None
         self._in_flight: deque[_Sent] = deque()
         self._num_breaks = 0
-        self._last_step = 0
         self._unserved_since_ns = monotonic_ns()
+
+    @property
+    def core(self) -> AnyCore | None:
+        """The core in force; None before a worker has said how many blocks it has."""
+        return self._keeper.core
 
     async def run(self) -> None:
         """For ever: own a worker, step until it is lost."""
@@ -113,17 +113,7 @@ class StepLoop:
 
         Without a worker they are kept for the core that is to be built.
         """
-        choice = self._choice.changed(settings, "SetPolicy")
-        choice.check()
-        if self.core is None or self._owned is None:
-            self._choice = choice
-            return self._last_step + 1, []
-        profiled, limits = (core_limits(c, self._owned) for c in (self._started_with, choice))
-        changes = policy_change.change(self.core, profiled, choice.spec, limits)
-        self._choice = choice
-        for key, old, new in changes:
-            log.info("policy from step %d on: %s=%s, was %s", self.core.step + 1, key, new, old)
-        return self.core.step + 1, changes
+        return self._keeper.change_policy(settings, self._owned)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -216,9 +206,7 @@ class StepLoop:
     def _measure(self, plan: StepPlan, result: WorkerResult) -> None:
         """What steps cost is an input of the core."""
         num_moved = len(plan.swap_in) + len(plan.swap_out)
-        costs = self._meter.observe(plan.num_tokens, num_moved, result.duration_ns)
-        if costs is not None and self.core is not None:
-            self.core.observe_costs(costs)
+        self._keeper.observe_cost(plan.num_tokens, num_moved, result.duration_ns)
 
     def _end_all(self, outcome: StepOutcome) -> None:
         for ended in outcome.ended:
@@ -289,8 +277,7 @@ class StepLoop:
 
     def _discard_core(self) -> None:
         """A bug of our own: the core is not to be trusted, and whichever request brought it there must not for ever."""
-        if self.core is not None:
-            self._last_step, self.core = self.core.step, None
+        self._keeper.discard()
         for live in self._book.live():
             live.num_losses += live.place is Place.IN_CORE
 
@@ -320,22 +307,11 @@ class StepLoop:
             self.core.reset_sequences_of_lost_worker()
         else:
             self._build_core(owned)
-        self._planner = RowPlanner(core_limits(self._started_with, owned).max_num_seqs, epoch=owned.epoch)
+        self._planner = RowPlanner(self._keeper.most_rows(owned), epoch=owned.epoch)
 
     def _build_core(self, owned: Ownership) -> None:
         """A core for what this worker has; requests of the old one enter it as if they came anew, with their tokens."""
-        step = self.core.step if self.core is not None else self._last_step
-        self._meter = CostMeter()
-        core = self._choice.build(core_limits(self._choice, owned), rename=self._tape.rename)
-        about = {
-            "model_digest": owned.limits.model_digest,
-            "worker": owned.worker_boot_id,
-            "epoch": owned.epoch,
-            "max_under_way": _MAX_IN_FLIGHT,
-        }
-        self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
-        self.core.step = step
-        self._log.policy = self.core.policy
+        self._log.policy = self._keeper.build(owned).policy
         for live in self._book.live():
             if live.place is not Place.IN_CORE:
                 continue
@@ -343,13 +319,6 @@ class StepLoop:
                 self._book.fail(live, Unavailable("the worker came back with another model", reason="MODEL_CHANGED"))
             else:
                 self._book.back_to_pending(live)
-
-
-def core_limits(choice: PolicyChoice, owned: Ownership) -> CoreLimits:
-    """What the core is built with: the operator's limits and the worker's cache."""
-    cache = owned.cache
-    size = WorkerSize(cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks, owned.limits.max_model_len)
-    return choice.core_limits(size)
 
 
 def _is_alike(before: Ownership | None, now: Ownership) -> bool:
