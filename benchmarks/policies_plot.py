@@ -45,8 +45,11 @@ def _latencies(first: Any, between: Any, runs: dict[str, History]) -> None:
 
 
 def _throughput(axis: Any, runs: dict[str, History]) -> None:
+    start = min((r.arrival_s for history in runs.values() for r in history.requests.values()), default=0.0)
     for name, history in runs.items():
-        times = np.concatenate([np.asarray(r.token_times_s) for r in history.requests.values()])
+        times = (
+            np.concatenate([np.asarray(r.token_times_s) for r in history.requests.values()] or [np.zeros(0)]) - start
+        )
         edges = np.arange(0.0, max(times.max(initial=0.0), _WINDOW_S) + _WINDOW_S, _WINDOW_S)
         axis.plot(edges[:-1], np.histogram(times, edges)[0] / _WINDOW_S, label=name, lw=1.0)
     axis.set(ylim=(0, None), xlabel="s")

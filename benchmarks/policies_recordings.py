@@ -1,0 +1,116 @@
+"""The workloads of the policy comparison as recordings: written from virtual time, and what each policy would make of them.
+
+The files are those of `quire record`, so that `quire replay` reads them; and predictions work for any that it wrote.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import policies_runs
+from benchmarks.policies_runs import Comparison, Load, Source
+from scheduler_svc.recording.file_format import Recording, RecordingWriter
+from scheduler_svc.recording.ring import Segment
+from scheduler_svc.recording.tape import Tape
+from scheduler_svc.recording.what_if import WhatIf, one_life, what_if
+from scheduler_svc.simulation.cost_model import GPU
+from scheduler_svc.simulation.events import EventQueue
+from scheduler_svc.simulation.history import History
+from scheduler_svc.simulation.link import Answer, Link, Scheduling
+from scheduler_svc.simulation.workloads import WORKLOADS, Workload
+from svc_common.errors import ConfigError
+
+SUFFIX = ".rec"
+_SEGMENT_STEPS = 1_000
+_MAX_BYTES = 2**34
+
+
+def write(path: Path, policy: str, workload: Workload, load: Load) -> History:
+    """Serves the workload under that policy and writes the whole life down; the same workload gives the same bytes.
+
+    Tokens stay as they are: nobody said them. The file begins when the first request has come.
+    """
+    tape = Tape(_SEGMENT_STEPS, _MAX_BYTES, verbatim=True)
+    line = _Line()
+    core = tape.record(policies_runs.build(policy, load), line.now, {"workload": workload.name, "seed": workload.seed})
+    core.observe_costs(GPU.costs)
+    history = policies_runs.simulate(core, workload, connect=line).run()
+    _save(path, tape)
+    return history
+
+
+def _save(path: Path, tape: Tape) -> None:
+    segments = tape.segments()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        writer = RecordingWriter(file)
+        writer.write(tape.beginning())
+        for packed in tape.pack(segments):
+            writer.write(packed.frame)
+        writer.finish(num_segments=len(segments), num_steps=sum(segment.num_steps for segment in segments))
+
+
+class _Line:
+    """Makes the stream of a simulation; the simulation's clock is the recorder's, which is there before it."""
+
+    def __init__(self) -> None:
+        self._events = EventQueue()
+
+    def now(self) -> float:
+        """Seconds of virtual time."""
+        return self._events.now
+
+    def __call__(self, events: EventQueue, scheduling: Scheduling, *parts: Any, **more: Any) -> Link:
+        """See `Simulation`: `connect`."""
+        self._events = events
+        return Link(events, _Measured(scheduling), *parts, **more)
+
+
+class _Measured:
+    """Results say how long the worker took, as those of real workers do."""
+
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._scheduling = scheduling
+        self.on_new_epoch = scheduling.on_new_epoch
+        self.on_resumed = scheduling.on_resumed
+
+    def on_answer(self, answer: Answer) -> None:
+        """See `link.Scheduling`."""
+        result = replace(answer.result, duration_s=answer.duration_s)
+        self._scheduling.on_answer(replace(answer, result=result))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def found(folder: Path) -> dict[str, Path]:
+    """Recordings in a folder by workload: ours in their order, then others by name. ConfigError where there are none."""
+    paths = {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not paths:
+        raise ConfigError(f"{folder} holds no *{SUFFIX}; make some with --record {folder}", reason="NO_RECORDINGS")
+    return {name: paths[name] for name in [*(kind for kind in WORKLOADS if kind in paths), *paths]}
+
+
+def predict(path: Path, policies: Iterable[str], tick: Callable[[], None]) -> Comparison:
+    """What each policy would have made of a recording, by `what_if`; `tick` after each. ConfigError for a bad recording."""
+    segments = one_life(Recording(path).segments())
+    whats = {}
+    for policy in policies:
+        whats[policy] = what_if(segments, policy, [])
+        tick()
+    runs = {policy: what.predicted for policy, what in whats.items()}
+    first = next(iter(whats.values()))
+    return Comparison(_load(segments[0], first), runs, _source(path, segments[0], first))
+
+
+def _source(path: Path, segment: Segment, what: WhatIf) -> Source:
+    return Source(path.name, segment.about["spec"]["name"], what.recorded.figures(), what.fit)
+
+
+def _load(segment: Segment, what: WhatIf) -> Load:
+    """As it was: requests per second from the first to the last."""
+    times = [r.arrival_s for r in what.recorded.requests.values()]
+    length_s = max(times) - min(times) if times else 0.0
+    rate = (len(times) - 1) / length_s if length_s else 0.0
+    return Load(rate, segment.about["limits"]["num_gpu_blocks"], len(times))
