@@ -35,8 +35,8 @@ _TEXTS = {
 def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
     """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* null: it holds still.
 
-    `numbers.key` and `numbers.value`: the knob and its smallest value that would have let it in at `from_step`; `needs`: all of
-    them, where one alone would not have done.
+    `numbers.key` and `numbers.value`: the knob and its smallest value that would have let it in at `from_step`;
+    `numbers.needs`: knobs and values, where no one alone would have done. `numbers.sample`: which sample, beyond the first.
     """
     return {"id": response.id, "episodes": [_episode(episode) for episode in response.episodes]}
 
@@ -74,14 +74,15 @@ def _episode(episode: admin_pb2.Episode) -> dict[str, Any]:
         "queue": episode.queue,
         "reason": episode.reason,
         "numbers": _numbers(episode.numbers),
-        "sample": episode.sample,
     }
+    if episode.sample:
+        values["numbers"]["sample"] = episode.sample
     needs = _numbers(episode.needs)
-    if needs:
-        # With one knob alone that is the whole answer; where several were short, `needs` has them all.
-        key, value = next(iter(needs.items()))
+    if len(needs) == 1:
+        [(key, value)] = needs.items()
         values["numbers"] |= {"key": key, "value": value}
-        values["needs"] = needs
+    elif needs:
+        values["numbers"]["needs"] = needs
     return values
 
 

@@ -97,9 +97,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise InvalidArgument.field("request_id", "is empty: which request is to be explained?")
             core_id = self._explanations.core_id(request.tenant, request.request_id)
             episodes = self._explanations.episodes(core_id)
-            needs = await self._inquirer.needs(core_id, episodes) if request.needs else {}
+            needs, num_open = await self._inquirer.needs(core_id, episodes) if request.needs else ({}, 0)
             messages = [_episode(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
-            return admin_pb2.ExplainRequestResponse(id=core_id, episodes=messages)
+            return admin_pb2.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open)
         raise AssertionError("errors_to_status ends the call")
 
     async def DumpRecording(
@@ -109,7 +109,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with rpc.errors_to_status(context):
             if not self._tape.is_on:
                 raise FailedPrecondition(
-                    "this scheduler records nothing; start it with record_segment_steps and record_ring_bytes above 0",
+                    "this scheduler records nothing; start it with --record-memory above 0",
                     reason="NOT_RECORDING",
                 )
             yield admin_pb2.DumpRecordingResponse(beginning=self._tape.beginning(), segment=request.since_segment)
@@ -124,6 +124,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 _PART_BYTES = 2**20
+_STARTED_NS = wall_ns() - monotonic_ns()
+"""Taken once, so that the end of one episode is the beginning of the next to the nanosecond."""
 
 
 async def _in_thread(packing: Iterator[PackedSegment]) -> AsyncIterator[PackedSegment]:
@@ -172,7 +174,7 @@ def _number(name: str, value: int | float | str) -> admin_pb2.Number:
 
 
 def _unix_ns(monotonic_s: float) -> int:
-    return int(monotonic_s * NS_PER_S) + wall_ns() - monotonic_ns()
+    return int(monotonic_s * NS_PER_S) + _STARTED_NS
 
 
 def _blocks(core: AnyCore) -> admin_pb2.GetBlocksResponse:

@@ -45,9 +45,7 @@ class Explanations:
     def core_id(self, tenant: str, request_id: str) -> str:
         """The core's id of a public one; ids of the core are taken as they are. NotFound."""
         live = self._book.find(tenant, request_id)
-        names = (
-            [live.core_id] if live is not None else [f"{tenant}:{request_id}", request_id] if tenant else [request_id]
-        )
+        names = [live.core_id] if live is not None else [f"{tenant}:{request_id}" if tenant else request_id]
         for name in names:
             if name in self._timelines or self._book.in_core(name) is not None:
                 return name

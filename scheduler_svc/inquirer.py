@@ -1,10 +1,12 @@
 """Asks the recording what would have ended a wait, in a process of its own: steps go on meanwhile."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,32 +19,36 @@ from scheduler_svc.recording.tape import Tape
 
 log = logging.getLogger(__name__)
 
-_MAX_QUESTIONS = 32
+_MAX_KNOWN = 10_000
 _TIMEOUT_S = 25.0
 _PROGRAM = (sys.executable, "-m", "scheduler_svc.recording.inquiry")
 
 
 class Inquirer:
-    """One question at a time; what cannot be answered in time stays without an answer."""
+    """One asker at a time; answers are kept, as the past does not change. What is not found in time stays without an answer."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._lock = asyncio.Lock()
+        self._known: OrderedDict[Question, Needs] = OrderedDict()
 
-    async def needs(self, core_id: str, episodes: Sequence[Episode]) -> dict[int, Needs]:
-        """By position of the episode: knobs and values that would have let the request in at its first step.
+    async def needs(self, core_id: str, episodes: Sequence[Episode]) -> tuple[dict[int, Needs], int]:
+        """By position of the episode: knobs and values that would have let the request in at its first step; and how many waits
+        could not be looked into in time.
 
-        Of the last waits only, as far as the ring holds their steps; nothing where nothing is recorded.
+        As far as the ring holds their steps; nothing where nothing is recorded.
         """
         waits = {i: _question(core_id, e) for i, e in enumerate(episodes) if _hangs_on_a_knob(e)}
-        waits = dict(list(waits.items())[-_MAX_QUESTIONS:])
         if not waits or not self._tape.is_on:
-            return {}
+            return {}, 0
         async with self._lock:
-            answers = await self._ask(list(waits.values()))
-        return {i: found for i, found in zip(waits, answers, strict=False) if found}
+            open_questions = [question for question in waits.values() if question not in self._known]
+            if open_questions:
+                await self._ask(open_questions)
+        found = {i: self._known[question] for i, question in waits.items() if question in self._known}
+        return {i: needs for i, needs in found.items() if needs}, len(waits) - len(found)
 
-    async def _ask(self, questions: list[Question]) -> list[Needs]:
+    async def _ask(self, questions: list[Question]) -> None:
         with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".rec") as file:
             await asyncio.to_thread(self._write, Path(file.name), min(q.step for q in questions))
             process = await asyncio.create_subprocess_exec(
@@ -50,23 +56,34 @@ class Inquirer:
                 file.name,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
             )
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    out, err = await process.communicate(as_json(questions).encode())
+                    await self._read(process, questions)
             except TimeoutError:
-                log.warning("what would have ended %d waits was not found in %.0f s", len(questions), _TIMEOUT_S)
-                return []
+                log.warning(
+                    "what would have ended some of %d waits was not found in %.0f s", len(questions), _TIMEOUT_S
+                )
             finally:
                 if process.returncode is None:
-                    process.kill()
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
                     await process.wait()
-        if process.returncode:
-            log.error("what would have ended a wait could not be found: %s", err.decode(errors="replace")[-1_000:])
-            return []
-        answers: list[Needs] = json.loads(out)
-        return answers
+
+    async def _read(self, process: asyncio.subprocess.Process, questions: list[Question]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(as_json(questions).encode())
+        process.stdin.close()
+        async for line in process.stdout:
+            number, needs = json.loads(line)
+            self._known[questions[number]] = needs
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        if await process.wait():
+            log.error(
+                "what would have ended a wait could not be found: the search ended with status %d", process.returncode
+            )
 
     def _write(self, path: Path, since_step: int) -> None:
         """The segments that hold these steps, as a recording."""

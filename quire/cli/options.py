@@ -155,8 +155,8 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="Scheduling policy: quire, vllm-v1, vllm-v1-async, vllm-v0, vllm-v0-chunked, vllm-2023, static, or a YAML or JSON "
-        "file. `quire policies` shows them.",
+        help="Scheduling policy: quire, vllm-v1, vllm-v1-async, vllm-v0, vllm-v0-chunked, vllm-2023, chitu, chitu-skew, "
+        "chitu-dp, static, or a YAML or JSON file. `quire policies` shows them.",
         rich_help_panel=_SCHEDULING,
     ),
 ]

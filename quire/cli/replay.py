@@ -23,6 +23,8 @@ DIFFERENT_STATUS = 1
 _NUM_MEMORY_POINTS = 20
 _OPTION = "--set"
 
+_PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
 app = new_app()
 
 
@@ -69,6 +71,11 @@ def replay(
         found = what_if(one_life(recording.segments(from_segment)), policy, wanted)
     title = _title(policy, sets or [])
     if plot is not None:
+        if plot.suffix.lower() not in _PLOT_SUFFIXES or not plot.absolute().parent.is_dir():
+            raise ConfigError(
+                f"--plot {plot}: give a file in a folder that exists, ending in {', '.join(_PLOT_SUFFIXES)}",
+                reason="OPTIONS",
+            )
         _plotting().save(plot, found, title)
     _print_what_if(found, title, as_json=as_json)
 

@@ -36,3 +36,6 @@ def why(
         console = Console()
         console.print(timeline.why_table(response))
         console.print(timeline.summary(response))
+        if response.num_waits_not_searched:
+            num = response.num_waits_not_searched
+            console.print(f"what would have ended {num} of these waits was not found in time; ask again to go on")

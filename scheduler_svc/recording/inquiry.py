@@ -1,17 +1,18 @@
 """Answers for waits of the past: which knob, at which value, would have let a request in at its step, and one unit less not.
 
 Also a program, for services that must not stop to answer: `python -m scheduler_svc.recording.inquiry FILE` reads questions as JSON
-from standard input and writes as many answers to standard output.
+from standard input and writes a line of JSON for each as it is found: [its place, what would have done].
 """
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import Place
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.needs import Needs, Value, find_needs
@@ -35,18 +36,13 @@ class Question:
 
 
 class StepTrial:
-    """`needs.Trial` for one request in one step."""
+    """`needs.Trial` for one request in one step. `forks`: each try in a child of this process, which must have one thread only."""
 
-    def __init__(self, probe: StepProbe, question: Question) -> None:
+    def __init__(self, probe: StepProbe, question: Question, *, forks: bool) -> None:
         self._probe = probe
         self._question = question
+        self._forks = forks
         self._core = probe.core()
-        group = self._group()
-        self._names = {sequence.name for sequence in group.sequences} if group is not None else set()
-
-    def _group(self) -> Group | None:
-        request = self._core.request(self._question.request_id)
-        return request.groups[self._question.sample] if request is not None else None
 
     def value(self, key: str) -> Value | None:
         """What it was; None where the policy does not have it."""
@@ -69,12 +65,31 @@ class StepTrial:
         return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:
-        """Whether a plan of that step holds it."""
+        """Whether it starts, or comes back, in a plan of that step."""
+        if self._forks:
+            return _in_child(lambda: self._starts(self._core, values))
+        return self._starts(self._probe.core(), values)
+
+    def _starts(self, core: Scheduler, values: Mapping[str, Value]) -> bool:
         try:
-            plans = self._probe(values)
+            plans = self._probe.plan(core, values)
         except ConfigError:
             return False  # the values do not go together with others
-        return any(entry.name in self._names for plan in plans for entry in plan.scheduled)
+        who = self._question.request_id, self._question.sample
+        events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == who]
+        return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == Place.RUNNING.value
+
+
+def _in_child(question: Callable[[], bool]) -> bool:
+    """The answer of a copy of this process, which is left as it was: far cheaper than making the core anew."""
+    child = os.fork()
+    if not child:
+        status = 2
+        try:
+            status = 0 if question() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _value(core: Scheduler, key: str) -> Value | None:
@@ -87,28 +102,33 @@ def _value(core: Scheduler, key: str) -> Value | None:
     return value
 
 
-def answer(segments: Sequence[Segment], questions: Iterable[Question]) -> list[Needs]:
-    """For each question what would have done; empty where nothing would, or the segments do not hold the step."""
-    probes: dict[int, StepProbe | None] = {}
-    return [_answer(segments, question, probes) for question in questions]
+def answers(
+    segments: Sequence[Segment], questions: Sequence[Question], *, forks: bool = False
+) -> Iterator[tuple[int, Needs]]:
+    """For each question, by its place and step by step, what would have done; empty where nothing would, or the segments do not
+    hold the step. `forks`: as in `StepTrial`."""
+    for step, probe in StepProbe.at_each(segments, (question.step for question in questions)):
+        for i, question in enumerate(questions):
+            if question.step == step:
+                yield i, {} if isinstance(probe, QuireError) else _answer(probe, question, forks=forks)
 
 
-def _answer(segments: Sequence[Segment], question: Question, probes: dict[int, StepProbe | None]) -> Needs:
-    if question.step not in probes:
-        try:
-            probes[question.step] = StepProbe(segments, question.step)
-        except QuireError:
-            probes[question.step] = None
-    probe = probes[question.step]
-    if probe is None:
-        return {}
-    return find_needs(StepTrial(probe, question), Reason(question.reason), question.head_reason)
+def answer(segments: Sequence[Segment], questions: Sequence[Question]) -> list[Needs]:
+    """All answers, in the order of the questions."""
+    found = dict(answers(segments, questions))
+    return [found[i] for i in range(len(questions))]
+
+
+def _answer(probe: StepProbe, question: Question, *, forks: bool) -> Needs:
+    return find_needs(StepTrial(probe, question, forks=forks), Reason(question.reason), question.head_reason)
 
 
 def main(path: str) -> None:
     """The program."""
     questions = [Question(**values) for values in json.load(sys.stdin)]
-    json.dump(answer(list(Recording(Path(path)).segments()), questions), sys.stdout)
+    for number, needs in answers(list(Recording(Path(path)).segments()), questions, forks=True):
+        sys.stdout.write(json.dumps([number, needs]) + "\n")
+        sys.stdout.flush()
 
 
 def as_json(questions: Iterable[Question]) -> str:

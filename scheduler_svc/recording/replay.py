@@ -95,7 +95,10 @@ class Replayer:
 
         Yields what is left of the segments then, for who goes on in another way.
         """
-        events = self._events(segments)
+        return self.go_on(self._events(segments), until_step=until_step)
+
+    def go_on(self, events: Iterator[Event], *, until_step: int | None = None) -> Iterator[Event]:
+        """The same with what an earlier run left."""
         for event in events:
             if until_step is not None and isinstance(event, Planned) and self._plans_up_to(event) >= until_step:
                 return _chained(event, events)

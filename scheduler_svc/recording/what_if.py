@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core import presets
+from scheduler_svc.core.costs import Costs
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
@@ -62,10 +63,11 @@ def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Ch
     _check_identical(whole.report)
     fit = CostModel.fit(life.samples, schedule_s=life.overhead_s)
     start = _Start(segments, policy, wanted)
+    fit = _with_copies(fit, start.core)
     tokens = RecordedTokens(life)
     _bound(start.core.state.requests.values(), tokens)
     run = Simulation(
-        _WatchedCore(start.core, start.later, start.history),  # type: ignore[arg-type]
+        _WatchedCore(start.core, start.later, start.history, fit.model.costs),  # type: ignore[arg-type]
         _arrivals(start.rest, life.visits, tokens),
         tokens,
         fit.model,
@@ -87,6 +89,15 @@ def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Ch
         predicted=_only(predicted, came),
         requests=start.history.requests,
     )
+
+
+def _with_copies(fit: Fit, core: Scheduler) -> Fit:
+    """Where the recording shows no copies, what is known of their cost; else a block's costs as much as computing its tokens, so
+    that nothing is gained by copying that nobody measured."""
+    if fit.model.moved_block_s > 0:
+        return fit
+    per_block_s = fit.model.prefill_token_s * core.state.limits.block_size
+    return replace(fit, model=replace(fit.model, moved_block_s=core.state.costs.now.swap_block_s or per_block_s))
 
 
 def _check_identical(report: ReplayReport) -> None:
@@ -191,10 +202,14 @@ def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: Record
 
 
 class _WatchedCore:
-    """A core to which changes are made just before their steps are planned, and whose steps are noted."""
+    """A core to which changes are made just before their steps are planned, and whose steps are noted.
 
-    def __init__(self, core: Scheduler, later: Sequence[Change], history: History) -> None:
+    `costs`: as the service would measure them; the core is told behind the first plan, which is as the recording leaves it.
+    """
+
+    def __init__(self, core: Scheduler, later: Sequence[Change], history: History, costs: Costs) -> None:
         self._core = core
+        self._costs: Costs | None = costs
         self._later = list(later)
         self._history = history
         history.begin(core)
@@ -231,6 +246,9 @@ class _WatchedCore:
         plans = self._core.schedule(now)
         for plan in plans:
             self._history.planned(plan)
+        if self._costs is not None:
+            self._core.observe_costs(_unknown_of(self._costs, self._core.state.costs.now))
+            self._costs = None
         return plans
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
@@ -238,6 +256,15 @@ class _WatchedCore:
         outcome = self._core.update(result, now)
         self._history.got(outcome, result.step)
         return outcome
+
+
+def _unknown_of(costs: Costs, known: Costs) -> Costs:
+    """Those that are not known yet."""
+    return Costs(
+        step_s=0.0 if known.step_s else costs.step_s,
+        compute_token_s=0.0 if known.compute_token_s else costs.compute_token_s,
+        swap_block_s=0.0 if known.swap_block_s else costs.swap_block_s,
+    )
 
 
 # --- histories --------------------------------------------------------------------------------------------------------

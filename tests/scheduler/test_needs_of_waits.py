@@ -3,11 +3,13 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 from protos.inference.v1 import admin_pb2
 from quire import recordings
 from quire.admin import AdminClient
 from quire.why import why_json
+from scheduler_svc.core.reasons import Reason
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.probe import StepProbe
 from tests.scheduler.harness import run_async, stack
@@ -33,14 +35,19 @@ async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(tmp_path:
             request = admin_pb2.ExplainRequestRequest(request_id=f"r{i}", needs=True)
             answers.append(why_json(await s.admin.stub.ExplainRequest(request)))
     segments = list(Recording(path).segments())
-    waits = [(a["id"], e) for a in answers for e in a["episodes"] if e["queue"] == "waiting" and "key" in e["numbers"]]
-    assert len(waits) >= 12
-    for request_id, episode in waits:
-        probe = StepProbe(segments, episode["from_step"])
-        needs = episode["needs"]
+    waits = [(a["id"], e) for a in answers for e in a["episodes"] if e["queue"] == "waiting"]
+    named = [(name, e, needs_of(e)) for name, e in waits if needs_of(e)]
+    assert len(named) >= 12
+    for request_id, episode, needs in named:
+        probe = StepProbe.at(segments, episode["from_step"])
         assert is_let_in(probe, request_id, needs), (request_id, episode)
         for key in needs:
             assert not is_let_in(probe, request_id, {**needs, key: needs[key] - 1}), (request_id, episode)
+
+
+def needs_of(episode: dict[str, Any]) -> dict[str, int]:
+    numbers = episode["numbers"]
+    return {numbers["key"]: numbers["value"]} if "key" in numbers else numbers.get("needs", {})
 
 
 def fetch(admin_address: str, path: Path) -> None:
@@ -52,4 +59,5 @@ def fetch(admin_address: str, path: Path) -> None:
 
 
 def is_let_in(probe: StepProbe, request_id: str, values: dict[str, int]) -> bool:
-    return any(entry.request_id == request_id for plan in probe(values) for entry in plan.scheduled)
+    events = [e for plan in probe(values) for e in plan.events if e.request_id == request_id]
+    return any(e.reason is Reason.RUNNING for e in events)

@@ -52,9 +52,8 @@ def main(
             print(f"scenario {number}, {verdict.scenario.policy}: {violation}")
     spent_s = time.process_time() - start
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    print(
-        f"digest {digest.hexdigest()[:16]}, {spent_s:.1f} s of CPU time, {scenarios / spent_s:.0f} scenarios a second"
-    )
+    print(f"digest {digest.hexdigest()[:16]}")
+    console.print(f"{spent_s:.1f} s of CPU time, {scenarios / spent_s:.0f} scenarios a second")
     if num_bad:
         raise typer.Exit(1)
 

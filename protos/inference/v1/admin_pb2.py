@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/inference/v1/admin.proto\x12\x12quire.inference.v1\"=\n\x14\x44umpRecordingRequest\x12\x15\n\rsince_segment\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"\x81\x01\n\x15\x44umpRecordingResponse\x12\x11\n\tbeginning\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x04\x12\x16\n\tnum_steps\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08num_left\x18\x05 \x01(\x04\x42\x0c\n\n_num_steps\"$\n\x10SetPolicyRequest\x12\x10\n\x08settings\x18\x01 \x03(\t\"Y\n\x11SetPolicyResponse\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x31\n\x07\x63hanges\x18\x02 \x03(\x0b\x32 .quire.inference.v1.PolicyChange\"A\n\x0cPolicyChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\told_value\x18\x02 \x01(\t\x12\x11\n\tnew_value\x18\x03 \x01(\t\"J\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05needs\x18\x03 \x01(\x08\"S\n\x16\x45xplainRequestResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x1b.quire.inference.v1.Episode\"\xf4\x01\n\x07\x45pisode\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x14\n\x07to_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x66rom_ns\x18\x03 \x01(\x04\x12\x12\n\x05to_ns\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12+\n\x07numbers\x18\x07 \x03(\x0b\x32\x1a.quire.inference.v1.Number\x12\x0e\n\x06sample\x18\x08 \x01(\r\x12)\n\x05needs\x18\t \x03(\x0b\x32\x1a.quire.inference.v1.NumberB\n\n\x08_to_stepB\x08\n\x06_to_ns\"R\n\x06Number\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x42\x07\n\x05value\"K\n\x15WatchSchedulerRequest\x12\x12\n\nsince_step\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06tables\x18\x03 \x01(\x08\"\xb9\x04\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x35\n\tscheduled\x18\x05 \x03(\x0b\x32\".quire.inference.v1.ScheduledGroup\x12.\n\x07swap_in\x18\x06 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12/\n\x08swap_out\x18\x07 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12+\n\x04\x63opy\x18\x08 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12\x30\n\tpreempted\x18\t \x03(\x0b\x32\x1d.quire.inference.v1.Preempted\x12*\n\x06queues\x18\n \x01(\x0b\x32\x1a.quire.inference.v1.Queues\x12,\n\x04\x66ree\x18\x0b \x01(\x0b\x32\x1e.quire.inference.v1.FreeBlocks\x12\x32\n\x07sampled\x18\x0c \x03(\x0b\x32!.quire.inference.v1.SampledTokens\x12\x17\n\x0f\x63omputed_tokens\x18\r \x01(\x04\x12.\n\x06tables\x18\x0e \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12\r\n\x05\x65rror\x18\x0f \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x10 \x01(\x04\"d\n\x0eScheduledGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04seqs\x18\x02 \x03(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_before\x18\x04 \x01(\r\x12\x0f\n\x07prefill\x18\x05 \x01(\x08\"%\n\tBlockPair\x12\x0b\n\x03src\x18\x01 \x01(\r\x12\x0b\n\x03\x64st\x18\x02 \x01(\r\"%\n\tPreempted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\";\n\x06Queues\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"&\n\nFreeBlocks\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\"1\n\rSampledTokens\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\".\n\nBlockTable\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x03(\t\"\"\n\x10GetBlocksRequest\x12\x0e\n\x06memory\x18\x01 \x01(\x08\"\xdb\x02\n\x11GetBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12*\n\x03gpu\x18\x02 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12*\n\x03\x63pu\x18\x03 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12.\n\x06tables\x18\x04 \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12=\n\x04refs\x18\x05 \x03(\x0b\x32/.quire.inference.v1.GetBlocksResponse.RefsEntry\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x30\n\x06memory\x18\x07 \x01(\x0b\x32 .quire.inference.v1.MemoryReport\x1a+\n\tRefsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"x\n\x0cMemoryReport\x12.\n\x05paged\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.PagedMemory\x12\x38\n\ncontiguous\x18\x02 \x01(\x0b\x32$.quire.inference.v1.ContiguousMemory\"\x99\x01\n\x0bPagedMemory\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x16\n\x0elogical_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x04 \x01(\x04\x12\x14\n\x0cwaste_tokens\x18\x05 \x01(\x04\x12\x18\n\x10max_waste_tokens\x18\x06 \x01(\r\"\x81\x01\n\x10\x43ontiguousMemory\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\x10\n\x08reserved\x18\x02 \x01(\x04\x12\x10\n\x08internal\x18\x03 \x01(\x04\x12\x10\n\x08\x65xternal\x18\x04 \x01(\x04\x12\x13\n\x0bnum_regions\x18\x05 \x01(\r\x12\x14\n\x0cnum_left_out\x18\x06 \x01(\r\"8\n\tBlockPool\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r2\xf2\x03\n\x0c\x41\x64minService\x12]\n\x0eWatchScheduler\x12).quire.inference.v1.WatchSchedulerRequest\x1a\x1e.quire.inference.v1.StepReport0\x01\x12X\n\tGetBlocks\x12$.quire.inference.v1.GetBlocksRequest\x1a%.quire.inference.v1.GetBlocksResponse\x12X\n\tSetPolicy\x12$.quire.inference.v1.SetPolicyRequest\x1a%.quire.inference.v1.SetPolicyResponse\x12g\n\x0e\x45xplainRequest\x12).quire.inference.v1.ExplainRequestRequest\x1a*.quire.inference.v1.ExplainRequestResponse\x12\x66\n\rDumpRecording\x12(.quire.inference.v1.DumpRecordingRequest\x1a).quire.inference.v1.DumpRecordingResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/inference/v1/admin.proto\x12\x12quire.inference.v1\"=\n\x14\x44umpRecordingRequest\x12\x15\n\rsince_segment\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"\x81\x01\n\x15\x44umpRecordingResponse\x12\x11\n\tbeginning\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x04\x12\x16\n\tnum_steps\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08num_left\x18\x05 \x01(\x04\x42\x0c\n\n_num_steps\"$\n\x10SetPolicyRequest\x12\x10\n\x08settings\x18\x01 \x03(\t\"Y\n\x11SetPolicyResponse\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x31\n\x07\x63hanges\x18\x02 \x03(\x0b\x32 .quire.inference.v1.PolicyChange\"A\n\x0cPolicyChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\told_value\x18\x02 \x01(\t\x12\x11\n\tnew_value\x18\x03 \x01(\t\"J\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05needs\x18\x03 \x01(\x08\"s\n\x16\x45xplainRequestResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x1b.quire.inference.v1.Episode\x12\x1e\n\x16num_waits_not_searched\x18\x03 \x01(\r\"\xf4\x01\n\x07\x45pisode\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x14\n\x07to_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x66rom_ns\x18\x03 \x01(\x04\x12\x12\n\x05to_ns\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12+\n\x07numbers\x18\x07 \x03(\x0b\x32\x1a.quire.inference.v1.Number\x12\x0e\n\x06sample\x18\x08 \x01(\r\x12)\n\x05needs\x18\t \x03(\x0b\x32\x1a.quire.inference.v1.NumberB\n\n\x08_to_stepB\x08\n\x06_to_ns\"R\n\x06Number\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x42\x07\n\x05value\"K\n\x15WatchSchedulerRequest\x12\x12\n\nsince_step\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06tables\x18\x03 \x01(\x08\"\xb9\x04\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x35\n\tscheduled\x18\x05 \x03(\x0b\x32\".quire.inference.v1.ScheduledGroup\x12.\n\x07swap_in\x18\x06 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12/\n\x08swap_out\x18\x07 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12+\n\x04\x63opy\x18\x08 \x03(\x0b\x32\x1d.quire.inference.v1.BlockPair\x12\x30\n\tpreempted\x18\t \x03(\x0b\x32\x1d.quire.inference.v1.Preempted\x12*\n\x06queues\x18\n \x01(\x0b\x32\x1a.quire.inference.v1.Queues\x12,\n\x04\x66ree\x18\x0b \x01(\x0b\x32\x1e.quire.inference.v1.FreeBlocks\x12\x32\n\x07sampled\x18\x0c \x03(\x0b\x32!.quire.inference.v1.SampledTokens\x12\x17\n\x0f\x63omputed_tokens\x18\r \x01(\x04\x12.\n\x06tables\x18\x0e \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12\r\n\x05\x65rror\x18\x0f \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x10 \x01(\x04\"d\n\x0eScheduledGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04seqs\x18\x02 \x03(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_before\x18\x04 \x01(\r\x12\x0f\n\x07prefill\x18\x05 \x01(\x08\"%\n\tBlockPair\x12\x0b\n\x03src\x18\x01 \x01(\r\x12\x0b\n\x03\x64st\x18\x02 \x01(\r\"%\n\tPreempted\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\";\n\x06Queues\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"&\n\nFreeBlocks\x12\x0b\n\x03gpu\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\"1\n\rSampledTokens\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\".\n\nBlockTable\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x03(\t\"\"\n\x10GetBlocksRequest\x12\x0e\n\x06memory\x18\x01 \x01(\x08\"\xdb\x02\n\x11GetBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12*\n\x03gpu\x18\x02 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12*\n\x03\x63pu\x18\x03 \x01(\x0b\x32\x1d.quire.inference.v1.BlockPool\x12.\n\x06tables\x18\x04 \x03(\x0b\x32\x1e.quire.inference.v1.BlockTable\x12=\n\x04refs\x18\x05 \x03(\x0b\x32/.quire.inference.v1.GetBlocksResponse.RefsEntry\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x30\n\x06memory\x18\x07 \x01(\x0b\x32 .quire.inference.v1.MemoryReport\x1a+\n\tRefsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"x\n\x0cMemoryReport\x12.\n\x05paged\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.PagedMemory\x12\x38\n\ncontiguous\x18\x02 \x01(\x0b\x32$.quire.inference.v1.ContiguousMemory\"\x99\x01\n\x0bPagedMemory\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x16\n\x0elogical_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x04 \x01(\x04\x12\x14\n\x0cwaste_tokens\x18\x05 \x01(\x04\x12\x18\n\x10max_waste_tokens\x18\x06 \x01(\r\"\x81\x01\n\x10\x43ontiguousMemory\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\x10\n\x08reserved\x18\x02 \x01(\x04\x12\x10\n\x08internal\x18\x03 \x01(\x04\x12\x10\n\x08\x65xternal\x18\x04 \x01(\x04\x12\x13\n\x0bnum_regions\x18\x05 \x01(\r\x12\x14\n\x0cnum_left_out\x18\x06 \x01(\r\"8\n\tBlockPool\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r2\xf2\x03\n\x0c\x41\x64minService\x12]\n\x0eWatchScheduler\x12).quire.inference.v1.WatchSchedulerRequest\x1a\x1e.quire.inference.v1.StepReport0\x01\x12X\n\tGetBlocks\x12$.quire.inference.v1.GetBlocksRequest\x1a%.quire.inference.v1.GetBlocksResponse\x12X\n\tSetPolicy\x12$.quire.inference.v1.SetPolicyRequest\x1a%.quire.inference.v1.SetPolicyResponse\x12g\n\x0e\x45xplainRequest\x12).quire.inference.v1.ExplainRequestRequest\x1a*.quire.inference.v1.ExplainRequestResponse\x12\x66\n\rDumpRecording\x12(.quire.inference.v1.DumpRecordingRequest\x1a).quire.inference.v1.DumpRecordingResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,43 +46,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINREQUESTREQUEST']._serialized_start=446
   _globals['_EXPLAINREQUESTREQUEST']._serialized_end=520
   _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=522
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=605
-  _globals['_EPISODE']._serialized_start=608
-  _globals['_EPISODE']._serialized_end=852
-  _globals['_NUMBER']._serialized_start=854
-  _globals['_NUMBER']._serialized_end=936
-  _globals['_WATCHSCHEDULERREQUEST']._serialized_start=938
-  _globals['_WATCHSCHEDULERREQUEST']._serialized_end=1013
-  _globals['_STEPREPORT']._serialized_start=1016
-  _globals['_STEPREPORT']._serialized_end=1585
-  _globals['_SCHEDULEDGROUP']._serialized_start=1587
-  _globals['_SCHEDULEDGROUP']._serialized_end=1687
-  _globals['_BLOCKPAIR']._serialized_start=1689
-  _globals['_BLOCKPAIR']._serialized_end=1726
-  _globals['_PREEMPTED']._serialized_start=1728
-  _globals['_PREEMPTED']._serialized_end=1765
-  _globals['_QUEUES']._serialized_start=1767
-  _globals['_QUEUES']._serialized_end=1826
-  _globals['_FREEBLOCKS']._serialized_start=1828
-  _globals['_FREEBLOCKS']._serialized_end=1866
-  _globals['_SAMPLEDTOKENS']._serialized_start=1868
-  _globals['_SAMPLEDTOKENS']._serialized_end=1917
-  _globals['_BLOCKTABLE']._serialized_start=1919
-  _globals['_BLOCKTABLE']._serialized_end=1965
-  _globals['_GETBLOCKSREQUEST']._serialized_start=1967
-  _globals['_GETBLOCKSREQUEST']._serialized_end=2001
-  _globals['_GETBLOCKSRESPONSE']._serialized_start=2004
-  _globals['_GETBLOCKSRESPONSE']._serialized_end=2351
-  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_start=2308
-  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_end=2351
-  _globals['_MEMORYREPORT']._serialized_start=2353
-  _globals['_MEMORYREPORT']._serialized_end=2473
-  _globals['_PAGEDMEMORY']._serialized_start=2476
-  _globals['_PAGEDMEMORY']._serialized_end=2629
-  _globals['_CONTIGUOUSMEMORY']._serialized_start=2632
-  _globals['_CONTIGUOUSMEMORY']._serialized_end=2761
-  _globals['_BLOCKPOOL']._serialized_start=2763
-  _globals['_BLOCKPOOL']._serialized_end=2819
-  _globals['_ADMINSERVICE']._serialized_start=2822
-  _globals['_ADMINSERVICE']._serialized_end=3320
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=637
+  _globals['_EPISODE']._serialized_start=640
+  _globals['_EPISODE']._serialized_end=884
+  _globals['_NUMBER']._serialized_start=886
+  _globals['_NUMBER']._serialized_end=968
+  _globals['_WATCHSCHEDULERREQUEST']._serialized_start=970
+  _globals['_WATCHSCHEDULERREQUEST']._serialized_end=1045
+  _globals['_STEPREPORT']._serialized_start=1048
+  _globals['_STEPREPORT']._serialized_end=1617
+  _globals['_SCHEDULEDGROUP']._serialized_start=1619
+  _globals['_SCHEDULEDGROUP']._serialized_end=1719
+  _globals['_BLOCKPAIR']._serialized_start=1721
+  _globals['_BLOCKPAIR']._serialized_end=1758
+  _globals['_PREEMPTED']._serialized_start=1760
+  _globals['_PREEMPTED']._serialized_end=1797
+  _globals['_QUEUES']._serialized_start=1799
+  _globals['_QUEUES']._serialized_end=1858
+  _globals['_FREEBLOCKS']._serialized_start=1860
+  _globals['_FREEBLOCKS']._serialized_end=1898
+  _globals['_SAMPLEDTOKENS']._serialized_start=1900
+  _globals['_SAMPLEDTOKENS']._serialized_end=1949
+  _globals['_BLOCKTABLE']._serialized_start=1951
+  _globals['_BLOCKTABLE']._serialized_end=1997
+  _globals['_GETBLOCKSREQUEST']._serialized_start=1999
+  _globals['_GETBLOCKSREQUEST']._serialized_end=2033
+  _globals['_GETBLOCKSRESPONSE']._serialized_start=2036
+  _globals['_GETBLOCKSRESPONSE']._serialized_end=2383
+  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_start=2340
+  _globals['_GETBLOCKSRESPONSE_REFSENTRY']._serialized_end=2383
+  _globals['_MEMORYREPORT']._serialized_start=2385
+  _globals['_MEMORYREPORT']._serialized_end=2505
+  _globals['_PAGEDMEMORY']._serialized_start=2508
+  _globals['_PAGEDMEMORY']._serialized_end=2661
+  _globals['_CONTIGUOUSMEMORY']._serialized_start=2664
+  _globals['_CONTIGUOUSMEMORY']._serialized_end=2793
+  _globals['_BLOCKPOOL']._serialized_start=2795
+  _globals['_BLOCKPOOL']._serialized_end=2851
+  _globals['_ADMINSERVICE']._serialized_start=2854
+  _globals['_ADMINSERVICE']._serialized_end=3352
 # @@protoc_insertion_point(module_scope)

@@ -108,7 +108,7 @@ class TaskShares:
         num_tokens = min(pending - bool(siblings), room.num_tokens)
         num_blocks = self._cache.num_blocks_to_admit(live, hit, num_tokens)
         if num_blocks > room.num_blocks:
-            state.journal.stop(group, room.short_of, need=num_blocks, free=room.num_blocks)
+            state.journal.stop(group, room.short_of, need=num_blocks, free=max(0, room.num_blocks))
             return Given.NO_BLOCKS
         state.cache.admit(live, hit, num_tokens)
         enter(group, hit.num_tokens, state, draft.now)

@@ -57,14 +57,13 @@ def question(name: str, episode: Episode) -> Question:
 
 
 def lets_in(segments: Sequence[Segment], name: str, sample: int, step: int, values: dict[str, Value]) -> bool:
-    probe = StepProbe(segments, step)
-    request = probe.core().request(name)
-    assert request is not None
-    names = {s.name for s in request.groups[sample].sequences}
+    """It starts, or comes back, in a plan of that step."""
     try:
-        return any(entry.name in names for plan in probe(values) for entry in plan.scheduled)
+        plans = StepProbe.at(segments, step)(values)
     except ConfigError:
         return False
+    events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == (name, sample)]
+    return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == "running"
 
 
 def check(policy: str, num_lives: int, num_waits: int) -> Counter[str]:

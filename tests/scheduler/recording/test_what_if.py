@@ -68,7 +68,7 @@ def _admitted(plans: list[StepPlan]) -> bool:
 def test_just_enough_admits() -> None:
     """R136: 2 blocks are free, 4 are needed: with 2 more it starts in that very step, with 1 more it does not."""
     segments, step = _contention()
-    ask = StepProbe(segments, step)
+    ask = StepProbe.at(segments, step)
     assert [_admitted(ask({"num_gpu_blocks": 17 + extra})) for extra in (0, 1, 2, 1, 0)] == [
         False,
         False,
@@ -112,7 +112,7 @@ def test_probes_repeat_the_recorded_step(policy: str) -> None:
     segments = recorded(policy, 5, num_events=60).segments()
     calls = [e for s in segments for e in s.events if isinstance(e, Planned) and e.decisions]
     for event in random.Random(1).sample(calls, 4):
-        ask = StepProbe(segments, event.decisions[0].step)
+        ask = StepProbe.at(segments, event.decisions[0].step)
         for _ in range(2):
             for want, plan in zip(event.decisions, ask({}), strict=True):
                 assert first_difference(want, DecisionMaker().of(plan)) is None
@@ -123,9 +123,9 @@ def test_steps_that_are_not_there() -> None:
     segments, _ = _contention()
     last = sum(segment.num_steps for segment in segments)
     with pytest.raises(OutOfRange, match=f"does not hold step {last + 1}"):
-        StepProbe(segments, last + 1)
+        StepProbe.at(segments, last + 1)
     with pytest.raises(OutOfRange):
-        StepProbe(segments[1:], 1)
+        StepProbe.at(segments[1:], 1)
     with pytest.raises(ConfigError, match=f"step {last + 5} is not in the recording, which has steps 1 to {last}"):
         what_if(segments, None, [Change(last + 5, {"max_num_seqs": 2})])
 
