@@ -13,7 +13,7 @@ from block_manager.hashing import Rename
 from scheduler_svc import policy_file
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS
+from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.spec import PolicySpec, knob_names
@@ -127,8 +127,9 @@ class PolicyChoice:
         """The choice with other values for keys that a running core can change; ConfigError for others, by the name `option`."""
         new = {a.key: a for a in map(checked, from_texts(sets, option))}
         for key, assignment in new.items():
-            if key not in (*LIVE_KNOBS, *LIVE_LIMITS):
-                can = f"what can be changed while the scheduler runs: {', '.join((*LIVE_KNOBS, *LIVE_LIMITS))}"
+            live = (*(LIVE_TASK_KNOBS if self.spec.schedules_tasks else LIVE_KNOBS), *LIVE_LIMITS)
+            if key not in live:
+                can = f"what can be changed while the scheduler runs: {', '.join(live)}"
                 raise bad(assignment.origin, f"{key} is fixed at start; {can}", field=key)
         knobs = {key: a.value for key, a in new.items() if key in knob_names()}
         try:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from block_manager.pool import BlockPool
-from scheduler_svc.core import presets
+from scheduler_svc.core import presets, task_policies
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.queues import GroupQueue
 from scheduler_svc.core.scheduler import Scheduler
@@ -27,6 +27,18 @@ LIVE_KNOBS = (
     "watermark_blocks",
 )
 """Knobs of ordering, admission and preemption; all others are fixed at start."""
+LIVE_TASK_KNOBS = (
+    "scheduler_type",
+    "max_reqs",
+    "prefill_chunk_size",
+    "prefill_num_tasks_divided_by_pp",
+    "prefill_num_tasks",
+    "enforce_decode_num_tasks_max",
+    "decode_num_tasks",
+    "max_prefill_tasks",
+    "max_decode_tasks",
+)
+"""The same of policies that schedule tasks in lanes."""
 _ORDER_KNOBS = frozenset({"policy", "patience_s"})
 LIVE_LIMITS = (
     "num_gpu_blocks",
@@ -51,10 +63,14 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     _check_swapped(spec, state)
     _check_pools(state, limits)
     _check_reserved(core.spec, state, limits)
+    task_policies.check_retune(core, spec, limits)
     state.steady.dissolve()
     state.cache.resize(limits.num_gpu_blocks, limits.num_cpu_blocks)
     if spec.watermark_blocks is not None:
         state.cache.watermark_blocks = spec.watermark_blocks
+    if spec.schedules_tasks:
+        task_policies.retune(core, spec, limits)
+        core.spec = spec
     state.limits = limits
     state.guard.on_tokens()  # what led nowhere so far may lead somewhere now
     if spec != core.spec:
@@ -62,16 +78,15 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
 
 
 def _check(old: PolicySpec, new: PolicySpec, old_limits: CoreLimits, new_limits: CoreLimits) -> None:
-    fixed = [n for n in _changed(old, new) if n not in LIVE_KNOBS and n != "name"]
+    live = LIVE_TASK_KNOBS if old.schedules_tasks else LIVE_KNOBS
+    fixed = [n for n in _changed(old, new) if n not in live and n != "name"]
     fixed += [n for n in _changed(old_limits, new_limits) if n not in LIVE_LIMITS]
-    if old.schedules_tasks:
-        fixed += [n for n in _changed(old, new) if n in LIVE_KNOBS]
     if fixed:
         was = {f.name: getattr(source, f.name) for source in (old_limits, old) for f in fields(source)}
         raise ConfigError(
             f"{', '.join(f'{name} (now {as_written(was[name])})' for name in fixed)} cannot be changed while the scheduler runs: "
             "phases, cache rules, progress, lanes and sizes of the model are fixed at start; restart for them. Ordering, "
-            f"admission and preemption can be changed: {', '.join((*LIVE_KNOBS, *LIVE_LIMITS))}",
+            f"admission and preemption can be changed: {', '.join((*live, *LIVE_LIMITS))}",
             reason="FIXED_AT_START",
             metadata={"field": fixed[0], "policy": new.name},
         )

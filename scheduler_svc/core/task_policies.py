@@ -26,6 +26,7 @@ from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady.rows import SteadyRows
 from scheduler_svc.core.threshold import AdaptiveThreshold, RecoveringOutputs
+from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
@@ -90,9 +91,8 @@ def _parts(spec: PolicySpec, limits: CoreLimits, cache: TaskCache) -> TaskParts:
 
 def _scored(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
     threshold = AdaptiveThreshold(cache.ledger.gpu)
-    of_batch = BatchLimits(spec.num_prefills(limits), spec.num_decodes(limits), spec.prefill_chunk_size)
     fails = spec.defects == "recorded"
-    phase = ScoredBatch(_order(spec), shares, of_batch, threshold, Recompute(newest), fails=fails)
+    phase = ScoredBatch(_order(spec), shares, _of_batch(spec, limits), threshold, Recompute(newest), fails=fails)
     groups = SchedulerGroups(spec.num_groups())
     return shares.progress, RecoveringOutputs(shares.progress, threshold), [phase], groups, [phase, groups]
 
@@ -108,6 +108,38 @@ def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: Tas
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
     phase = RankBatches(shares, ranks, spec.prefill_chunk_size, cache, starves=spec.defects == "recorded")
     return shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
+
+
+def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
+    """The phase and its lanes go on with the order and the sizes of that spec. ConfigError where there would be other slots."""
+    for phase in core.parts:
+        if isinstance(phase, ScoredBatch):
+            phase.retune(_order(spec), _of_batch(spec, limits))
+        elif isinstance(phase, SkewBatch):
+            phase.retune(_order(spec), _same_slots(core.spec, core.state.limits, spec, limits), spec.prefill_chunk_size)
+        elif isinstance(phase, RankBatches):
+            phase.retune(spec.tasks_per_rank(limits), spec.prefill_chunk_size)
+
+
+def check_retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
+    """ConfigError where `retune` cannot be."""
+    if spec.phases == "skew":
+        _same_slots(core.spec, core.state.limits, spec, limits)
+
+
+def _same_slots(old: PolicySpec, old_limits: CoreLimits, spec: PolicySpec, limits: CoreLimits) -> list[int]:
+    sizes, num_slots = spec.slot_sizes(limits), len(old.slot_sizes(old_limits))
+    if len(sizes) != num_slots:
+        raise ConfigError(
+            f"max_reqs={spec.num_reqs(limits)} would make {len(sizes)} slots of {num_slots}, and slots are fixed at start",
+            reason="FIXED_AT_START",
+            metadata={"field": "max_reqs", "policy": spec.name},
+        )
+    return sizes
+
+
+def _of_batch(spec: PolicySpec, limits: CoreLimits) -> BatchLimits:
+    return BatchLimits(spec.num_prefills(limits), spec.num_decodes(limits), spec.prefill_chunk_size)
 
 
 def _order(spec: PolicySpec) -> TaskOrder:

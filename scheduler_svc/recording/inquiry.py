@@ -14,6 +14,7 @@ from pathlib import Path
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Place
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import knob_names
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.needs import Needs, Value, find_needs
 from scheduler_svc.recording.probe import StepProbe
@@ -52,14 +53,14 @@ class StepTrial:
         """What all requests together could use."""
         requests = self._core.state.requests.values()
         limits = self._core.state.limits
-        if key == "max_num_seqs":
+        if key in ("max_num_seqs", "max_reqs"):
             return limits.max_num_seqs + sum(r.num_samples for r in requests)
         if key == "max_loras":
             return len({r.lora_id for r in requests}) + 1
         longest = [
             min(s.num_prompt_tokens + r.stop.max_tokens, limits.max_model_len) for r in requests for s in r.unfinished
         ]
-        if key == "max_num_batched_tokens":
+        if key in ("max_num_batched_tokens", "prefill_chunk_size"):
             return limits.max_num_batched_tokens + sum(longest)
         num_blocks = sum(-(-tokens // limits.block_size) + 1 for tokens in longest)
         return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
@@ -97,7 +98,7 @@ def _value(core: Scheduler, key: str) -> Value | None:
         return core.state.cache.watermark_blocks or None
     if key == "delay_factor":
         return core.spec.delay_factor or None
-    owner = core.spec if key == "max_loras" else core.state.limits
+    owner = core.spec if key in knob_names() else core.state.limits
     value: Value | None = getattr(owner, key)
     return value
 

@@ -12,7 +12,15 @@ from scheduler_svc.core.reasons import KEYS, Reason
 Value = int | float
 Needs = dict[str, Value]
 
-RISING = ("num_gpu_blocks", "max_num_batched_tokens", "max_num_seqs", "max_loras", "num_cpu_blocks")
+RISING = (
+    "num_gpu_blocks",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_loras",
+    "num_cpu_blocks",
+    "max_reqs",
+    "prefill_chunk_size",
+)
 """More of these lets in more."""
 FALLING = ("watermark_blocks", "delay_factor")
 """Less of these lets in more; 0 is least."""

@@ -8,6 +8,8 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, reconfigure
+from scheduler_svc.core.plan import StepResult
+from scheduler_svc.core.request import Request, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import knob_names
 from scheduler_svc.policy_keys import limit_names
@@ -171,3 +173,31 @@ def test_all_or_nothing() -> None:
         _change(core, max_num_batched_tokens=32, num_gpu_blocks=30)
     assert core.state.limits == LIMITS
     assert core.pool_report().gpu.total == LIMITS.num_gpu_blocks
+
+
+@pytest.mark.parametrize("policy", ["chitu", "chitu-skew", "chitu-dp"])
+def test_sizes_and_order_of_task_policies_change_live(policy: str) -> None:
+    """R168, R170, R180, R185, R188: a larger chunk and more tasks hold from the next batch on; slots and ranks stay as many."""
+    limits = CoreLimits(block_size=4, num_gpu_blocks=200, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+    core = presets.build(policy, replace(limits, prefix_caching=False), max_reqs=2, prefill_chunk_size=4)
+    for i in range(4):
+        core.add(Request(f"r{i}", list(range(40 * i, 40 * i + 8)), StopRules(4, ignore_eos=True), float(i)))
+    first = [entry for plan in core.schedule(10.0) for entry in plan.scheduled]
+    assert sum(entry.num_tokens for entry in first) == 4
+    reconfigure(core, replace(core.spec, max_reqs=8, prefill_chunk_size=64), core.state.limits)
+    for step in range(1, core.step + 1):
+        core.update(StepResult(step))
+    second = [entry for plan in core.schedule(11.0) for entry in plan.scheduled]
+    assert sum(entry.num_tokens for entry in second) == 28
+    assert len({entry.request_id for entry in second}) == 4
+    with pytest.raises(ConfigError, match="pp_size"):
+        reconfigure(core, replace(core.spec, pp_size=3), core.state.limits)
+    assert core.check_integrity() == []
+
+
+def test_slots_are_not_made_or_taken_away_live() -> None:
+    """R179: fewer requests than slots would be fewer slots."""
+    limits = CoreLimits(block_size=4, num_gpu_blocks=200, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+    core = presets.build("chitu-skew", replace(limits, prefix_caching=False), pp_size=3, max_reqs=6)
+    with pytest.raises(ConfigError, match="slots are fixed"):
+        reconfigure(core, replace(core.spec, max_reqs=2), core.state.limits)

@@ -25,9 +25,14 @@ class RankBatches:
         self._ranks = ranks
         self._cache = cache
         self._starves = starves
-        self._chunks = [self._chunk_of(rank, chunk_size) for rank in range(ranks.num_ranks)]
+        self._chunks = self._chunks_of(chunk_size)
         self._batches: list[list[Group]] = []
         self._is_prefill = False
+
+    def retune(self, tasks_per_rank: int, chunk_size: int | None) -> None:
+        """Other sizes from the next batches on; owners stay."""
+        self._ranks.tasks_per_rank = self._ranks.depth = tasks_per_rank
+        self._chunks = self._chunks_of(chunk_size)
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
@@ -85,6 +90,9 @@ class RankBatches:
     def _by_owner(self, groups: list[Group]) -> list[list[Group]]:
         """Per rank, in their order; those without an owner are left out."""
         return [[group for group in groups if group.lane == rank] for rank in range(self._ranks.num_ranks)]
+
+    def _chunks_of(self, chunk_size: int | None) -> list[int | None]:
+        return [self._chunk_of(rank, chunk_size) for rank in range(self._ranks.num_ranks)]
 
     def _chunk_of(self, rank: int, chunk_size: int | None) -> int | None:
         """Rank 0 has what the others leave (R191)."""

@@ -52,6 +52,10 @@ class ScoredBatch:
         self._evicted: list[tuple[str, int]] = []
         self._is_fallback = False
 
+    def retune(self, order: TaskOrder, limits: BatchLimits) -> None:
+        """Another order and other sizes from the next batch on."""
+        self._order, self._limits = order, limits
+
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
         self._evicted, self._is_fallback = [], False

@@ -32,6 +32,11 @@ class SkewBatch:
         self._chunk_size = chunk_size
         self._strict_residents = strict_residents
 
+    def retune(self, order: TaskOrder, sizes: list[int], chunk_size: int | None) -> None:
+        """Another order, other sizes and chunks from the next batch on; as many slots as there are. Residents stay."""
+        assert len(sizes) == len(self._slots.sizes)
+        self._order, self._slots.sizes, self._chunk_size = order, sizes, chunk_size
+
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """See the class."""
         tasks = pool(state)
@@ -52,7 +57,7 @@ class SkewBatch:
         """Newcomers in score order, of the last resident's type; of the best one's into an empty slot (R184)."""
         newcomers = [group for group in ready if group.lane is None and self._order.admits(group)]
         residents = self._slots.residents(lane)
-        num_places = self._slots.sizes[lane] - len(residents)
+        num_places = max(0, self._slots.sizes[lane] - len(residents))
         if not newcomers or num_places <= 0:
             hold_up(state, Reason.LANE_BUSY)
             return

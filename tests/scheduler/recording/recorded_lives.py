@@ -25,6 +25,12 @@ _KNOBS: dict[str, list[Any]] = {
     "preemption_mode": [None, "swap", "recompute"],
     "watermark_blocks": [0, 1],
 }
+_TASK_KNOBS: dict[str, list[Any]] = {
+    "scheduler_type": ["fcfs", "stride", "prefill_first,request_preset"],
+    "max_reqs": [None, 1, 2, 5],
+    "prefill_chunk_size": [None, 3, 16],
+    "max_decode_tasks": [None, 1, 3],
+}
 _LIMITS = ("num_gpu_blocks", "num_cpu_blocks", "max_num_batched_tokens", "max_num_seqs")
 
 
@@ -45,9 +51,10 @@ class RecordedLife(Life):
         """An operator changes something; what cannot be is refused, and nothing happens then. Costs change by themselves."""
         self.core.observe_costs(Costs(*(rng.choice([0.0, 0.01, 0.1]) for _ in range(3))))
         limits, spec = self.setting.limits, self.setting.spec
-        key = rng.choice([*_LIMITS, *_KNOBS])
-        if key in _KNOBS:
-            spec = _or_same(spec, key, rng.choice(_KNOBS[key]))
+        knobs = _TASK_KNOBS if spec.schedules_tasks else _KNOBS
+        key = rng.choice([*_LIMITS, *knobs])
+        if key in knobs:
+            spec = _or_same(spec, key, rng.choice(knobs[key]))
         else:
             most = rng.choice([1, 4]) + getattr(limits, key)
             least = getattr(limits, key) if key == "max_num_seqs" else most // 2
