@@ -306,5 +306,5 @@ def _lost(error: BaseException) -> WorkerLostError:
     if not isinstance(error, grpc.RpcError):
         return WorkerLostError(str(error) or type(error).__name__)
     known = rpc.from_rpc_error(error)
-    refused = not isinstance(known, Unavailable)
+    refused = rpc.is_from_peer(error) and not isinstance(known, Unavailable)
     return WorkerLostError(f"{known.status}: {known.message}", refused=refused)

@@ -205,6 +205,11 @@ def from_rpc_error(error: grpc.RpcError) -> errors.QuireError:
     return _with_details(cls, status)
 
 
+def is_from_peer(error: grpc.RpcError) -> bool:
+    """The peer itself said so (`abort`); else the transport did, which calls a torn connection INTERNAL at times."""
+    return _status_of(error) is not None
+
+
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     pairs: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else ()
     raw = {key: value for key, value in pairs or ()}.get("grpc-status-details-bin")
