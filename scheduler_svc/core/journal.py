@@ -1,7 +1,9 @@
 """What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
 
-from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
+from scheduler_svc.core.reasons import Event, Numbers, Reason
 from scheduler_svc.core.request import Group, Place
+
+_WAITING, _RUNNING = Place.WAITING.value, Place.RUNNING.value
 
 
 class Journal:
@@ -29,13 +31,16 @@ class Journal:
         """A group came in; the next plan may look at it."""
         self._heads.pop(Place.WAITING, None)  # what holds the queue up is told again, for the newcomer
         group.waits_for = None
-        self._tell(group, Place.WAITING.value, Reason.ARRIVED, NOTHING, now=group.request.arrival_time)
+        request = group.request
+        self._events.append(
+            Event(self.step, request.arrival_time, _WAITING, Reason.ARRIVED, request.request_id, _sample(group))
+        )
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """It was looked at and stays where it is; those behind it may pass."""
         if group.waits_for is not reason or group.seen_heads != self._num_heads:
             group.waits_for, group.seen_heads = reason, self._num_heads
-            self._tell(group, group.place.value, reason, numbers)
+            self._tell(group, reason, numbers, of_queue=False)
 
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """It was looked at and stays where it is, and with it all behind it."""
@@ -44,7 +49,7 @@ class Journal:
             self._heads[group.place] = head
             self._num_heads += 1
             group.waits_for, group.seen_heads = reason, self._num_heads
-            self._tell(group, group.place.value, reason, numbers, of_queue=True)
+            self._tell(group, reason, numbers, of_queue=True)
 
     def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
         """Nobody of that queue was looked at."""
@@ -55,35 +60,40 @@ class Journal:
 
     def runs(self, group: Group, **numbers: int | float | str) -> None:
         """It has blocks, and its first share of a step."""
-        self._moves(group, Place.RUNNING, Reason.RUNNING, numbers)
+        self._moves(group, _RUNNING, Reason.RUNNING, numbers)
 
     def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
         """It ran, or was about to come back, and waits again in the queue of that place."""
-        self._moves(group, place, reason, numbers)
+        self._moves(group, place.value, reason, numbers)
 
     def ended(self, group: Group, how: str) -> None:
         """Its last sequence came to its end."""
         group.waits_for = None
-        self._tell(group, "", Reason.ENDED, {"end": how})
+        request = group.request
+        self._events.append(
+            Event(self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), numbers={"end": how})
+        )
 
-    def _moves(self, group: Group, place: Place, reason: Reason, numbers: Numbers) -> None:
+    def _moves(self, group: Group, queue: str, reason: Reason, numbers: Numbers) -> None:
         self._heads.clear()
         group.waits_for, group.seen_heads = reason, self._num_heads
-        self._tell(group, place.value, reason, numbers)
+        request = group.request
+        sample = 0 if len(request.groups) == 1 else _sample(group)
+        self._events.append(Event(self.step, self.now, queue, reason, request.request_id, sample, numbers=numbers))
 
-    def _tell(
-        self,
-        group: Group,
-        queue: str,
-        reason: Reason,
-        numbers: Numbers,
-        *,
-        of_queue: bool = False,
-        now: float | None = None,
-    ) -> None:
-        at = self.now if now is None else now
-        sample = _sample(group)
-        self._events.append(Event(self.step, at, queue, reason, group.request.request_id, sample, of_queue, numbers))
+    def _tell(self, group: Group, reason: Reason, numbers: Numbers, *, of_queue: bool) -> None:
+        self._events.append(
+            Event(
+                self.step,
+                self.now,
+                group.place.value,
+                reason,
+                group.request.request_id,
+                _sample(group),
+                of_queue,
+                numbers,
+            )
+        )
 
 
 def _sample(group: Group) -> int:

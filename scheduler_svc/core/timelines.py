@@ -62,13 +62,25 @@ class Timelines:
 
     def observe(self, events: Iterable[Event]) -> None:
         """Events in the order in which they happened."""
+        accounts, over, count, most = self._accounts, self._over, self._count, self._num_events
         for event in events:
-            self._count += 1
-            numbered = (self._count, event)
-            if event.of_queue:
-                self._heads[event.queue].append(numbered)
-            if event.request_id:
-                self._note(numbered, event.request_id, event.reason)
+            count += 1
+            _, _, queue, reason, request_id, _, of_queue, _ = event
+            numbered = (count, event)
+            if of_queue:
+                self._heads[queue].append(numbered)
+            if request_id:
+                account = accounts.get(request_id)
+                if account is None or (reason is Reason.ARRIVED and request_id in over):
+                    account = self._open(request_id)
+                account.events.append(numbered)
+                if reason is Reason.ARRIVED:
+                    account.num_open += 1
+                elif reason is Reason.ENDED:
+                    self._end(account, request_id)
+                elif len(account.events) > most:
+                    del account.events[1 : len(account.events) // 2]
+        self._count = count
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._accounts
@@ -81,27 +93,19 @@ class Timelines:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _note(self, numbered: Numbered, request_id: str, reason: Reason) -> None:
-        account = self._accounts.get(request_id)
-        if account is None or (reason is Reason.ARRIVED and request_id in self._over):
-            # An id that comes again names another request.
-            self._over.pop(request_id, None)
-            account = self._accounts[request_id] = _Account()
-        account.events.append(numbered)
-        if reason is Reason.ARRIVED:
-            account.num_open += 1
-        elif reason is Reason.ENDED:
-            account.num_open -= 1
-            if account.num_open <= 0:
-                self._forget_oldest(request_id)
-        elif len(account.events) > self._num_events:
-            del account.events[1 : len(account.events) // 2]
+    def _open(self, request_id: str) -> _Account:
+        """An id that comes again names another request."""
+        self._over.pop(request_id, None)
+        account = self._accounts[request_id] = _Account()
+        return account
 
-    def _forget_oldest(self, request_id: str) -> None:
-        self._over[request_id] = None
-        if len(self._over) > self.num_kept:
-            oldest, _ = self._over.popitem(last=False)
-            del self._accounts[oldest]
+    def _end(self, account: _Account, request_id: str) -> None:
+        account.num_open -= 1
+        if account.num_open <= 0:
+            self._over[request_id] = None
+            if len(self._over) > self.num_kept:
+                oldest, _ = self._over.popitem(last=False)
+                del self._accounts[oldest]
 
     def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[Episode]:
         own = [(number, event) for number, event in events if event.sample == sample]
