@@ -1,9 +1,10 @@
 """What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
 
-from scheduler_svc.core.reasons import Event, Numbers, Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
+from scheduler_svc.core.request import Group, Place, SequenceStatus
 
 _WAITING, _RUNNING = Place.WAITING.value, Place.RUNNING.value
+_ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status in SequenceStatus}
 
 
 class Journal:
@@ -58,20 +59,21 @@ class Journal:
             self._num_heads += 1
             self._events.append(Event(self.step, self.now, place.value, reason, of_queue=True, numbers=numbers))
 
-    def runs(self, group: Group, **numbers: int | float | str) -> None:
-        """It has blocks, and its first share of a step."""
+    def runs(self, group: Group, computed_tokens: int) -> None:
+        """It has blocks, so many tokens of which need no computing, and its first share of a step."""
+        numbers = {"computed_tokens": computed_tokens} if computed_tokens else NOTHING
         self._moves(group, _RUNNING, Reason.RUNNING, numbers)
 
     def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
         """It ran, or was about to come back, and waits again in the queue of that place."""
         self._moves(group, place.value, reason, numbers)
 
-    def ended(self, group: Group, how: str) -> None:
+    def ended(self, group: Group, status: SequenceStatus) -> None:
         """Its last sequence came to its end."""
         group.waits_for = None
         request = group.request
         self._events.append(
-            Event(self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), numbers={"end": how})
+            Event(self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), numbers=_ENDS[status])
         )
 
     def _moves(self, group: Group, queue: str, reason: Reason, numbers: Numbers) -> None:

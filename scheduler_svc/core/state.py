@@ -78,7 +78,7 @@ class CoreState:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
-        self.journal.runs(group, computed_tokens=group.live[0].num_computed_tokens)
+        self.journal.runs(group, group.live[0].num_computed_tokens)
 
     def shortage(self, num_tokens: int, num_held: int = 0) -> Numbers:
         """Blocks that so many tokens need beside `num_held` known ones, and what there is: the numbers of NEED_BLOCKS."""
@@ -104,7 +104,7 @@ class CoreState:
         group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)
-            self.journal.ended(group, status.name)
+            self.journal.ended(group, status)
             self.num_wide -= group.width > 1
         done = request.is_finished
         if done and self.requests.pop(request.request_id, None) is not None:

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import Any
 
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
@@ -37,16 +38,6 @@ class Episode:
         return self.queue in WAITING_QUEUES
 
 
-class _Account:
-    """Events about one request, oldest first; `num_open` of its samples have not ended."""
-
-    __slots__ = ("events", "num_open")
-
-    def __init__(self) -> None:
-        self.events: list[Numbered] = []
-        self.num_open = 0
-
-
 class Timelines:
     """Owner of the events of live requests and of the last `num_kept` that ended.
 
@@ -54,7 +45,9 @@ class Timelines:
     """
 
     def __init__(self, *, num_kept: int = 2_000, num_events: int = 256, num_heads: int = 65_536) -> None:
-        self._accounts: dict[str, _Account] = {}
+        # Of each request numbers and events in turn: one list, as most requests are looked at once in a long while.
+        self._accounts: dict[str, list[int | Event]] = {}
+        self._num_open: dict[str, int] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
         self._heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in WAITING_QUEUES}
         self.num_kept, self._num_events = num_kept, num_events
@@ -62,24 +55,23 @@ class Timelines:
 
     def observe(self, events: Iterable[Event]) -> None:
         """Events in the order in which they happened."""
-        accounts, over, count, most = self._accounts, self._over, self._count, self._num_events
+        accounts, over, count, most = self._accounts, self._over, self._count, 2 * self._num_events
         for event in events:
             count += 1
-            _, _, queue, reason, request_id, _, of_queue, _ = event
-            numbered = (count, event)
+            _, _, queue, reason, request_id, sample, of_queue, _ = event
             if of_queue:
-                self._heads[queue].append(numbered)
+                self._heads[queue].append((count, event))
             if request_id:
                 account = accounts.get(request_id)
                 if account is None or (reason is Reason.ARRIVED and request_id in over):
                     account = self._open(request_id)
-                account.events.append(numbered)
-                if reason is Reason.ARRIVED:
-                    account.num_open += 1
-                elif reason is Reason.ENDED:
-                    self._end(account, request_id)
-                elif len(account.events) > most:
-                    del account.events[1 : len(account.events) // 2]
+                account += (count, event)
+                if reason is Reason.ENDED:
+                    self._end(request_id)
+                elif sample and reason is Reason.ARRIVED:
+                    self._num_open[request_id] = self._num_open.get(request_id, 1) + 1
+                elif len(account) > most:
+                    del account[2 : len(account) // 4 * 2]
         self._count = count
 
     def __contains__(self, request_id: str) -> bool:
@@ -87,25 +79,30 @@ class Timelines:
 
     def episodes(self, request_id: str) -> list[Episode]:
         """All of a request, sample by sample. KeyError for one that is not known (any more)."""
-        events = self._accounts[request_id].events
+        account: Any = self._accounts[request_id]
+        events: list[Numbered] = list(zip(account[::2], account[1::2], strict=True))
         samples = list(dict.fromkeys(event.sample for _, event in events))
         return [e for sample in samples for e in self._of_sample(sample, events)]
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _open(self, request_id: str) -> _Account:
+    def _open(self, request_id: str) -> list[int | Event]:
         """An id that comes again names another request."""
         self._over.pop(request_id, None)
-        account = self._accounts[request_id] = _Account()
+        account = self._accounts[request_id] = []
         return account
 
-    def _end(self, account: _Account, request_id: str) -> None:
-        account.num_open -= 1
-        if account.num_open <= 0:
-            self._over[request_id] = None
-            if len(self._over) > self.num_kept:
-                oldest, _ = self._over.popitem(last=False)
-                del self._accounts[oldest]
+    def _end(self, request_id: str) -> None:
+        """One of its samples is over; it is, with the last."""
+        num_open = self._num_open.get(request_id, 1) - 1
+        if num_open:
+            self._num_open[request_id] = num_open
+            return
+        self._num_open.pop(request_id, None)
+        self._over[request_id] = None
+        if len(self._over) > self.num_kept:
+            oldest, _ = self._over.popitem(last=False)
+            del self._accounts[oldest]
 
     def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[Episode]:
         own = [(number, event) for number, event in events if event.sample == sample]
