@@ -70,7 +70,6 @@ KEYS: dict[Reason, tuple[str, ...]] = {
     Reason.STEP_PREEMPTS: ("num_gpu_blocks", "max_num_batched_tokens"),
     Reason.SWAPPED_FIRST: ("num_gpu_blocks",),
     Reason.OUTRANKED: ("num_gpu_blocks",),
-    Reason.PREEMPTED: ("num_gpu_blocks",),
     Reason.RESERVED: ("num_gpu_blocks",),
     Reason.THRESHOLD: ("num_gpu_blocks",),
 }

@@ -23,6 +23,7 @@ from tests.scheduler.recording.recorded_lives import KEY, Alias, RecordedLife
 
 POLICIES = presets.policy_names()
 Record = Callable[[str, object], None]
+LEAVING = (Reason.STEP_PREEMPTS,)
 
 
 class ExplainedLife(RecordedLife):
@@ -108,13 +109,17 @@ def test_just_enough_lets_it_in_and_one_less_does_not(policy: str) -> None:
 def test_just_enough_lets_it_in_many(policy: str, record_property: Record) -> None:
     """Issue 4, P1: the same for many."""
     told = check(policy, 30, 10)
-    named = num_named(told)
     hanging = {r: c for r, c in told.items() if Reason(r.removesuffix(" -")) in KEYS}
+    named = sum(count for reason, count in hanging.items() if not reason.endswith("-"))
     record_property(
         "size", f"reasons under {policy}: {sum(told.values())} waits, {named} with a value; {dict(hanging)}"
     )
     # Chitu's waits hang on sizes of batches, slots and ranks as well, which are fixed at start.
-    assert named >= (0.1 if presets.preset(policy).schedules_tasks else 0.75) * sum(hanging.values())
+    # Who had to leave in the step that its reason names cannot be let in anew there.
+    bar = 0.1 if presets.preset(policy).schedules_tasks else 0.75
+    assert named >= bar * sum(
+        count for reason, count in hanging.items() if Reason(reason.removesuffix(" -")) not in LEAVING
+    )
 
 
 def test_the_same_is_seen_by_a_whole_what_if() -> None:
