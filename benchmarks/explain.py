@@ -31,8 +31,8 @@ _BLOCK = 16
 _PROMPT = 64
 _OUTPUT = 128
 _PER_TURN = 8
-_WARM_STEPS = 640
-"""Until as many ended requests are remembered as ever are, so that nothing grows while it is timed."""
+_WARM_STEPS = 5_632
+"""Until the log of events is full: what leaves it is timed too."""
 
 
 class SilentJournal(Journal):
@@ -78,7 +78,7 @@ class Life:
         self._core = presets.build(policy, limits)
         if not explained:
             self._core.state.journal = SilentJournal()
-        self._timelines = Timelines() if explained else None
+        self._timelines = Timelines(self._core.state.requests.__contains__) if explained else None
         self._num_wanted = running + waiting
         self._num_added = 0
         self._pending: list[StepResult] = []

@@ -30,7 +30,7 @@ class Explanations:
     def __init__(self, book: RequestBook, readiness: Readiness) -> None:
         self._book = book
         self._readiness = readiness
-        self._timelines = Timelines()
+        self._timelines = Timelines(lambda core_id: book.in_core(core_id) is not None)
         self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
         self._note_readiness()
         readiness.listen(self._note_readiness)
@@ -51,7 +51,7 @@ class Explanations:
                 return name
         raise NotFound(
             f"request {request_id} is not known here: it never came, or it ended too long ago (the last "
-            f"{self._timelines.num_kept} that ended are kept); `quire replay` reads recordings",
+            f"{self._timelines.num_logged} events are kept); `quire replay` reads recordings",
             reason="UNKNOWN_REQUEST",
             resource_type="request",
             resource_name=request_id,

@@ -1,8 +1,12 @@
 """What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
 
+import functools
+
 from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 
+# A NamedTuple's own constructor takes several times as long, and these are told in every step.
+_event = functools.partial(tuple.__new__, Event)
 _WAITING, _RUNNING = Place.WAITING.value, Place.RUNNING.value
 _ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status in SequenceStatus}
 
@@ -34,7 +38,18 @@ class Journal:
         group.waits_for = None
         request = group.request
         self._events.append(
-            Event(self.step, request.arrival_time, _WAITING, Reason.ARRIVED, request.request_id, _sample(group))
+            _event(
+                (
+                    self.step,
+                    request.arrival_time,
+                    _WAITING,
+                    Reason.ARRIVED,
+                    request.request_id,
+                    _sample(group),
+                    False,
+                    NOTHING,
+                )
+            )
         )
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
@@ -57,7 +72,7 @@ class Journal:
         if self._heads.get(place) != ("", 0, reason):
             self._heads[place] = ("", 0, reason)
             self._num_heads += 1
-            self._events.append(Event(self.step, self.now, place.value, reason, of_queue=True, numbers=numbers))
+            self._events.append(_event((self.step, self.now, place.value, reason, "", 0, True, numbers)))
 
     def runs(self, group: Group, computed_tokens: int) -> None:
         """It has blocks, so many tokens of which need no computing, and its first share of a step."""
@@ -73,7 +88,7 @@ class Journal:
         group.waits_for = None
         request = group.request
         self._events.append(
-            Event(self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), numbers=_ENDS[status])
+            _event((self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), False, _ENDS[status]))
         )
 
     def _moves(self, group: Group, queue: str, reason: Reason, numbers: Numbers) -> None:
@@ -81,19 +96,21 @@ class Journal:
         group.waits_for, group.seen_heads = reason, self._num_heads
         request = group.request
         sample = 0 if len(request.groups) == 1 else _sample(group)
-        self._events.append(Event(self.step, self.now, queue, reason, request.request_id, sample, numbers=numbers))
+        self._events.append(_event((self.step, self.now, queue, reason, request.request_id, sample, False, numbers)))
 
     def _tell(self, group: Group, reason: Reason, numbers: Numbers, *, of_queue: bool) -> None:
         self._events.append(
-            Event(
-                self.step,
-                self.now,
-                group.place.value,
-                reason,
-                group.request.request_id,
-                _sample(group),
-                of_queue,
-                numbers,
+            _event(
+                (
+                    self.step,
+                    self.now,
+                    group.place.value,
+                    reason,
+                    group.request.request_id,
+                    _sample(group),
+                    of_queue,
+                    numbers,
+                )
             )
         )
 

@@ -1,18 +1,18 @@
 """Timelines of requests, put together from events when somebody asks: which reason held from which step to which.
 
-`observe` is cheap and bounded: a request costs the events about itself, a queue the events about its head, whatever stands behind.
+`observe` costs next to nothing: an event is looked at again only when somebody asks, or when it leaves the log.
 """
 
 import bisect
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any
 
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
 Numbered = tuple[int, Event]
+_SWEEP = 1_024
 _BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
 
 
@@ -39,70 +39,76 @@ class Episode:
 
 
 class Timelines:
-    """Owner of the events of live requests and of the last `num_kept` that ended.
+    """Owner of the last `num_logged` events, and of older ones of requests that still live.
 
-    Of each request the first and the last `num_events` are kept, of each queue the last `num_heads` about heads.
+    What comes in is put away as it is, and looked through when somebody asks. Of what a live request has beyond the log the first
+    and the last `num_events` are kept, of each queue the last `num_heads` about heads. `is_live`: whether a request of that id has
+    not ended.
     """
 
-    def __init__(self, *, num_kept: int = 2_000, num_events: int = 256, num_heads: int = 65_536) -> None:
-        # Of each request numbers and events in turn: one list, as most requests are looked at once in a long while.
-        self._accounts: dict[str, list[int | Event]] = {}
-        self._num_open: dict[str, int] = {}
-        self._over: OrderedDict[str, None] = OrderedDict()
-        self._heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in WAITING_QUEUES}
-        self.num_kept, self._num_events = num_kept, num_events
-        self._count = 0
+    def __init__(
+        self,
+        is_live: Callable[[str], bool],
+        *,
+        num_logged: int = 65_536,
+        num_events: int = 256,
+        num_heads: int = 65_536,
+    ) -> None:
+        self.num_logged, self._num_events = num_logged, num_events
+        self._is_live = is_live
+        self._log: deque[tuple[int, Sequence[Event]]] = deque()
+        self._count = self._num_in_log = 0
+        self._old: dict[str, list[Numbered]] = {}
+        self._old_heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in WAITING_QUEUES}
+        self._next_sweep = _SWEEP
+        self._index = _Index(0, {}, {})
 
-    def observe(self, events: Iterable[Event]) -> None:
-        """Events in the order in which they happened."""
-        accounts, over, count, most = self._accounts, self._over, self._count, 2 * self._num_events
-        for event in events:
-            count += 1
-            _, _, queue, reason, request_id, sample, of_queue, _ = event
-            if of_queue:
-                self._heads[queue].append((count, event))
-            if request_id:
-                account = accounts.get(request_id)
-                if account is None or (reason is Reason.ARRIVED and request_id in over):
-                    account = self._open(request_id)
-                account += (count, event)
-                if reason is Reason.ENDED:
-                    self._end(request_id)
-                elif sample and reason is Reason.ARRIVED:
-                    self._num_open[request_id] = self._num_open.get(request_id, 1) + 1
-                elif len(account) > most:
-                    del account[2 : len(account) // 4 * 2]
-        self._count = count
+    def observe(self, events: Sequence[Event]) -> None:
+        """Events in the order in which they happened. Owned from then on."""
+        if events:
+            self._log.append((self._count, events))
+            self._count += len(events)
+            self._num_in_log += len(events)
+            while self._num_in_log > self.num_logged:
+                self._leave_log(*self._log.popleft())
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._accounts
+        return request_id in self._old or request_id in self._indexed().of_requests
 
     def episodes(self, request_id: str) -> list[Episode]:
         """All of a request, sample by sample. KeyError for one that is not known (any more)."""
-        account: Any = self._accounts[request_id]
-        events: list[Numbered] = list(zip(account[::2], account[1::2], strict=True))
+        known = [*self._old.get(request_id, ()), *self._indexed().of_requests.get(request_id, ())]
+        events = _last_life(known)
+        if not events:
+            raise KeyError(request_id)
         samples = list(dict.fromkeys(event.sample for _, event in events))
         return [e for sample in samples for e in self._of_sample(sample, events)]
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _open(self, request_id: str) -> list[int | Event]:
-        """An id that comes again names another request."""
-        self._over.pop(request_id, None)
-        account = self._accounts[request_id] = []
-        return account
+    def _leave_log(self, count: int, events: Sequence[Event]) -> None:
+        """What is told of those that still live is kept for each."""
+        self._num_in_log -= len(events)
+        for number, event in enumerate(events, count + 1):
+            if event.of_queue:
+                self._old_heads[event.queue].append((number, event))
+            request_id = event.request_id
+            if request_id and self._is_live(request_id):
+                own = self._old.setdefault(request_id, [])
+                own.append((number, event))
+                if len(own) > self._num_events:
+                    del own[1 : len(own) // 2]
+        if len(self._old) > self._next_sweep:
+            self._old = {request_id: own for request_id, own in self._old.items() if self._is_live(request_id)}
+            self._next_sweep = 2 * len(self._old) + _SWEEP
 
-    def _end(self, request_id: str) -> None:
-        """One of its samples is over; it is, with the last."""
-        num_open = self._num_open.get(request_id, 1) - 1
-        if num_open:
-            self._num_open[request_id] = num_open
-            return
-        self._num_open.pop(request_id, None)
-        self._over[request_id] = None
-        if len(self._over) > self.num_kept:
-            oldest, _ = self._over.popitem(last=False)
-            del self._accounts[oldest]
+    def _indexed(self) -> "_Index":
+        """The log by request and by queue, as of now."""
+        if self._index.count != self._count:
+            self._index = _Index(self._count, {}, {})
+            for count, events in self._log:
+                self._index.take(count, events)
+        return self._index
 
     def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[Episode]:
         own = [(number, event) for number, event in events if event.sample == sample]
@@ -135,13 +141,42 @@ class Timelines:
                 yield event if same else _behind(head)
 
     def _heads_between(self, queue: str, after: int, before: int) -> Iterator[Event]:
-        heads = self._heads.get(queue)
-        if heads:
-            start = bisect.bisect_right(heads, after, key=itemgetter(0))
-            for i in range(start, len(heads)):
+        for heads in (self._old_heads.get(queue, ()), self._indexed().of_queues.get(queue, ())):
+            for i in range(bisect.bisect_right(heads, after, key=itemgetter(0)), len(heads)):
                 if heads[i][0] >= before:
                     break
                 yield heads[i][1]
+
+
+@dataclass(slots=True)
+class _Index:
+    """Numbered events in order, as of event number `count`."""
+
+    count: int
+    of_requests: dict[str, list[Numbered]]
+    of_queues: dict[str, list[Numbered]]
+
+    def take(self, count: int, events: Sequence[Event]) -> None:
+        """Those that follow event number `count`."""
+        for number, event in enumerate(events, count + 1):
+            if event.of_queue:
+                self.of_queues.setdefault(event.queue, []).append((number, event))
+            if event.request_id:
+                self.of_requests.setdefault(event.request_id, []).append((number, event))
+
+
+def _last_life(events: list[Numbered]) -> list[Numbered]:
+    """An id that came again after all its samples had ended names another request: its events alone."""
+    start, alive, over = 0, set[int](), False
+    for i, (_, event) in enumerate(events):
+        if event.reason is Reason.ENDED:
+            alive.discard(event.sample)
+            over = not alive
+            continue
+        if over and event.reason is Reason.ARRIVED:
+            start, over = i, False
+        alive.add(event.sample)
+    return events[start:]
 
 
 def _behind(head: Event) -> Event:

@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.reasons import Event, Reason
 from scheduler_svc.core.request import Place, Request, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.timelines import Episode, Timelines
@@ -23,15 +23,26 @@ Places = dict[tuple[str, int], list[tuple[int, str]]]
 class WatchedLife(Life):
     """A random life whose events are observed, beside where each group really stood after each plan."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, num_logged: int | None = None) -> None:
         super().__init__(setting)
-        self.timelines = Timelines(num_kept=10_000, num_events=10_000)
+        self.short = None if num_logged is None else Timelines(self.lives, num_logged=num_logged, num_events=10_000)
+        self.num_compared = 0
+        self.timelines = Timelines(self.lives)
         self.places: Places = {}
         self.heads: dict[int, set[str]] = {}
+
+    def lives(self, request_id: str) -> bool:
+        return request_id in self.core.state.requests
 
     def _check_plan(self, plan: StepPlan) -> None:
         super()._check_plan(plan)
         self.timelines.observe(plan.events)
+        if self.short is not None:
+            self.short.observe(plan.events)
+            for name in self.core.state.requests:
+                if name in self.timelines:
+                    assert self.short.episodes(name) == self.timelines.episodes(name)
+                    self.num_compared += 1
         if plan.lane < len(self._workers) - 1:
             return  # the plans of all ranks are made at once
         for request in self.core.state.requests.values():
@@ -41,10 +52,10 @@ class WatchedLife(Life):
                     self.places.setdefault(key, []).append((plan.step, group.place.value))
 
 
-def lives(policy: str, seeds: range) -> Iterator[WatchedLife]:
+def lives(policy: str, seeds: range, num_logged: int | None = None) -> Iterator[WatchedLife]:
     for seed in seeds:
         rng = random.Random(f"explained {policy} {seed}")
-        life = WatchedLife(random_setting(policy, rng))
+        life = WatchedLife(random_setting(policy, rng), num_logged)
         for _ in range(rng.randint(20, 100)):
             happen(life, rng.choice([0.2, 0.6, 1.5]), rng)
         life.drain()
@@ -105,7 +116,7 @@ class Run:
     """A core with its worker; one step at a time."""
 
     def __init__(self, core: Scheduler, requests: list[Request]) -> None:
-        self.core, self.timelines = core, Timelines()
+        self.core, self.timelines = core, Timelines(core.state.requests.__contains__)
         for r in requests:
             core.add(r)
 
@@ -186,19 +197,38 @@ def test_an_adapter_too_many_is_passed_over() -> None:
     assert run.waits("c") == []
 
 
-def test_memory_is_bounded_and_the_first_event_survives() -> None:
-    """Timelines of ended requests are forgotten, the oldest first; a long one keeps its beginning."""
-    timelines = Timelines(num_kept=2, num_events=4)
+def test_what_leaves_the_log_is_kept_of_those_that_live() -> None:
+    """design.md 4: a live request's timeline goes back to its arrival, however much happened to others since."""
+    num_checked = 0
+    for life in lives("vllm-v1", range(200, 206), num_logged=20):
+        num_checked += life.num_compared
+    assert num_checked > 100
+
+
+def test_memory_is_bounded() -> None:
+    """Events of requests that ended are forgotten with the log, and an id that comes again is another request."""
     core = core_with(num_gpu_blocks=99)
-    for i in range(5):
-        one = request(f"r{i}", 4)
+    timelines = Timelines(core.state.requests.__contains__, num_logged=8)
+    for i in range(3000):
+        one = request(f"r{i % 2000}", 4)
         core.add(one)
         [plan] = core.schedule(float(i))
         core.update(StepResult(plan.step))
         core.abort([one.request_id])
         timelines.observe(plan.events)
-    [plan] = core.schedule(9.0)
-    timelines.observe(plan.events)
-    assert [f"r{i}" in timelines for i in range(5)] == [False, False, False, True, True]
+    assert ("r998" in timelines, "r999" in timelines, "r1999" in timelines) == (True, True, False)
     with pytest.raises(KeyError):
-        timelines.episodes("r0")
+        timelines.episodes("r1")
+    assert len(timelines._old) <= 1024
+    assert timelines.episodes("r999")[0].from_step == 3000
+
+
+def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
+    """At most so many events of a request beyond the log: the first, and the last."""
+    timelines = Timelines(lambda _: True, num_logged=2, num_events=8)
+    for step in range(100):
+        reason = Reason.NEED_BLOCKS if step % 2 else Reason.TOKEN_BUDGET
+        timelines.observe([Event(step, float(step), "waiting", reason if step else Reason.ARRIVED, "a")])
+    steps = [e.from_step for e in timelines.episodes("a")]
+    assert len(steps) <= 10
+    assert (steps[0], steps[-3:]) == (0, [97, 98, 99])

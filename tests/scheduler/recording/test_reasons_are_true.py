@@ -39,7 +39,7 @@ class ExplainedLife(RecordedLife):
 def explained(policy: str, seed: int) -> ExplainedLife:
     rng = random.Random(f"true {policy} {seed}")
     life = ExplainedLife(random_setting(policy, rng), alias=Alias(KEY), segment_steps=40)
-    life.timelines = Timelines(num_kept=10_000)
+    life.timelines = Timelines(lambda name: name in life.core.state.requests)
     for _ in range(rng.randint(40, 120)):
         happen(life, rng.choice([0.6, 1.5]), rng)
     life.drain()
