@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 class CoreKeeper:
     """Owner of `core` and of the choice that it is built by. Steps are counted over all cores of the process.
 
-    `max_under_way`: plans that are sent off before a result is there; recordings say it.
+    `max_under_way`: plans that are sent off before a result is there, None = as many as the policy plans ahead; recordings say it.
     """
 
-    def __init__(self, choice: PolicyChoice, tape: Tape, *, max_under_way: int) -> None:
+    def __init__(self, choice: PolicyChoice, tape: Tape, *, max_under_way: int | None) -> None:
         self.core: AnyCore | None = None
         self._choice = self._started_with = choice
         self._tape = tape

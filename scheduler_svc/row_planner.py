@@ -6,6 +6,7 @@ asyncio: `quire.LLM` drives a worker in process with the same class. Sending and
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -152,6 +153,7 @@ class RowPlanner:
         self._free = list(range(num_rows))
         self._lives = [0] * num_rows
         self._names: dict[tuple[int, int], str] = {}
+        self._left: deque[tuple[int, tuple[int, int]]] = deque()
         self._open: dict[int, int] = {}
 
     @property
@@ -223,7 +225,8 @@ class RowPlanner:
 
     def _release(self, name: str) -> int:
         row = self._rows.pop(name)
-        del self._names[row.index, row.incarnation]
+        # Results of steps that are under way may still name it: a preempted sequence keeps its late token (R154).
+        self._left.append((self.last_step_id, (row.index, row.incarnation)))
         self._repeating.discard(name)
         heapq.heappush(self._free, row.index)
         return row.index
@@ -231,12 +234,14 @@ class RowPlanner:
     def decode(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
         """The result in the core's terms; None for a result that is not awaited (sent again after a resume, or of another epoch).
 
-        Rows of a past incarnation are dropped. InvalidArgument when the columns do not fit together.
+        Rows that left in a step before are dropped. InvalidArgument when the columns do not fit together.
         """
         if message.epoch != self.epoch or message.step_id not in self._open:
             return None
         tokens, failed, logprobs = self._by_name(message)
         step = self._open.pop(message.step_id)
+        while self._left and self._left[0][0] <= message.step_id + 1:
+            del self._names[self._left.popleft()[1]]
         duration_ns = _duration_ns(message.timings)
         return WorkerResult(
             step_id=message.step_id,

@@ -12,7 +12,7 @@ class SchedulerSettings(BaseModel):
     `workers`: addresses HOST:PORT. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it. Limits that
     are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` / `num_cpu_blocks`: use fewer than the workers'
     profile says; None = what fits.
-    `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
+    `overlap`: plan the next step while one runs, where the policy can. `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
     Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
     `record_*`: the last steps are kept for `quire record`, in segments of so many steps, as many as fit so many bytes (either 0 =
     none); with tokens under other names unless `record_tokens` says otherwise.
@@ -30,6 +30,7 @@ class SchedulerSettings(BaseModel):
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool | None = None
+    overlap: bool = True
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     num_cpu_blocks: int | None = Field(default=None, ge=0)
 

@@ -1,7 +1,7 @@
 """The engine loop: own a worker, then plan, run and publish one step after the other, for as long as the process lives.
 
-Owner of the core and of the row planner. Inputs are taken between a result and the next plan (`intake`). `_in_flight` holds the
-plans without a result; a deeper pipeline (plan k+1 before result k) changes `_MAX_IN_FLIGHT` and little else here.
+Owner of the core and of the row planner. `_in_flight` holds the plans without a result: with overlap as many as the policy plans
+ahead (plan k+1 is sent before result k is read), else one. Inputs are taken before each plan (`intake`).
 """
 
 import asyncio
@@ -32,7 +32,6 @@ from svc_common.errors import InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
 
-_MAX_IN_FLIGHT = 1
 _BLOCKED_S = 0.01
 _UNSERVED_CHECK_S = 1.0
 _BUG_PAUSE_S = 0.1
@@ -64,7 +63,7 @@ class StepLoop:
         tape: Tape,
     ) -> None:
         self._settings = settings
-        self._keeper = CoreKeeper(choice, tape, max_under_way=_MAX_IN_FLIGHT)
+        self._keeper = CoreKeeper(choice, tape, max_under_way=None if settings.overlap else 1)
         self._link = link
         self._book = book
         self._log = step_log
@@ -102,11 +101,16 @@ class StepLoop:
         while True:
             self._intake.take_ends(self.core)
             self._take_requests()
-            await self._dispatch()
-            while len(self._in_flight) >= _MAX_IN_FLIGHT:
+            sent = await self._dispatch()
+            if self._in_flight and not (sent and self._has_room()):
                 self._settle(await self._result())
-            if not self._has_work():
-                await self._idle()
+            elif not sent:
+                await self._idle(_BLOCKED_S if self._has_work() else None)
+
+    def _has_room(self) -> bool:
+        """Whether another plan may go out before a result is read. Filling the pipeline comes first (R147)."""
+        assert self.core is not None
+        return self._settings.overlap and len(self._in_flight) < self.core.depth
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, list[policy_change.Change]]:
         """Other values for "KEY=VALUE" keys: the first step by them, and what is another. ConfigError, and nothing changed.
@@ -125,10 +129,11 @@ class StepLoop:
         assert self.core is not None
         return self.core.has_unfinished or self._planner.num_rows > 0
 
-    async def _dispatch(self) -> None:
-        """Plans and sends. A plan with nothing to compute goes out if the worker may forget rows by it."""
-        if not self._has_work():
-            return
+    async def _dispatch(self) -> bool:
+        """Plans and sends, if the pipeline has room; whether anything went out. A plan with nothing to compute does if the worker may
+        forget rows by it."""
+        if not self._has_work() or (self._in_flight and not self._has_room()):
+            return False
         assert self.core is not None
         plans = self.core.schedule(monotonic_ns() / NS_PER_S)
         for plan in plans:
@@ -138,8 +143,7 @@ class StepLoop:
             sent = _Sent(plan, self._planner.encode(plan, self._sampling))
             self._in_flight.append(sent)
             await self._link.send(sent.message)
-        if not worth_sending and self._has_work():
-            await self._idle(_BLOCKED_S)
+        return bool(worth_sending)
 
     def _announce(self, plan: StepPlan) -> None:
         """Tells everybody what is known of a plan before its result."""

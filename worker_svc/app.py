@@ -31,7 +31,7 @@ from worker_svc.step_spans import StepSpans
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
-PIPELINE_DEPTH = 4
+PIPELINE_DEPTH = 16
 """Steps in hand at most, and results held for a scheduler that comes back."""
 _STREAM_GRACE_S = 1.0
 _STEP_GRACE_S = 10.0

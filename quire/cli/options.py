@@ -206,6 +206,14 @@ RecordMemory = Annotated[
         rich_help_panel=_RECORDING,
     ),
 ]
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Plan the next step while one runs, where the policy can (quire, vllm-v1-async).",
+        rich_help_panel=_SCHEDULING,
+    ),
+]
 RecordTokens = Annotated[
     bool,
     typer.Option(

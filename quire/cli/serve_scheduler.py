@@ -26,6 +26,7 @@ def serve_scheduler(
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     enable_prefix_caching: o.EnablePrefixCaching = None,
+    overlap: o.Overlap = True,
     record_memory: o.RecordMemory = None,
     record_tokens: o.RecordTokens = False,
     stop_with_stdin: o.StopWithStdin = False,
@@ -49,6 +50,7 @@ def serve_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
+        overlap=overlap,
         record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
         record_tokens=record_tokens,
     )

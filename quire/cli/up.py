@@ -48,6 +48,7 @@ def up(
     max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     enable_prefix_caching: o.EnablePrefixCaching = None,
+    overlap: o.Overlap = True,
     record_memory: o.RecordMemory = None,
     record_tokens: o.RecordTokens = False,
     host: o.Host = "127.0.0.1",
@@ -99,6 +100,7 @@ def up(
         max_num_batched_tokens=max_num_batched_tokens,
         scheduler_args=[
             *_caching_arguments(enable_prefix_caching),
+            *([] if overlap else ["--no-overlap"]),
             *_recording_arguments(record_memory, tokens=record_tokens),
         ],
     )

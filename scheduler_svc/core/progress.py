@@ -118,8 +118,8 @@ class WithPlaceholders:
         return known - sequence.num_computed_tokens
 
     def may_resume(self, sequence: Sequence) -> bool:
-        """Not while a step from before its preemption is under way with guesses: how many of them hold is not known yet."""
-        return not (self._guesses and sequence.num_placeholders)
+        """Not while a step from before its preemption is under way: what it gives is not known yet, and would be made twice."""
+        return not sequence.num_placeholders
 
     def on_preempted(self, sequence: Sequence) -> None:
         """Its guesses were placeholders, and no worker has any for it now (R150)."""

@@ -23,7 +23,7 @@ from tests.simulation.wire_link import WireLink
 from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.simulated_bundle import END_OF_TEXT
 
-SERVED_DEPTH = step_loop._MAX_IN_FLIGHT
+SERVED_DEPTH = 2
 _ATTEMPTS = 200
 
 

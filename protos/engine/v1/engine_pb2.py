@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/engine/v1/engine.proto\x12\x0fquire.engine.v1\x1a\x1dprotos/common/v1/common.proto\"\'\n\x15GetModelBundleRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\'\n\x16GetModelBundleResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\xe8\x01\n\x0f\x46rontendMessage\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1e.quire.engine.v1.FrontendHello\x12(\n\x07submits\x18\x02 \x03(\x0b\x32\x17.quire.engine.v1.Submit\x12\'\n\x05stops\x18\x03 \x03(\x0b\x32\x18.quire.engine.v1.Stopped\x12(\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32\x17.quire.engine.v1.Cancel\x12)\n\x07goodbye\x18\x05 \x01(\x0b\x32\x18.quire.engine.v1.Goodbye\"U\n\rFrontendHello\x12/\n\x08identity\x18\x01 \x01(\x0b\x32\x1d.quire.common.v1.PeerIdentity\x12\x13\n\x0b\x66rontend_id\x18\x02 \x01(\t\"\t\n\x07Goodbye\"\xd2\x03\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.quire.common.v1.ResolvedSampling\x12(\n\x04stop\x18\x06 \x01(\x0b\x32\x1a.quire.common.v1.StopRules\x12\x13\n\x0bnum_choices\x18\x07 \x01(\r\x12\x14\n\x0cremaining_ns\x18\x08 \x01(\x04\x12\x10\n\x08priority\x18\t \x01(\x11\x12,\n\x05trace\x18\n \x01(\x0b\x32\x1d.quire.common.v1.TraceContext\x12\x33\n\tcommitted\x18\x0b \x03(\x0b\x32 .quire.engine.v1.CommittedTokens\x12\x16\n\x0e\x66rontend_state\x18\x0c \x01(\x0c\x12\x11\n\tresumable\x18\r \x01(\x08\x12\x13\n\x0bresubmitted\x18\x0e \x01(\x08\x12\x16\n\x0e\x61rrival_age_ns\x18\x0f \x01(\x04\x12\x12\n\ncache_salt\x18\x10 \x01(\t\x12\x16\n\x0eno_cache_reuse\x18\x11 \x01(\x08\"4\n\x0f\x43ommittedTokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"?\n\x07Stopped\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x03 \x01(\r\"<\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\x98\x02\n\rEngineMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.quire.engine.v1.Welcome\x12-\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.quire.engine.v1.TokenColumns\x12+\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x19.quire.engine.v1.Finished\x12\'\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x17.quire.engine.v1.Failed\x12)\n\x07started\x18\x05 \x03(\x0b\x32\x18.quire.engine.v1.Started\x12,\n\x05state\x18\x06 \x01(\x0b\x32\x1d.quire.engine.v1.ServiceState\"\xd9\x01\n\x07Welcome\x12/\n\x08identity\x18\x01 \x01(\x0b\x32\x1d.quire.common.v1.PeerIdentity\x12,\n\x06limits\x18\x02 \x01(\x0b\x32\x1c.quire.common.v1.ModelLimits\x12*\n\x04held\x18\x03 \x03(\x0b\x32\x1c.quire.engine.v1.HeldRequest\x12,\n\x05state\x18\x04 \x01(\x0b\x32\x1d.quire.engine.v1.ServiceState\x12\x15\n\radmin_address\x18\x05 \x01(\t\"`\n\x0bHeldRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rtoken_offsets\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66rontend_state\x18\x04 \x01(\x0c\"n\n\x0cServiceState\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\x06limits\x18\x03 \x01(\x0b\x32\x1c.quire.common.v1.ModelLimits\x12\x0f\n\x07warming\x18\x04 \x01(\x08\"|\n\x0cTokenColumns\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63hoices\x18\x02 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x01(\x0c\"7\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\"\xe2\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12-\n\x06reason\x18\x03 \x01(\x0e\x32\x1d.quire.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x30\n\x07\x61\x63\x63ount\x18\x07 \x01(\x0b\x32\x1f.quire.engine.v1.RequestAccountB\x10\n\x0e_stop_token_id\"\xf3\x01\n\x0eRequestAccount\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ns\x18\x04 \x01(\x04\x12\x12\n\nprefill_ns\x18\x05 \x01(\x04\x12\x11\n\tdecode_ns\x18\x06 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\x16\n\x0enum_migrations\x18\t \x01(\r\x12\x11\n\tworker_id\x18\n \x01(\t\"w\n\x06\x46\x61iled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.quire.common.v1.ErrorStatus\x12\x30\n\x07\x61\x63\x63ount\x18\x03 \x01(\x0b\x32\x1f.quire.engine.v1.RequestAccount2\xc4\x01\n\rEngineService\x12N\n\x06\x41ttach\x12 .quire.engine.v1.FrontendMessage\x1a\x1e.quire.engine.v1.EngineMessage(\x01\x30\x01\x12\x63\n\x0eGetModelBundle\x12&.quire.engine.v1.GetModelBundleRequest\x1a\'.quire.engine.v1.GetModelBundleResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/engine/v1/engine.proto\x12\x0fquire.engine.v1\x1a\x1dprotos/common/v1/common.proto\"\'\n\x15GetModelBundleRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\'\n\x16GetModelBundleResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\xe8\x01\n\x0f\x46rontendMessage\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1e.quire.engine.v1.FrontendHello\x12(\n\x07submits\x18\x02 \x03(\x0b\x32\x17.quire.engine.v1.Submit\x12\'\n\x05stops\x18\x03 \x03(\x0b\x32\x18.quire.engine.v1.Stopped\x12(\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32\x17.quire.engine.v1.Cancel\x12)\n\x07goodbye\x18\x05 \x01(\x0b\x32\x18.quire.engine.v1.Goodbye\"U\n\rFrontendHello\x12/\n\x08identity\x18\x01 \x01(\x0b\x32\x1d.quire.common.v1.PeerIdentity\x12\x13\n\x0b\x66rontend_id\x18\x02 \x01(\t\"\t\n\x07Goodbye\"\xc3\x04\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.quire.common.v1.ResolvedSampling\x12(\n\x04stop\x18\x06 \x01(\x0b\x32\x1a.quire.common.v1.StopRules\x12\x13\n\x0bnum_choices\x18\x07 \x01(\r\x12\x14\n\x0cremaining_ns\x18\x08 \x01(\x04\x12\x10\n\x08priority\x18\t \x01(\x11\x12,\n\x05trace\x18\n \x01(\x0b\x32\x1d.quire.common.v1.TraceContext\x12\x33\n\tcommitted\x18\x0b \x03(\x0b\x32 .quire.engine.v1.CommittedTokens\x12\x16\n\x0e\x66rontend_state\x18\x0c \x01(\x0c\x12\x11\n\tresumable\x18\r \x01(\x08\x12\x13\n\x0bresubmitted\x18\x0e \x01(\x08\x12\x16\n\x0e\x61rrival_age_ns\x18\x0f \x01(\x04\x12\x12\n\ncache_salt\x18\x10 \x01(\t\x12\x16\n\x0eno_cache_reuse\x18\x11 \x01(\x08\x12\x0f\n\x07\x62\x65st_of\x18\x12 \x01(\r\x12(\n\x04\x62\x65\x61m\x18\x13 \x01(\x0b\x32\x1a.quire.common.v1.BeamRules\x12\x0f\n\x07\x61\x64\x61pter\x18\x14 \x01(\t\x12#\n\x04task\x18\x15 \x01(\x0e\x32\x15.quire.common.v1.Task\"4\n\x0f\x43ommittedTokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"?\n\x07Stopped\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x03 \x01(\r\"<\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\x82\x03\n\rEngineMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.quire.engine.v1.Welcome\x12-\n\x06tokens\x18\x02 \x01(\x0b\x32\x1d.quire.engine.v1.TokenColumns\x12+\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x19.quire.engine.v1.Finished\x12\'\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x17.quire.engine.v1.Failed\x12)\n\x07started\x18\x05 \x03(\x0b\x32\x18.quire.engine.v1.Started\x12,\n\x05state\x18\x06 \x01(\x0b\x32\x1d.quire.engine.v1.ServiceState\x12\x38\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1f.quire.engine.v1.PromptLogprobs\x12.\n\nembeddings\x18\x08 \x03(\x0b\x32\x1a.quire.engine.v1.Embedding\"p\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x0f\n\x07num_top\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"+\n\tEmbedding\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\xd9\x01\n\x07Welcome\x12/\n\x08identity\x18\x01 \x01(\x0b\x32\x1d.quire.common.v1.PeerIdentity\x12,\n\x06limits\x18\x02 \x01(\x0b\x32\x1c.quire.common.v1.ModelLimits\x12*\n\x04held\x18\x03 \x03(\x0b\x32\x1c.quire.engine.v1.HeldRequest\x12,\n\x05state\x18\x04 \x01(\x0b\x32\x1d.quire.engine.v1.ServiceState\x12\x15\n\radmin_address\x18\x05 \x01(\t\"`\n\x0bHeldRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rtoken_offsets\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66rontend_state\x18\x04 \x01(\x0c\"\x80\x01\n\x0cServiceState\x12\x10\n\x08\x61\x64\x61pters\x18\x05 \x03(\t\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\x06limits\x18\x03 \x01(\x0b\x32\x1c.quire.common.v1.ModelLimits\x12\x0f\n\x07warming\x18\x04 \x01(\x08\"\xbd\x01\n\x0cTokenColumns\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63hoices\x18\x02 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x01(\x0c\x12\x12\n\ntop_counts\x18\x07 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x08 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\t \x01(\x0c\"7\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\"\x80\x02\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12-\n\x06reason\x18\x03 \x01(\x0e\x32\x1d.quire.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x30\n\x07\x61\x63\x63ount\x18\x07 \x01(\x0b\x32\x1f.quire.engine.v1.RequestAccount\x12\x12\n\x05score\x18\x08 \x01(\x02H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x08\n\x06_score\"\xf3\x01\n\x0eRequestAccount\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ns\x18\x04 \x01(\x04\x12\x12\n\nprefill_ns\x18\x05 \x01(\x04\x12\x11\n\tdecode_ns\x18\x06 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\x16\n\x0enum_migrations\x18\t \x01(\r\x12\x11\n\tworker_id\x18\n \x01(\t\"w\n\x06\x46\x61iled\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.quire.common.v1.ErrorStatus\x12\x30\n\x07\x61\x63\x63ount\x18\x03 \x01(\x0b\x32\x1f.quire.engine.v1.RequestAccount2\xc4\x01\n\rEngineService\x12N\n\x06\x41ttach\x12 .quire.engine.v1.FrontendMessage\x1a\x1e.quire.engine.v1.EngineMessage(\x01\x30\x01\x12\x63\n\x0eGetModelBundle\x12&.quire.engine.v1.GetModelBundleRequest\x1a\'.quire.engine.v1.GetModelBundleResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,31 +43,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GOODBYE']._serialized_start=485
   _globals['_GOODBYE']._serialized_end=494
   _globals['_SUBMIT']._serialized_start=497
-  _globals['_SUBMIT']._serialized_end=963
-  _globals['_COMMITTEDTOKENS']._serialized_start=965
-  _globals['_COMMITTEDTOKENS']._serialized_end=1017
-  _globals['_STOPPED']._serialized_start=1019
-  _globals['_STOPPED']._serialized_end=1082
-  _globals['_CANCEL']._serialized_start=1084
-  _globals['_CANCEL']._serialized_end=1144
-  _globals['_ENGINEMESSAGE']._serialized_start=1147
-  _globals['_ENGINEMESSAGE']._serialized_end=1427
-  _globals['_WELCOME']._serialized_start=1430
-  _globals['_WELCOME']._serialized_end=1647
-  _globals['_HELDREQUEST']._serialized_start=1649
-  _globals['_HELDREQUEST']._serialized_end=1745
-  _globals['_SERVICESTATE']._serialized_start=1747
-  _globals['_SERVICESTATE']._serialized_end=1857
-  _globals['_TOKENCOLUMNS']._serialized_start=1859
-  _globals['_TOKENCOLUMNS']._serialized_end=1983
-  _globals['_STARTED']._serialized_start=1985
-  _globals['_STARTED']._serialized_end=2040
-  _globals['_FINISHED']._serialized_start=2043
-  _globals['_FINISHED']._serialized_end=2269
-  _globals['_REQUESTACCOUNT']._serialized_start=2272
-  _globals['_REQUESTACCOUNT']._serialized_end=2515
-  _globals['_FAILED']._serialized_start=2517
-  _globals['_FAILED']._serialized_end=2636
-  _globals['_ENGINESERVICE']._serialized_start=2639
-  _globals['_ENGINESERVICE']._serialized_end=2835
+  _globals['_SUBMIT']._serialized_end=1076
+  _globals['_COMMITTEDTOKENS']._serialized_start=1078
+  _globals['_COMMITTEDTOKENS']._serialized_end=1130
+  _globals['_STOPPED']._serialized_start=1132
+  _globals['_STOPPED']._serialized_end=1195
+  _globals['_CANCEL']._serialized_start=1197
+  _globals['_CANCEL']._serialized_end=1257
+  _globals['_ENGINEMESSAGE']._serialized_start=1260
+  _globals['_ENGINEMESSAGE']._serialized_end=1646
+  _globals['_PROMPTLOGPROBS']._serialized_start=1648
+  _globals['_PROMPTLOGPROBS']._serialized_end=1760
+  _globals['_EMBEDDING']._serialized_start=1762
+  _globals['_EMBEDDING']._serialized_end=1805
+  _globals['_WELCOME']._serialized_start=1808
+  _globals['_WELCOME']._serialized_end=2025
+  _globals['_HELDREQUEST']._serialized_start=2027
+  _globals['_HELDREQUEST']._serialized_end=2123
+  _globals['_SERVICESTATE']._serialized_start=2126
+  _globals['_SERVICESTATE']._serialized_end=2254
+  _globals['_TOKENCOLUMNS']._serialized_start=2257
+  _globals['_TOKENCOLUMNS']._serialized_end=2446
+  _globals['_STARTED']._serialized_start=2448
+  _globals['_STARTED']._serialized_end=2503
+  _globals['_FINISHED']._serialized_start=2506
+  _globals['_FINISHED']._serialized_end=2762
+  _globals['_REQUESTACCOUNT']._serialized_start=2765
+  _globals['_REQUESTACCOUNT']._serialized_end=3008
+  _globals['_FAILED']._serialized_start=3010
+  _globals['_FAILED']._serialized_end=3129
+  _globals['_ENGINESERVICE']._serialized_start=3132
+  _globals['_ENGINESERVICE']._serialized_end=3328
 # @@protoc_insertion_point(module_scope)

@@ -46,7 +46,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "tenant", "token_ids", "sampling", "stop", "num_choices", "remaining_ns", "priority", "trace", "committed", "frontend_state", "resumable", "resubmitted", "arrival_age_ns", "cache_salt", "no_cache_reuse")
+    __slots__ = ("handle", "request_id", "tenant", "token_ids", "sampling", "stop", "num_choices", "remaining_ns", "priority", "trace", "committed", "frontend_state", "resumable", "resubmitted", "arrival_age_ns", "cache_salt", "no_cache_reuse", "best_of", "beam", "adapter", "task")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,10 @@ class Submit(_message.Message):
     ARRIVAL_AGE_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_REUSE_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    BEAM_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     tenant: str
@@ -81,7 +85,11 @@ class Submit(_message.Message):
     arrival_age_ns: int
     cache_salt: str
     no_cache_reuse: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopRules, _Mapping]] = ..., num_choices: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., priority: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[CommittedTokens, _Mapping]]] = ..., frontend_state: _Optional[bytes] = ..., resumable: bool = ..., resubmitted: bool = ..., arrival_age_ns: _Optional[int] = ..., cache_salt: _Optional[str] = ..., no_cache_reuse: bool = ...) -> None: ...
+    best_of: int
+    beam: _common_pb2.BeamRules
+    adapter: str
+    task: _common_pb2.Task
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopRules, _Mapping]] = ..., num_choices: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., priority: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[CommittedTokens, _Mapping]]] = ..., frontend_state: _Optional[bytes] = ..., resumable: bool = ..., resubmitted: bool = ..., arrival_age_ns: _Optional[int] = ..., cache_salt: _Optional[str] = ..., no_cache_reuse: bool = ..., best_of: _Optional[int] = ..., beam: _Optional[_Union[_common_pb2.BeamRules, _Mapping]] = ..., adapter: _Optional[str] = ..., task: _Optional[_Union[_common_pb2.Task, str]] = ...) -> None: ...
 
 class CommittedTokens(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -112,20 +120,46 @@ class Cancel(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class EngineMessage(_message.Message):
-    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state")
+    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state", "prompt_logprobs", "embeddings")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     tokens: TokenColumns
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     started: _containers.RepeatedCompositeFieldContainer[Started]
     state: ServiceState
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("handle", "logprobs", "num_top", "top_token_ids", "top_logprobs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    logprobs: bytes
+    num_top: int
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, handle: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., num_top: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class Embedding(_message.Message):
+    __slots__ = ("handle", "values")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    values: bytes
+    def __init__(self, handle: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("identity", "limits", "held", "state", "admin_address")
@@ -154,32 +188,40 @@ class HeldRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ...) -> None: ...
 
 class ServiceState(_message.Message):
-    __slots__ = ("serving", "reason", "limits", "warming")
+    __slots__ = ("adapters", "serving", "reason", "limits", "warming")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     WARMING_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedScalarFieldContainer[str]
     serving: bool
     reason: str
     limits: _common_pb2.ModelLimits
     warming: bool
-    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., warming: bool = ...) -> None: ...
+    def __init__(self, adapters: _Optional[_Iterable[str]] = ..., serving: bool = ..., reason: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., warming: bool = ...) -> None: ...
 
 class TokenColumns(_message.Message):
-    __slots__ = ("handles", "choices", "token_offsets", "counts", "token_ids", "logprobs")
+    __slots__ = ("handles", "choices", "token_offsets", "counts", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     choices: bytes
     token_offsets: bytes
     counts: bytes
     token_ids: bytes
     logprobs: bytes
-    def __init__(self, handles: _Optional[bytes] = ..., choices: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+    top_counts: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., choices: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("handle", "cached_prompt_tokens")
@@ -190,7 +232,7 @@ class Started(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("handle", "choice", "reason", "stop_token_id", "num_output_tokens", "last", "account")
+    __slots__ = ("handle", "choice", "reason", "stop_token_id", "num_output_tokens", "last", "account", "score")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +240,7 @@ class Finished(_message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     choice: int
     reason: _common_pb2.FinishReason
@@ -205,7 +248,8 @@ class Finished(_message.Message):
     num_output_tokens: int
     last: bool
     account: RequestAccount
-    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., last: bool = ..., account: _Optional[_Union[RequestAccount, _Mapping]] = ...) -> None: ...
+    score: float
+    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., last: bool = ..., account: _Optional[_Union[RequestAccount, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestAccount(_message.Message):
     __slots__ = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "queue_ns", "prefill_ns", "decode_ns", "preempted_ns", "num_preemptions", "num_migrations", "worker_id")

@@ -58,6 +58,11 @@ class InferenceServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/quire.inference.v1.InferenceService/Embed',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/Cancel',
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -120,6 +125,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Turns prompts into vectors, scheduled like any other request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Cancels a request by id, whoever runs it. Idempotent: an unknown or finished id is not an error.
         """
@@ -177,6 +189,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ChatStream,
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -316,6 +333,33 @@ class InferenceService(object):
             '/quire.inference.v1.InferenceService/ChatStream',
             protos_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/Embed',
+            protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

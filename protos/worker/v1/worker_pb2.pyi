@@ -21,6 +21,7 @@ class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_FLAG_UNSPECIFIED: _ClassVar[RowFlag]
     ROW_FLAG_NOT_FINITE: _ClassVar[RowFlag]
+    ROW_FLAG_GRAMMAR: _ClassVar[RowFlag]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTED: WorkerState
 WORKER_STATE_LOADING: WorkerState
@@ -29,6 +30,7 @@ WORKER_STATE_READY: WorkerState
 WORKER_STATE_FAILED: WorkerState
 ROW_FLAG_UNSPECIFIED: RowFlag
 ROW_FLAG_NOT_FINITE: RowFlag
+ROW_FLAG_GRAMMAR: RowFlag
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -141,6 +143,32 @@ class ModelBundle(_message.Message):
     limits: _common_pb2.ModelLimits
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., generation_config_json: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("adapter_id", "path")
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    adapter_id: int
+    path: str
+    def __init__(self, adapter_id: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("num_bytes", "rank")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    rank: int
+    def __init__(self, num_bytes: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("adapter_id",)
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    adapter_id: int
+    def __init__(self, adapter_id: _Optional[int] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RunHello(_message.Message):
     __slots__ = ("identity", "epoch", "worker_boot_id", "last_step_id", "force")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -202,7 +230,7 @@ class RunGoodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class AddedRows(_message.Message):
-    __slots__ = ("rows", "incarnations", "num_known_tokens", "token_ids", "num_prompt_tokens", "num_computed_tokens", "num_tokens", "num_blocks", "block_ids", "temperatures", "top_ps", "top_ks", "seeds", "sequence_indexes", "logprobs", "names", "traces")
+    __slots__ = ("rows", "incarnations", "num_known_tokens", "token_ids", "num_prompt_tokens", "num_computed_tokens", "num_tokens", "num_blocks", "block_ids", "temperatures", "top_ps", "top_ks", "seeds", "sequence_indexes", "logprobs", "names", "traces", "options")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_KNOWN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +248,7 @@ class AddedRows(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
     incarnations: bytes
     num_known_tokens: bytes
@@ -237,24 +266,51 @@ class AddedRows(_message.Message):
     logprobs: bytes
     names: _containers.RepeatedScalarFieldContainer[str]
     traces: _containers.RepeatedCompositeFieldContainer[_common_pb2.TraceContext]
-    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_known_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., sequence_indexes: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
+    options: _containers.RepeatedCompositeFieldContainer[RowOptions]
+    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_known_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., sequence_indexes: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ..., options: _Optional[_Iterable[_Union[RowOptions, _Mapping]]] = ...) -> None: ...
+
+class RowOptions(_message.Message):
+    __slots__ = ("at", "sampling", "min_tokens", "min_tokens_ids", "num_children", "num_candidates", "adapter_id", "task")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    sampling: _common_pb2.ResolvedSampling
+    min_tokens: int
+    min_tokens_ids: bytes
+    num_children: int
+    num_candidates: int
+    adapter_id: int
+    task: _common_pb2.Task
+    def __init__(self, at: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., min_tokens: _Optional[int] = ..., min_tokens_ids: _Optional[bytes] = ..., num_children: _Optional[int] = ..., num_candidates: _Optional[int] = ..., adapter_id: _Optional[int] = ..., task: _Optional[_Union[_common_pb2.Task, str]] = ...) -> None: ...
 
 class ChangedRows(_message.Message):
-    __slots__ = ("rows", "incarnations", "num_tokens", "num_new_blocks", "new_block_ids")
+    __slots__ = ("rows", "incarnations", "num_tokens", "num_new_blocks", "new_block_ids", "num_new_tokens", "new_token_ids", "num_draft_tokens")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
     incarnations: bytes
     num_tokens: bytes
     num_new_blocks: bytes
     new_block_ids: bytes
-    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_new_blocks: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ...) -> None: ...
+    num_new_tokens: bytes
+    new_token_ids: bytes
+    num_draft_tokens: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_new_blocks: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., new_token_ids: _Optional[bytes] = ..., num_draft_tokens: _Optional[bytes] = ...) -> None: ...
 
 class WorkerOutputs(_message.Message):
-    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "error")
+    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "candidates", "tops", "prompt_logprobs", "embeddings", "error")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +322,10 @@ class WorkerOutputs(_message.Message):
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    TOPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     welcome: RunWelcome
     step_id: int
@@ -278,8 +338,64 @@ class WorkerOutputs(_message.Message):
     flags: bytes
     num_computed_tokens: int
     timings: StepTimings
+    candidates: CandidateColumns
+    tops: TopColumns
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    embeddings: _containers.RepeatedCompositeFieldContainer[RowEmbedding]
     error: _common_pb2.ErrorStatus
-    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., candidates: _Optional[_Union[CandidateColumns, _Mapping]] = ..., tops: _Optional[_Union[TopColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[RowEmbedding, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+
+class CandidateColumns(_message.Message):
+    __slots__ = ("rows", "incarnations", "counts", "token_ids", "logprobs")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    incarnations: bytes
+    counts: bytes
+    token_ids: bytes
+    logprobs: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+
+class TopColumns(_message.Message):
+    __slots__ = ("counts", "token_ids", "logprobs")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    token_ids: bytes
+    logprobs: bytes
+    def __init__(self, counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("row", "incarnation", "start", "logprobs", "num_top", "top_token_ids", "top_logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    incarnation: int
+    start: int
+    logprobs: bytes
+    num_top: int
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, row: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., num_top: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class RowEmbedding(_message.Message):
+    __slots__ = ("row", "incarnation", "values")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    incarnation: int
+    values: bytes
+    def __init__(self, row: _Optional[int] = ..., incarnation: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns")

@@ -60,6 +60,16 @@ class WorkerServiceStub(object):
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/LoadAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/UnloadAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/quire.worker.v1.WorkerService/Run',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.SchedulerOutputs.SerializeToString,
@@ -106,6 +116,20 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a PEFT adapter for rows to name. After LoadModel. Idempotent for equal id and path.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forgets an adapter; no row may use it any more. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Run(self, request_iterator, context):
         """Steps in, results out, in step order, as long as this scheduler owns this worker.
         """
@@ -140,6 +164,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetModelBundle,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
@@ -283,6 +317,60 @@ class WorkerService(object):
             '/quire.worker.v1.WorkerService/GetModelBundle',
             protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.GetModelBundleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/LoadAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/UnloadAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,
