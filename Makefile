@@ -67,6 +67,10 @@ test: setup ## all quick tests
 test-long: setup ## the heavy versions
 	$(VENV_PYTHON) -m pytest -m long $(ARGS)
 
+.PHONY: test-cuda
+test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips without one
+	QUIRE_TEST_DEVICE=cuda $(VENV_PYTHON) -m pytest tests/kernels tests/worker/engine $(ARGS)
+
 .PHONY: soak
 soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds
 	$(VENV_PYTHON) -m tests.soak $(ARGS)

@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.measure import Record
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_PACKAGES = ("quire", "grpcio", "protobuf", "torch", "transformers", "numpy", "httpx")
+_PACKAGES = ("quire", "grpcio", "protobuf", "torch", "triton", "transformers", "numpy", "httpx")
 
 
 def provenance() -> dict[str, Any]:

@@ -17,7 +17,8 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.row_planner import RowPlanner, RowSampling
+from scheduler_svc.row_messages import RowSampling
+from scheduler_svc.row_planner import RowPlanner
 
 BLOCK = 16
 WARM_STEPS = 48

@@ -36,6 +36,9 @@ def wire(num_rows: int) -> Wire:
         num_tokens=rng.integers(1, 64, num_rows, np.int32),
         num_new_blocks=np.ones(num_rows, np.int32),
         new_block_ids=rng.integers(1, _BLOCKS, num_rows, np.int32),
+        num_new_tokens=np.zeros(num_rows, np.int32),
+        new_token_ids=np.zeros(0, np.int32),
+        num_drafts=np.zeros(num_rows, np.int32),
     )
     data = encode(changes)
     encode_ns, decode_ns = [], []

@@ -7,6 +7,7 @@ Pure and synchronous: used by the gateway and in process by `quire.LLM`. Small A
     model.decode(ids) -> str                         special tokens left out
     model.apply_chat_template(messages) -> str       messages: [{"role": ..., "content": ...}]
     model.encode_chat(messages) -> list[int]
+    model.word_sequences(word), model.compiled_grammar(kind, text)      for bad words and structured output
 """
 
 import functools
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from gateway_svc.chat_template import ChatTemplate
 from gateway_svc.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from gateway_svc.grammars import GrammarChecker
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument
@@ -106,6 +108,21 @@ class TextModel:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation's prompt; the template writes all special tokens itself."""
         return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+
+    def word_sequences(self, word: str) -> list[list[int]]:
+        """Token sequences that `word` appears as in text: as it begins a text, and behind a space."""
+        bare = word.strip()
+        sequences = [self.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")]
+        return [ids for i, ids in enumerate(sequences) if ids and ids not in sequences[:i]]
+
+    def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
+        """The grammar as the worker takes it; InvalidArgument where it cannot be compiled. May take a second: off the loop."""
+        return self._grammars.check(kind, text)
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarChecker:
+        tokenizer_json = self._tokenizer.to_str().encode()
+        return GrammarChecker(tokenizer_json, self.limits.eos_token_ids, self.limits.vocab_size)
 
     # --- tokens to text ----------------------------------------------------------------------------------------------
 

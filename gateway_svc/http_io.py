@@ -16,8 +16,21 @@ T = TypeVar("T")
 
 _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded", "MODEL_NOT_FOUND": "model_not_found"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_PARAMS = {"stop_strings": "stop", "text": "prompt", "token_ids.ids": "prompt", "prompt": "prompt"}
-_GROUPS = re.compile(r"^(sampling|stop|response|scheduling|cache)\.")
+_PARAMS = {
+    "stop_strings": "stop",
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "prompt": "prompt",
+    "logit_bias": "logit_bias",
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+    "inputs": "input",
+    "json_schema": "response_format",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "lark": "guided_grammar",
+}
+_GROUPS = re.compile(r"^(sampling\.beam|sampling|stop|response|scheduling|cache|structured_output)\.")
 
 
 class ClientGone(Exception):
@@ -143,5 +156,5 @@ def retry_header(error: QuireError) -> dict[str, str]:
 def _param(field: str) -> str:
     """Our field path as OpenAI's name of the parameter."""
     field = _GROUPS.sub("", field)
-    base = re.sub(r"\[\d+\]$", "", field)
+    base = re.sub(r"\[\d+\].*$", "", field)
     return _PARAMS.get(base, field)

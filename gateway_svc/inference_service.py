@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from gateway_svc import spans
+from gateway_svc.embedder import Embedder
 from gateway_svc.generation import Event, Generation, collect
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.pipeline import Call, Pipeline, deadline_after
@@ -32,6 +33,7 @@ _EVENT_FIELDS: dict[type[Event], str] = {
     pb.Delta: "delta",
     pb.Finished: "finished",
     pb.Usage: "usage",
+    pb.PromptLogprobs: "prompt_logprobs",
 }
 
 _Context = grpc.aio.ServicerContext
@@ -45,12 +47,14 @@ class InferenceService:
     def __init__(
         self,
         pipeline: Pipeline,
+        embedder: Embedder,
         catalog: ModelCatalog,
         cancel: Callable[[str, QuireError], None],
         settings: GatewaySettings,
         tracing: Telemetry,
     ) -> None:
         self._pipeline = pipeline
+        self._embedder = embedder
         self._catalog = catalog
         self._cancel = cancel
         self._settings = settings
@@ -61,6 +65,7 @@ class InferenceService:
         unary: dict[str, _Unary] = {
             "Generate": self.generate,
             "Chat": self.chat,
+            "Embed": self.embed,
             "Cancel": self.cancel,
             "Tokenize": self.tokenize,
             "Detokenize": self.detokenize,
@@ -93,7 +98,7 @@ class InferenceService:
     async def _answer(self, request: AnyRequest, call: Call, context: _Context) -> Message:
         async with self._pipeline.generate(call, request) as generation:
             response = await collect(generation)
-            _set_trailers(context, generation)
+            _set_trailers(context, _timing(generation))
         return response
 
     async def _stream(self, request: AnyRequest, call: Call, context: _Context) -> None:
@@ -107,7 +112,13 @@ class InferenceService:
                 for event in events:
                     await context.write(_public_event(sequence, event))
                     sequence += 1
-            _set_trailers(context, generation)
+            _set_trailers(context, _timing(generation))
+
+    async def embed(self, raw: bytes, call: Call, context: _Context) -> Message:
+        """Prompts to vectors."""
+        response = await self._embedder.embed(call, parse(pb.EmbedRequest, raw))
+        _set_trailers(context, response.usage.timing)
+        return response
 
     async def cancel(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Cancels by id, here or elsewhere; an unknown id is no error."""
@@ -133,10 +144,9 @@ class InferenceService:
         return pb.DetokenizeResponse(text=text)
 
     async def list_models(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """The models served now; none before the first is loaded."""
+        """The models and adapters served now; none before the first is loaded."""
         parse(pb.ListModelsRequest, raw)
-        model = self._catalog.current
-        return pb.ListModelsResponse(models=[] if model is None else [_public_model(model)])
+        return pb.ListModelsResponse(models=[_public_model(model) for model in self._catalog.served])
 
     async def get_model(self, raw: bytes, call: Call, context: _Context) -> Message:
         """One model with limits and defaults."""
@@ -198,8 +208,11 @@ def _initial_metadata(call: Call) -> tuple[tuple[str, str], ...]:
     return (("x-request-id", call.request_id), *((("x-trace-id", trace_id),) if trace_id else ()))
 
 
-def _set_trailers(context: _Context, generation: Generation) -> None:
-    timing = generation.usage.timing if generation.usage is not None else pb.Timing()
+def _timing(generation: Generation) -> pb.Timing:
+    return generation.usage.timing if generation.usage is not None else pb.Timing()
+
+
+def _set_trailers(context: _Context, timing: pb.Timing) -> None:
     context.set_trailing_metadata(
         (("x-queue-ms", f"{timing.queue_ms:.3f}"), ("x-preemptions", str(timing.num_preemptions)))
     )
@@ -214,13 +227,19 @@ def _public_event(sequence: int, event: Event) -> pb.GenerateEvent:
 def _public_model(model: ServedModel) -> pb.Model:
     limits, defaults = model.limits, model.defaults
     return pb.Model(
-        name=limits.model,
+        name=model.name,
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
         block_size=limits.block_size,
         chat=model.text.has_chat_template,
         default_sampling=pb.SamplingParams(
-            temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, n=1
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+            n=1,
         ),
         model_digest=limits.model_digest,
+        base_model=model.base_model,
     )

@@ -1,14 +1,14 @@
 """The models served here: limits from the scheduler, text model from the bundle, fetched by digest and kept.
 
-So far one model at a time; requests that come before the first is loaded wait for it.
+One model at a time, and the adapters on it under names of their own; requests that come before the first is loaded wait for it.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from gateway_svc.bundle import TextModel
 from gateway_svc.settings import GatewaySettings
@@ -25,16 +25,22 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Everything the gateway needs to serve one model."""
+    """Everything the gateway needs to serve one model. `adapter`: the one on it that is meant, empty = none."""
 
     limits: common_pb2.ModelLimits
     text: TextModel
     defaults: SamplingDefaults
+    adapter: str = ""
 
     @property
     def name(self) -> str:
         """Name it is served under."""
-        return self.limits.model
+        return self.adapter or self.limits.model
+
+    @property
+    def base_model(self) -> str:
+        """Name of the model that the adapter is on; empty = it is none."""
+        return self.limits.model if self.adapter else ""
 
 
 class ModelCatalog:
@@ -45,6 +51,7 @@ class ModelCatalog:
         self._fetch = fetch
         self._texts: dict[str, TextModel] = {}
         self._current: ServedModel | None = None
+        self._adapters: tuple[str, ...] = ()
         self._wanted: common_pb2.ModelLimits | None = None
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -60,19 +67,28 @@ class ModelCatalog:
         """The model served now; None before the first."""
         return self._current
 
+    @property
+    def served(self) -> list[ServedModel]:
+        """The model and the adapters on it; none before the first."""
+        current = self._current
+        return [] if current is None else [current, *(replace(current, adapter=name) for name in self._adapters)]
+
     def get(self, name: str) -> ServedModel:
-        """The model of that name (empty = the only one). NotFound, or Unavailable before the first is loaded."""
+        """The model or adapter of that name (empty = the model). NotFound, or Unavailable before the first is loaded."""
         if self._current is None:
             raise self._unavailable()
-        if name and name != self._current.name:
-            raise NotFound(
-                f"there is no model {name!r} here; served: {self._current.name}",
-                reason="MODEL_NOT_FOUND",
-                metadata={"model": name[:128], "served": self._current.name},
-                resource_type="model",
-                resource_name=name[:128],
-            )
-        return self._current
+        if name in ("", self._current.name):
+            return self._current
+        if name in self._adapters:
+            return replace(self._current, adapter=name)
+        served = ", ".join(model.name for model in self.served)
+        raise NotFound(
+            f"there is no model {name!r} here; served: {served}",
+            reason="MODEL_NOT_FOUND",
+            metadata={"model": name[:128], "served": served[:1024]},
+            resource_type="model",
+            resource_name=name[:128],
+        )
 
     async def wait(self, name: str, timeout_s: float) -> ServedModel:
         """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds."""
@@ -101,9 +117,12 @@ class ModelCatalog:
 
     # --- from the link -----------------------------------------------------------------------------------------------
 
-    def want(self, limits: common_pb2.ModelLimits | None, reason: str, *, warming: bool) -> None:
-        """The scheduler serves this model now; `reason` says why none, where it has none; `warming`: one is on the way."""
+    def want(
+        self, limits: common_pb2.ModelLimits | None, reason: str, *, warming: bool, adapters: Sequence[str] = ()
+    ) -> None:
+        """The scheduler serves this model now, with these adapters; `reason` says why none; `warming`: one is on the way."""
         self.warming = warming
+        self._adapters = tuple(adapters)
         if limits is None or not limits.bundle_digest:
             self.reason = reason or self.reason
         elif limits != self._wanted:

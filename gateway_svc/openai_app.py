@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from opentelemetry.trace import Span
 from starlette.applications import Starlette
@@ -14,9 +15,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
+from gateway_svc.embedder import Embedder
 from gateway_svc.generation import Event, Generation
 from gateway_svc.http_io import ClientGone, Reply, error_body, read_body, retry_header, until_disconnect
-from gateway_svc.model_catalog import ModelCatalog
+from gateway_svc.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.openai_embeddings import EmbeddingRequest
 from gateway_svc.openai_requests import AnyOpenAiRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from gateway_svc.openai_responses import Answer, ChatShape, CompletionShape, Shape, model_card
 from gateway_svc.pipeline import Call, Pipeline, deadline_after
@@ -27,11 +30,13 @@ from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.errors import QuireError, from_status_name
 from svc_common.telemetry import Telemetry
 
+_Respond = Callable[[bytes, Call, Reply], Awaitable[None]]
 _STATUS_NAMES = {404: "NOT_FOUND", 405: "UNIMPLEMENTED"}
 
 
 def openai_app(
     pipeline: Pipeline,
+    embedder: Embedder,
     catalog: ModelCatalog,
     settings: GatewaySettings,
     tracing: Telemetry,
@@ -39,13 +44,16 @@ def openai_app(
 ) -> Starlette:
     """The application. `not_ready_because()`: empty when requests can be served, else the reason for people."""
 
-    def endpoint(cls: type[AnyOpenAiRequest], shape: Shape) -> "_GenerateEndpoint":
-        return _GenerateEndpoint(cls, shape, pipeline, catalog, settings, tracing)
+    def post(path: str, respond: _Respond) -> Route:
+        return Route(path, _Endpoint(respond, settings, tracing), methods=["POST"])
 
     models = _ModelRoutes(catalog)
+    completions = _Generations(CompletionRequest, CompletionShape(), pipeline, catalog)
+    chat = _Generations(ChatCompletionRequest, ChatShape(), pipeline, catalog)
     routes = [
-        Route("/v1/completions", endpoint(CompletionRequest, CompletionShape()), methods=["POST"]),
-        Route("/v1/chat/completions", endpoint(ChatCompletionRequest, ChatShape()), methods=["POST"]),
+        post("/v1/completions", completions.respond),
+        post("/v1/chat/completions", chat.respond),
+        post("/v1/embeddings", _embeddings(embedder)),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{name:path}", models.get, methods=["GET"]),
         Route("/health/live", _live, methods=["GET"]),
@@ -55,22 +63,14 @@ def openai_app(
     return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
 
-class _GenerateEndpoint:
-    """POST of one kind of OpenAI request, as an ASGI application of its own: it must see the client leave while it waits."""
+class _Endpoint:
+    """POST of one kind of OpenAI request, as an ASGI application of its own: it must see the client leave while it waits.
 
-    def __init__(
-        self,
-        cls: type[AnyOpenAiRequest],
-        shape: Shape,
-        pipeline: Pipeline,
-        catalog: ModelCatalog,
-        settings: GatewaySettings,
-        tracing: Telemetry,
-    ) -> None:
-        self._cls = cls
-        self._shape = shape
-        self._pipeline = pipeline
-        self._catalog = catalog
+    `respond(body, call, reply)` answers.
+    """
+
+    def __init__(self, respond: _Respond, settings: GatewaySettings, tracing: Telemetry) -> None:
+        self._respond = respond
         self._settings = settings
         self._tracing = tracing
 
@@ -101,11 +101,21 @@ class _GenerateEndpoint:
             reply.headers["x-trace-id"] = trace_id
         return Call(request_id, deadline_after(None, self._settings), span, stream=False)
 
-    async def _respond(self, body: bytes, call: Call, reply: Reply) -> None:
-        request = parse_request(self._cls, body)
+
+class _Generations:
+    """Answers completions and chat: `cls` says what was sent, `shape` how to answer."""
+
+    def __init__(self, cls: type[AnyOpenAiRequest], shape: Shape, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+        self._cls = cls
+        self._shape = shape
+        self._pipeline = pipeline
+        self._catalog = catalog
+
+    async def respond(self, body: bytes, call: Call, reply: Reply) -> None:
+        """One generation for each prompt, in one answer."""
+        request, messages = parse_request(self._cls, body)
         call = replace(call, stream=bool(request.stream))
         async with contextlib.AsyncExitStack() as stack:
-            messages = request.messages()
             generations = [
                 await stack.enter_async_context(self._pipeline.generate(_part(call, i, len(messages)), message))
                 for i, message in enumerate(messages)
@@ -117,7 +127,8 @@ class _GenerateEndpoint:
                 generations[0].started.model,
                 model.text,
                 wall_ns() // NS_PER_S,
-                num_choices=len(generations),
+                num_prompts=len(generations),
+                num_choices=generations[0].num_choices,
             )
             if request.stream:
                 await _stream(generations, answer, reply, include_usage=request.include_usage)
@@ -126,6 +137,15 @@ class _GenerateEndpoint:
                     async for index, events in events_of:
                         answer.add(index, events)
                 await reply.json(answer.whole())
+
+
+def _embeddings(embedder: Embedder) -> _Respond:
+    async def respond(body: bytes, call: Call, reply: Reply) -> None:
+        """Vectors of all inputs."""
+        request = EmbeddingRequest.parse(body)
+        await reply.json(request.answer(await embedder.embed(call, request.message())))
+
+    return respond
 
 
 def _part(call: Call, index: int, num_parts: int) -> Call:
@@ -176,15 +196,15 @@ class _ModelRoutes:
         self._created_s = wall_ns() // NS_PER_S
 
     async def list(self, request: Request) -> Response:
-        """The models served now; none before the first is loaded."""
-        model = self._catalog.current
-        cards = [] if model is None else [model_card(model.name, model.limits.max_model_len, self._created_s)]
-        return JSONResponse({"object": "list", "data": cards})
+        """The models and adapters served now; none before the first is loaded."""
+        return JSONResponse({"object": "list", "data": [self._card(model) for model in self._catalog.served]})
 
     async def get(self, request: Request) -> Response:
         """One model."""
-        model = self._catalog.get(request.path_params["name"])
-        return JSONResponse(model_card(model.name, model.limits.max_model_len, self._created_s))
+        return JSONResponse(self._card(self._catalog.get(request.path_params["name"])))
+
+    def _card(self, model: ServedModel) -> Mapping[str, Any]:
+        return model_card(model.name, model.limits.max_model_len, self._created_s, model.base_model)
 
 
 async def _live(request: Request) -> Response:

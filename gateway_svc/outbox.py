@@ -66,9 +66,11 @@ class Outbox:
         self._stops, self._cancels = [], []
         size = 0
         while self._submits and size < MAX_SUBMIT_BYTES:
-            submit = self._submits.pop(next(iter(self._submits))).submit_message()
+            request = self._submits.pop(next(iter(self._submits)))
+            submit = request.submit_message()
             size += len(submit.token_ids)
             message.submits.append(submit)
+            message.stops.extend(request.stops())
         if not self._submits:
             self._filled.clear()
             if self._goodbye:

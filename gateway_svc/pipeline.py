@@ -18,9 +18,7 @@ from gateway_svc.spans import GenerationSpan
 from gateway_svc.text_stream import TextStream
 from gateway_svc.validation import AnyRequest, ResolvedRequest
 from protos.common.v1 import common_pb2
-from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import columns
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import DeadlineExceeded
 from svc_common.telemetry import Telemetry
@@ -70,7 +68,7 @@ class Pipeline:
 
         Raises the typed errors of api.md for requests that cannot be accepted.
         """
-        model = await self._model(call, request.model)
+        model = await wait_for_model(self._catalog, call, request.model)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
         span = GenerationSpan(self._telemetry, call.span, operation, model.name, call.request_id)
         try:
@@ -78,9 +76,8 @@ class Pipeline:
             span.set_request(resolved, stream=call.stream)
             async with self._submitted(call, resolved, model, span) as generation:
                 yield generation
-                if generation.finished is not None and generation.usage is not None:
-                    reason = common_pb2.FinishReason.Name(generation.finished.reason)
-                    span.set_result(model.name, reason.removeprefix("FINISH_REASON_").lower(), generation.usage)
+                if generation.usage is not None:
+                    span.set_result(model.name, _reasons(generation), generation.usage)
         except BaseException as error:
             span.fail(error)
             raise
@@ -92,12 +89,17 @@ class Pipeline:
         self, call: Call, resolved: ResolvedRequest, model: ServedModel, span: GenerationSpan
     ) -> AsyncIterator[Generation]:
         arrival_ns = monotonic_ns()
-        engine_request = self._link.submit(_submit_message(call, resolved, span), call.deadline_ns)
+        submit = resolved.submit(call.request_id, model.adapter)
+        submit.trace.CopyFrom(span.context)
+        engine_request = self._link.submit(submit, call.deadline_ns)
         try:
             yield Generation(
                 engine_request,
                 self._link.requests,
-                TextStream(model.text, resolved.stop_strings, min_tokens=resolved.stop.min_tokens),
+                [
+                    TextStream(model.text, resolved.stop_strings, min_tokens=resolved.stop.min_tokens)
+                    for _ in range(resolved.num_choices)
+                ],
                 inference_pb2.Started(
                     request_id=call.request_id,
                     effective_seed=resolved.sampling.seed,
@@ -109,31 +111,41 @@ class Pipeline:
         finally:
             self._link.requests.release(engine_request)
 
-    async def _model(self, call: Call, name: str) -> ServedModel:
-        model = await self._catalog.wait(name, call.remaining_s)
-        if call.remaining_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
-        return model
-
     # --- text alone --------------------------------------------------------------------------------------------------
 
     async def tokenize(self, name: str, text: str, timeout_s: float) -> list[int]:
         """Token ids of `text`."""
         model = await self._catalog.wait(name, timeout_s)
-        return await _off_loop_if_long(len(text), model.text.encode, text)
+        return await off_loop_if_long(len(text), model.text.encode, text)
 
     async def detokenize(self, name: str, token_ids: list[int], timeout_s: float) -> str:
         """Text of `token_ids`. InvalidArgument for ids outside the vocabulary."""
         model = await self._catalog.wait(name, timeout_s)
         validation.check_token_ids(token_ids, "token_ids", model.limits)
-        return await _off_loop_if_long(len(token_ids), model.text.decode, token_ids)
+        return await off_loop_if_long(len(token_ids), model.text.decode, token_ids)
+
+
+def _reasons(generation: Generation) -> list[str]:
+    names = [common_pb2.FinishReason.Name(finished.reason) for finished in generation.finished]
+    return [name.removeprefix("FINISH_REASON_").lower() for name in names]
+
+
+async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
+    """The model or adapter of that name, waiting for the first model while there is time."""
+    model = await catalog.wait(name, call.remaining_s)
+    if call.remaining_s <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
+    return model
 
 
 async def resolve(request: AnyRequest, model: ServedModel) -> ResolvedRequest:
     """Checks, templates and tokenises a request and applies the defaults."""
     validation.check_parameters(request, model.limits)
     token_ids = await _prompt_token_ids(request, model.text, model.limits)
-    return validation.resolve(request, token_ids, model.limits, model.defaults)
+    arguments = (request, token_ids, model.limits, model.defaults, model.text)
+    if request.WhichOneof("structured_output") is None:
+        return validation.resolve(*arguments)
+    return await asyncio.to_thread(validation.resolve, *arguments)
 
 
 async def _prompt_token_ids(request: AnyRequest, text_model: TextModel, limits: common_pb2.ModelLimits) -> list[int]:
@@ -144,7 +156,7 @@ async def _prompt_token_ids(request: AnyRequest, text_model: TextModel, limits: 
         return list(request.token_ids.ids)
     # Text that is too long by its bytes alone is refused before it costs anything; here and below.
     validation.check_prompt_length(text_model.least_tokens(request.text), limits)
-    return await _off_loop_if_long(len(request.text), text_model.encode, request.text)
+    return await off_loop_if_long(len(request.text), text_model.encode, request.text)
 
 
 def _encode_chat(messages: list[dict[str, str]], text_model: TextModel, limits: common_pb2.ModelLimits) -> list[int]:
@@ -153,21 +165,8 @@ def _encode_chat(messages: list[dict[str, str]], text_model: TextModel, limits: 
     return text_model.encode(prompt, add_special_tokens=False)
 
 
-async def _off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:
+async def off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:
+    """`call(argument)`, on a thread where `size` characters or tokens take more than about a millisecond."""
     if size <= INLINE_TEXT_CHARS:
         return call(argument)
     return await asyncio.to_thread(call, argument)
-
-
-def _submit_message(call: Call, resolved: ResolvedRequest, span: GenerationSpan) -> engine_pb2.Submit:
-    return engine_pb2.Submit(
-        request_id=call.request_id,
-        token_ids=columns.pack(resolved.prompt_token_ids),
-        sampling=resolved.sampling,
-        stop=resolved.stop,
-        num_choices=1,
-        priority=-resolved.priority,
-        trace=span.context,
-        cache_salt=resolved.cache_salt,
-        no_cache_reuse=resolved.no_cache_reuse,
-    )

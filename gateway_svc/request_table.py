@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 
-from gateway_svc.engine_request import CHOICE, EngineRequest
+from gateway_svc.engine_request import EngineRequest
 from gateway_svc.outbox import Outbox
+from gateway_svc.token_runs import read_runs
 from protos.engine.v1 import engine_pb2
-from svc_common import columns, rpc
+from svc_common import rpc
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import AlreadyExists, DeadlineExceeded, QuireError, ResourceExhausted
+from svc_common.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
 
 MESSAGES_PER_BACKLOG_CHECK = 64
 
@@ -89,8 +90,9 @@ class RequestTable:
                 request.start(started)
         if message.HasField("tokens"):
             self._receive_tokens(message.tokens)
+        self._receive_parts(message)
         for finished in message.finished:
-            if (request := self._by_handle.get(finished.handle)) is not None and finished.last:
+            if (request := self._by_handle.get(finished.handle)) is not None:
                 self._finish(request, finished)
         for failed in message.failed:
             if (request := self._by_handle.get(failed.handle)) is not None:
@@ -100,23 +102,22 @@ class RequestTable:
             self._shed()
 
     def _receive_tokens(self, tokens: engine_pb2.TokenColumns) -> None:
-        handles = columns.unpack(tokens.handles, "tokens.handles", columns.U32)
-        offsets = columns.unpack(tokens.token_offsets, "tokens.token_offsets", columns.U32, length=len(handles))
-        counts = columns.unpack(tokens.counts, "tokens.counts", columns.U32, length=len(handles))
-        total = int(counts.sum())
-        token_ids = columns.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
-        num_logprobs = total if tokens.logprobs else 0
-        logprobs = columns.unpack(tokens.logprobs, "tokens.logprobs", columns.F32, length=num_logprobs).tolist()
-        begin = 0
-        for handle, offset, count in zip(handles.tolist(), offsets.tolist(), counts.tolist(), strict=True):
-            end = begin + count
+        for handle, choice, run in read_runs(tokens):
             request = self._by_handle.get(handle)
-            if request is not None and not request.add_tokens(offset, token_ids[begin:end], logprobs[begin:end]):
+            if request is not None and not request.add_tokens(_known(request, choice), run):
                 self._resync(request)
-            begin = end
+
+    def _receive_parts(self, message: engine_pb2.EngineMessage) -> None:
+        for logprobs in message.prompt_logprobs:
+            if (request := self._by_handle.get(logprobs.handle)) is not None:
+                request.add_prompt_logprobs(logprobs)
+        for embedding in message.embeddings:
+            if (request := self._by_handle.get(embedding.handle)) is not None:
+                request.add_embedding(embedding)
 
     def _finish(self, request: EngineRequest, finished: engine_pb2.Finished) -> None:
-        if request.stopped_at is None and request.num_received_tokens < finished.num_output_tokens:
+        _known(request, finished.choice)
+        if request.is_missing_tokens(finished):
             self._resync(request)
         else:
             request.finish(finished)
@@ -145,14 +146,22 @@ class RequestTable:
         for request in self:
             if request.is_over:
                 continue
-            if request.stopped_at is None:
-                self._outbox.submit(request)
-            else:
+            if request.all_choices_ended:
                 self._outbox.cancel(engine_pb2.Cancel(handle=request.handle))
-                request.finish_stopped()
+                request.finish_without_account()
+            else:
+                self._outbox.submit(request)
 
-    def stop(self, request: EngineRequest, token_offset: int) -> None:
-        """A stop string ended the request's choice: `token_offset` tokens count."""
-        request.stopped_at = token_offset
-        if not request.is_over:
-            self._outbox.stop(engine_pb2.Stopped(handle=request.handle, choice=CHOICE, token_offset=token_offset))
+    def stop(self, request: EngineRequest, choice: int, token_offset: int) -> None:
+        """A stop string ended a choice: `token_offset` tokens of it count."""
+        is_news = not request.is_over and not request.has_ended(choice)
+        request.stop(choice, token_offset)
+        if is_news:
+            self._outbox.stop(engine_pb2.Stopped(handle=request.handle, choice=choice, token_offset=token_offset))
+
+
+def _known(request: EngineRequest, choice: int) -> int:
+    """`choice`, or InvalidArgument where the request has no such one."""
+    if choice >= request.num_choices:
+        raise InvalidArgument.field("choice", f"is {choice}; request {request.request_id} has {request.num_choices}")
+    return choice

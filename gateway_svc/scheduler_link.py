@@ -40,7 +40,7 @@ RETRY_AFTER_S = 1.0
 class LinkState:
     """What the scheduler said last. `limits`: model and limits, None until known. `reason`: why not serving, for people.
 
-    `warming`: not serving yet, but a worker is loading.
+    `warming`: not serving yet, but a worker is loading. `adapters`: names that may be used beside the model's.
     """
 
     attached: bool = False
@@ -49,6 +49,7 @@ class LinkState:
     reason: str = "the scheduler has not been reached yet"
     limits: common_pb2.ModelLimits | None = None
     admin_address: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 class SchedulerLink:
@@ -173,6 +174,7 @@ class SchedulerLink:
 
     def _set_service(self, state: engine_pb2.ServiceState) -> None:
         self.state.serving, self.state.warming, self.state.reason = state.serving, state.warming, state.reason
+        self.state.adapters = tuple(state.adapters)
         if state.HasField("limits"):
             self.state.limits = state.limits
         self.on_state()
@@ -183,7 +185,7 @@ class SchedulerLink:
         if reason != self.state.reason:
             expected = isinstance(error, (QuireError, grpc.RpcError, TimeoutError))
             log.warning("%s", reason, exc_info=None if expected else error)
-        self.state = LinkState(reason=reason, limits=self.state.limits)
+        self.state = LinkState(reason=reason, limits=self.state.limits, adapters=self.state.adapters)
         self.on_state()
 
     def _away(self) -> Unavailable:

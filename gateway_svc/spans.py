@@ -64,6 +64,7 @@ class GenerationSpan:
                 "gen_ai.request.top_p": sampling.top_p,
                 "gen_ai.request.top_k": sampling.top_k,
                 "gen_ai.request.max_tokens": stop.max_tokens,
+                "gen_ai.request.choice.count": resolved.num_choices,
                 "gen_ai.usage.input_tokens": len(resolved.prompt_token_ids),
                 **{f"quire.label.{name}": value for name, value in resolved.labels.items()},
             }
@@ -73,12 +74,12 @@ class GenerationSpan:
         """Time from arrival to the first output."""
         self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
-    def set_result(self, model: str, finish_reason: str, usage: inference_pb2.Usage) -> None:
+    def set_result(self, model: str, finish_reasons: list[str], usage: inference_pb2.Usage) -> None:
         """How it ended and what it used."""
         self._span.set_attributes(
             {
                 "gen_ai.response.model": model,
-                "gen_ai.response.finish_reasons": [finish_reason],
+                "gen_ai.response.finish_reasons": finish_reasons,
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_prompt_tokens,
                 "quire.queue_ms": usage.timing.queue_ms,

@@ -1,11 +1,11 @@
-"""What a request may ask for, and every default, in one place. Pure: no I/O, no tokenizer; also used in process by `quire.LLM`.
+"""What a request may ask for, and every default, in one place. Pure: no I/O; also used in process by `quire.LLM`.
 
 defaults = SamplingDefaults.from_generation_config(text_model.generation_config)
-check_parameters(request, limits)                                   before tokenising: cheap mistakes first
-resolved = resolve(request, prompt_token_ids, limits, defaults)     after it
+check_parameters(request, limits)                                               before tokenising: cheap mistakes first
+resolved = resolve(request, prompt_token_ids, limits, defaults, text_model)     after it
+submit = resolved.submit(request_id)                                            what the scheduler is told
 """
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from gateway_svc import sampling_checks
+from gateway_svc.parameter_checks import (
+    check_embed_inputs,
+    check_messages,
+    check_prompt,
+    check_stop,
+    check_surroundings,
+)
+from gateway_svc.violations import Violations
+from gateway_svc.wording import Wording, bad_word_sequences, compiled_grammar
 from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
+from svc_common import columns
+from svc_common.errors import InvalidArgument, OutOfRange
 
 AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 M = TypeVar("M", bound=Message)
-
-MAX_TEMPERATURE = 10.0
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
-MAX_STOP_TOKEN_IDS = 256
-MAX_LABELS = 16
-MAX_LABEL_BYTES = 64
-MAX_CACHE_SALT_BYTES = 256
-MAX_ROLE_CHARS = 64
-MAX_MESSAGES = 4096
-MAX_PRIORITY = 2**31 - 1
-MAX_VIOLATIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,28 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
         """The model author's values where the checkpoint has them."""
+        ours = cls()
         return cls(
-            temperature=float(_value(config, "temperature", cls().temperature)),
-            top_p=float(_value(config, "top_p", cls().top_p)),
-            top_k=int(_value(config, "top_k", cls().top_k)),
+            temperature=float(_value(config, "temperature", ours.temperature)),
+            top_p=float(_value(config, "top_p", ours.top_p)),
+            top_k=int(_value(config, "top_k", ours.top_k)),
+            min_p=float(_value(config, "min_p", ours.min_p)),
+            repetition_penalty=float(_value(config, "repetition_penalty", ours.repetition_penalty)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request with every default applied. `priority` has the public polarity: higher = sooner."""
+    """A request with every default applied. `priority` has the public polarity: higher = sooner.
+
+    `num_choices` are returned of `best_of` sequences, which are beams where `beam` is there. `task`: tokens, or a kind of vector.
+    """
 
     prompt_token_ids: list[int]
     sampling: common_pb2.ResolvedSampling
@@ -63,6 +71,27 @@ class ResolvedRequest:
     cache_salt: str
     no_cache_reuse: bool
     labels: dict[str, str]
+    num_choices: int = 1
+    best_of: int = 1
+    beam: common_pb2.BeamRules | None = None
+    task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
+
+    def submit(self, request_id: str, adapter: str = "") -> engine_pb2.Submit:
+        """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
+        return engine_pb2.Submit(
+            request_id=request_id,
+            token_ids=columns.pack(self.prompt_token_ids),
+            sampling=self.sampling,
+            stop=self.stop,
+            num_choices=self.num_choices,
+            best_of=self.best_of,
+            beam=self.beam,
+            priority=-self.priority,
+            cache_salt=self.cache_salt,
+            no_cache_reuse=self.no_cache_reuse,
+            adapter=adapter,
+            task=self.task,
+        )
 
 
 def parse(cls: type[M], raw: bytes) -> M:
@@ -78,25 +107,30 @@ def parse(cls: type[M], raw: bytes) -> M:
 
 def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> None:
     """InvalidArgument with one violation per wrong field; looks at everything but the prompt's tokens."""
-    found = _Violations()
+    found = Violations()
     if isinstance(request, inference_pb2.ChatRequest):
-        _check_messages(request, found)
+        check_messages(request, found)
     else:
-        _check_prompt(request, limits, found)
-    _check_sampling(request.sampling, found)
-    _check_stop(request.stop, limits, found)
-    _check_labels(request.labels, found)
-    if abs(request.scheduling.priority) > MAX_PRIORITY:
-        found.add("scheduling.priority", f"must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}")
-    if len(request.cache.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
-        found.add("cache.cache_salt", f"is longer than {MAX_CACHE_SALT_BYTES} bytes")
+        check_prompt(request, limits, found)
+    sampling_checks.check_sampling(request.sampling, limits, found)
+    sampling_checks.check_response(request.response, found)
+    check_stop(request.stop, limits, found, is_ranked=sampling_checks.is_ranked(request.sampling))
+    check_surroundings(request, found)
+    found.raise_if_any()
+
+
+def check_embed(request: inference_pb2.EmbedRequest, limits: common_pb2.ModelLimits) -> None:
+    """The same of a request for vectors."""
+    found = Violations()
+    check_embed_inputs(request, limits, found)
+    check_surroundings(request, found)
     found.raise_if_any()
 
 
 def check_token_ids(token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
     """InvalidArgument naming the first id that is outside the vocabulary."""
-    found = _Violations()
-    _check_token_ids(token_ids, field, limits, found)
+    found = Violations()
+    found.add_unknown_ids(token_ids, field, limits)
     found.raise_if_any()
 
 
@@ -121,27 +155,56 @@ def resolve(
     prompt_token_ids: Sequence[int],
     limits: common_pb2.ModelLimits,
     defaults: SamplingDefaults,
+    wording: Wording,
     *,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ResolvedRequest:
-    """Applies the defaults to a request that passed `check_parameters`.
+    """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar.
 
-    Raises InvalidArgument for a prompt of no tokens, OutOfRange for one that is too long. `max_tokens` is cut to what fits.
+    Raises InvalidArgument for a prompt of no tokens and for a grammar or a bad word of no use, OutOfRange for a prompt that is too
+    long. `max_tokens` is cut to what fits.
     """
     if not prompt_token_ids:
         field = "messages" if isinstance(request, inference_pb2.ChatRequest) else request.WhichOneof("prompt")
         raise InvalidArgument.field(field or "prompt", "has no tokens; send at least one")
     check_prompt_length(len(prompt_token_ids), limits)
-    room = limits.max_model_len - len(prompt_token_ids)
+    sampling_checks.check_prompt_logprobs(request.response, len(prompt_token_ids))
+    sampling = _resolved_sampling(request, limits, defaults)
+    sampling.seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
+    sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
+    if (grammar := compiled_grammar(request, wording)) is not None:
+        sampling.grammar.CopyFrom(grammar)
     return ResolvedRequest(
         prompt_token_ids=list(prompt_token_ids),
-        sampling=_resolved_sampling(request, limits, defaults, draw_seed),
-        stop=_resolved_stop(request.stop, room),
+        sampling=sampling,
+        stop=_resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids)),
         stop_strings=tuple(request.stop.stop_strings),
         priority=request.scheduling.priority,
         cache_salt=request.cache.cache_salt,
         no_cache_reuse=request.cache.no_reuse,
         labels=dict(request.labels),
+        num_choices=sampling_checks.num_choices(request.sampling),
+        best_of=sampling_checks.num_sequences(request.sampling),
+        beam=_beam(request.sampling),
+    )
+
+
+def resolve_embed(
+    request: inference_pb2.EmbedRequest, prompt_token_ids: Sequence[int], limits: common_pb2.ModelLimits
+) -> ResolvedRequest:
+    """One prompt of a request for vectors that passed `check_embed`; nothing is sampled. OutOfRange for one that is too long."""
+    check_prompt_length(len(prompt_token_ids), limits)
+    last = request.pooling == inference_pb2.POOLING_LAST
+    return ResolvedRequest(
+        prompt_token_ids=list(prompt_token_ids),
+        sampling=common_pb2.ResolvedSampling(top_p=1.0),
+        stop=common_pb2.StopRules(max_tokens=1),
+        stop_strings=(),
+        priority=request.scheduling.priority,
+        cache_salt=request.cache.cache_salt,
+        no_cache_reuse=request.cache.no_reuse,
+        labels=dict(request.labels),
+        task=common_pb2.TASK_EMBED_LAST if last else common_pb2.TASK_EMBED_MEAN,
     )
 
 
@@ -158,19 +221,44 @@ def _given(message: Message, name: str, default: Any) -> Any:
 
 
 def _resolved_sampling(
-    request: AnyRequest,
-    limits: common_pb2.ModelLimits,
-    defaults: SamplingDefaults,
-    draw_seed: Callable[[], int],
+    request: AnyRequest, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
 ) -> common_pb2.ResolvedSampling:
-    asked = request.sampling
+    asked, response = request.sampling, request.response
+    biases = sorted(asked.logit_bias.items())
+    num_prompt_logprobs = min(response.num_prompt_logprobs, limits.vocab_size)
     return common_pb2.ResolvedSampling(
-        temperature=_given(asked, "temperature", defaults.temperature),
-        top_p=_given(asked, "top_p", defaults.top_p),
-        top_k=min(_given(asked, "top_k", defaults.top_k), limits.vocab_size),
-        seed=asked.seed if asked.HasField("seed") else draw_seed(),
-        logprobs=request.response.logprobs,
+        **_shape(asked, limits, defaults),
+        repetition_penalty=_given(asked, "repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias_ids=columns.pack([token_id for token_id, _ in biases]),
+        logit_biases=columns.pack([bias for _, bias in biases], columns.F32),
+        allowed_token_ids=columns.pack(sorted(set(asked.allowed_token_ids))),
+        logprobs=response.logprobs or response.num_top_logprobs > 0,
+        num_top_logprobs=min(response.num_top_logprobs, limits.vocab_size),
+        num_prompt_logprobs=num_prompt_logprobs if response.HasField("num_prompt_logprobs") else None,
     )
+
+
+def _shape(
+    asked: inference_pb2.SamplingParams, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
+) -> dict[str, Any]:
+    """What reshapes the distribution; a beam search takes it as it is."""
+    if asked.HasField("beam"):
+        return {"temperature": 0.0, "top_p": 1.0}
+    return {
+        "temperature": _given(asked, "temperature", defaults.temperature),
+        "top_p": _given(asked, "top_p", defaults.top_p),
+        "top_k": min(_given(asked, "top_k", defaults.top_k), limits.vocab_size),
+        "min_p": _given(asked, "min_p", defaults.min_p),
+    }
+
+
+def _beam(asked: inference_pb2.SamplingParams) -> common_pb2.BeamRules | None:
+    if not asked.HasField("beam"):
+        return None
+    stop = asked.beam.early_stopping or common_pb2.BEAM_STOP_WHEN_UNBEATABLE
+    return common_pb2.BeamRules(length_penalty=_given(asked.beam, "length_penalty", 1.0), stop=stop)
 
 
 def _resolved_stop(stop: inference_pb2.StopConditions, room: int) -> common_pb2.StopRules:
@@ -181,90 +269,3 @@ def _resolved_stop(stop: inference_pb2.StopConditions, room: int) -> common_pb2.
         ignore_eos=stop.ignore_eos,
         stop_token_ids=stop.stop_token_ids,
     )
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
-class _Violations:
-    """Collects what is wrong, to report all of it at once."""
-
-    def __init__(self) -> None:
-        self._found: list[FieldViolation] = []
-
-    def add(self, field: str, description: str) -> None:
-        """One more; beyond the first 16 nobody reads on."""
-        if len(self._found) < MAX_VIOLATIONS:
-            self._found.append(FieldViolation(field, description))
-
-    def raise_if_any(self) -> None:
-        """InvalidArgument with all of them."""
-        if self._found:
-            message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
-            raise InvalidArgument(message, reason="INVALID_FIELD", violations=self._found)
-
-
-def _check_prompt(request: inference_pb2.GenerateRequest, limits: common_pb2.ModelLimits, found: _Violations) -> None:
-    kind = request.WhichOneof("prompt")
-    if kind is None:
-        found.add("prompt", "is missing; set text or token_ids")
-    elif kind == "text" and not request.text:
-        found.add("text", "is empty; send at least one token")
-    elif kind == "token_ids":
-        _check_token_ids(request.token_ids.ids, "token_ids.ids", limits, found)
-        if not request.token_ids.ids:
-            found.add("token_ids.ids", "is empty; send at least one token")
-
-
-def _check_token_ids(token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits, found: _Violations) -> None:
-    if not token_ids or max(token_ids) < limits.vocab_size:
-        return
-    i = next(i for i, token_id in enumerate(token_ids) if token_id >= limits.vocab_size)
-    found.add(f"{field}[{i}]", f"is {token_ids[i]}; the vocabulary has {limits.vocab_size} tokens, from 0")
-
-
-def _check_messages(request: inference_pb2.ChatRequest, found: _Violations) -> None:
-    if not 1 <= len(request.messages) <= MAX_MESSAGES:
-        found.add("messages", f"has {len(request.messages)} messages; send 1 to {MAX_MESSAGES}")
-    for i, message in enumerate(request.messages):
-        if not 1 <= len(message.role) <= MAX_ROLE_CHARS:
-            found.add(f"messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
-
-
-def _check_sampling(sampling: inference_pb2.SamplingParams, found: _Violations) -> None:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    if not (math.isfinite(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
-        found.add("sampling.temperature", f"is {temperature:g}; must be finite and lie in [0, {MAX_TEMPERATURE:g}]")
-    if sampling.HasField("top_p") and not (math.isfinite(top_p) and 0 < top_p <= 1):
-        found.add("sampling.top_p", f"is {top_p:g}; must lie in (0, 1]")
-    if sampling.HasField("n") and sampling.n != 1:
-        found.add("sampling.n", f"is {sampling.n}; only 1 is supported so far, send {sampling.n} requests")
-
-
-def _check_stop(stop: inference_pb2.StopConditions, limits: common_pb2.ModelLimits, found: _Violations) -> None:
-    if stop.HasField("max_tokens") and stop.max_tokens == 0:
-        found.add("stop.max_tokens", "is 0; must be at least 1 (leave it out for up to the model's context)")
-    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens > 0:
-        found.add("stop.min_tokens", f"is {stop.min_tokens}, above max_tokens = {stop.max_tokens}")
-    if stop.min_tokens >= limits.max_model_len:
-        found.add("stop.min_tokens", f"is {stop.min_tokens}; the context has {limits.max_model_len} tokens")
-    if len(stop.stop_strings) > MAX_STOP_STRINGS:
-        found.add("stop.stop_strings", f"has {len(stop.stop_strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
-    for i, text in enumerate(stop.stop_strings[:MAX_STOP_STRINGS]):
-        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-            found.add(f"stop.stop_strings[{i}]", f"must have 1 to {MAX_STOP_STRING_CHARS} characters")
-    if len(stop.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        found.add(
-            "stop.stop_token_ids", f"has {len(stop.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
-        )
-    _check_token_ids(stop.stop_token_ids, "stop.stop_token_ids", limits, found)
-
-
-def _check_labels(labels: Mapping[str, str], found: _Violations) -> None:
-    if len(labels) > MAX_LABELS:
-        found.add("labels", f"has {len(labels)} labels; at most {MAX_LABELS} are allowed")
-    for name, value in labels.items():
-        if not name or len(name.encode()) > MAX_LABEL_BYTES or len(value.encode()) > MAX_LABEL_BYTES:
-            found.add(
-                "labels", f"has a name or value that is empty or longer than {MAX_LABEL_BYTES} bytes: {name[:64]!r}"
-            )

@@ -13,18 +13,26 @@ if TYPE_CHECKING:
     from quire.client import Client as Client
     from quire.llm import LLM as LLM
     from quire.outputs import CompletionOutput as CompletionOutput
+    from quire.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from quire.outputs import Logprob as Logprob
     from quire.outputs import RequestOutput as RequestOutput
+    from quire.sampling_params import BeamSearchParams as BeamSearchParams
+    from quire.sampling_params import PoolingParams as PoolingParams
     from quire.sampling_params import SamplingParams as SamplingParams
+    from quire.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "AsyncClient": "quire.client",
+    "BeamSearchParams": "quire.sampling_params",
     "Client": "quire.client",
     "CompletionOutput": "quire.outputs",
+    "EmbeddingRequestOutput": "quire.outputs",
     "LLM": "quire.llm",
     "Logprob": "quire.outputs",
+    "PoolingParams": "quire.sampling_params",
     "RequestOutput": "quire.outputs",
     "SamplingParams": "quire.sampling_params",
+    "StructuredOutputsParams": "quire.structured_outputs",
 }
 
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604  (built from one table)

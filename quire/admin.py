@@ -12,6 +12,7 @@ from svc_common import rpc
 from svc_common.errors import DeadlineExceeded
 
 _UNARY_TIMEOUT_S = 30.0
+_LOAD_TIMEOUT_S = 120.0
 
 
 class AdminClient:
@@ -45,6 +46,23 @@ class AdminClient:
         request = admin_pb2.SetPolicyRequest(settings=settings)
         with typed_errors(self.target, ADMIN):
             return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)
+
+    def list_adapters(self) -> Sequence[admin_pb2.Adapter]:
+        """The adapters that requests may name."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.ListAdapters(admin_pb2.ListAdaptersRequest(), timeout=_UNARY_TIMEOUT_S)
+            return answer.adapters  # type: ignore[no-any-return]
+
+    def load_adapter(self, name: str, path: str) -> admin_pb2.Adapter:
+        """Into every worker; the workers' errors where it does not fit. `path` as the workers see it."""
+        request = admin_pb2.LoadAdapterRequest(name=name, path=path)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S).adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """NotFound; FailedPrecondition while requests use it."""
+        with typed_errors(self.target, ADMIN):
+            self._stub.UnloadAdapter(admin_pb2.UnloadAdapterRequest(name=name), timeout=_UNARY_TIMEOUT_S)
 
     def explain(self, request_id: str, *, tenant: str = "", needs: bool = False) -> admin_pb2.ExplainRequestResponse:
         """Where a request's time went; `needs`: also what would have ended each wait. NotFound for an unknown id."""

@@ -10,7 +10,7 @@ the caller has one, travels along. Not here: the message forms (quire.messages),
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,8 +23,10 @@ from protos.inference.v1 import inference_pb2_grpc
 from quire import messages
 from quire.calls import GATEWAY, typed_errors
 from quire.messages import EventMerger, Message, Prompt, RequestOptions
-from quire.outputs import Delta, ModelCard, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.outputs import EmbeddingRequestOutput, ModelCard, RequestOutput
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.streams import AsyncStream, Stream
+from quire.value_checks import valid_ids, valid_request_id, valid_text
 from svc_common import rpc
 
 _NO_OPTIONS = RequestOptions()
@@ -61,91 +63,9 @@ _OPTIONS: list[tuple[str, Any]] = [
 def _metadata(request_id: str) -> list[tuple[str, str]]:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    if messages.valid_request_id(request_id):
+    if valid_request_id(request_id):
         carrier["x-request-id"] = request_id
     return list(carrier.items())
-
-
-class Stream:
-    """Deltas of one request as they come; leaving the loop early, or `cancel()`, ends the request.
-
-    `result` has everything received so far and, when the loop is over, the whole output.
-    """
-
-    def __init__(self, call: Any, merger: EventMerger, target: str) -> None:
-        self.target = target
-        self._call = call
-        self._merger = merger
-
-    @property
-    def result(self) -> RequestOutput:
-        """The output so far."""
-        return self._merger.output
-
-    @property
-    def trace_id(self) -> str:
-        """Trace of the request, 32 hex digits; empty when it is not traced. Waits for the server's first word."""
-        with typed_errors(self.target, GATEWAY):
-            return str(dict(self._call.initial_metadata()).get("x-trace-id", ""))
-
-    def __iter__(self) -> Iterator[Delta]:
-        try:
-            with typed_errors(self.target, GATEWAY):
-                for event in self._call:
-                    delta = self._merger.add(event)
-                    if delta is not None:
-                        yield delta
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended."""
-        self._call.cancel()
-
-    def read(self) -> RequestOutput:
-        """Reads to the end."""
-        for _ in self:
-            pass
-        return self.result
-
-
-class AsyncStream:
-    """`Stream` for `async for`."""
-
-    def __init__(self, call: Any, merger: EventMerger, target: str) -> None:
-        self.target = target
-        self._call = call
-        self._merger = merger
-
-    @property
-    def result(self) -> RequestOutput:
-        """The output so far."""
-        return self._merger.output
-
-    async def trace_id(self) -> str:
-        """See Stream.trace_id."""
-        with typed_errors(self.target, GATEWAY):
-            return str(dict(await self._call.initial_metadata()).get("x-trace-id", ""))
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        try:
-            with typed_errors(self.target, GATEWAY):
-                async for event in self._call:
-                    delta = self._merger.add(event)
-                    if delta is not None:
-                        yield delta
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended."""
-        self._call.cancel()
-
-    async def read(self) -> RequestOutput:
-        """Reads to the end."""
-        async for _ in self:
-            pass
-        return self.result
 
 
 class Client:
@@ -224,6 +144,21 @@ class Client:
         call = self._stub.ChatStream(request, timeout=timeout_s, metadata=_metadata(request_id))
         return Stream(call, EventMerger(request_id, None), self.target)
 
+    def embed(
+        self,
+        prompts: Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        options: RequestOptions = _NO_OPTIONS,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Vectors of texts or token ids, in their order."""
+        request = messages.embed_request(prompts, pooling_params, options)
+        with typed_errors(self.target, GATEWAY):
+            response = self._stub.Embed(request, timeout=timeout_s, metadata=_metadata(request_id))
+        return messages.embedded(response, prompts, request_id)
+
     def cancel(self, request_id: str) -> None:
         """Ends a request, whoever runs it; an unknown or finished id is not an error."""
         with typed_errors(self.target, GATEWAY):
@@ -232,13 +167,13 @@ class Client:
     def tokenize(self, text: str, model: str = "") -> list[int]:
         """Token ids, those special ones included that the tokenizer adds by itself."""
         with typed_errors(self.target, GATEWAY):
-            request = pb.TokenizeRequest(model=model, text=messages.valid_text("text", text))
+            request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
             return list(self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """Text of token ids; special tokens are left out."""
         with typed_errors(self.target, GATEWAY):
-            request = pb.DetokenizeRequest(model=model, token_ids=messages.valid_ids("token_ids", token_ids))
+            request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
             return str(self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S).text)
 
     def models(self) -> list[ModelCard]:
@@ -326,6 +261,21 @@ class AsyncClient:
         call = self._stub.ChatStream(request, timeout=timeout_s, metadata=_metadata(request_id))
         return AsyncStream(call, EventMerger(request_id, None), self.target)
 
+    async def embed(
+        self,
+        prompts: Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        options: RequestOptions = _NO_OPTIONS,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """See Client.embed."""
+        request = messages.embed_request(prompts, pooling_params, options)
+        with typed_errors(self.target, GATEWAY):
+            response = await self._stub.Embed(request, timeout=timeout_s, metadata=_metadata(request_id))
+        return messages.embedded(response, prompts, request_id)
+
     async def cancel(self, request_id: str) -> None:
         """See Client.cancel."""
         with typed_errors(self.target, GATEWAY):
@@ -334,13 +284,13 @@ class AsyncClient:
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """See Client.tokenize."""
         with typed_errors(self.target, GATEWAY):
-            request = pb.TokenizeRequest(model=model, text=messages.valid_text("text", text))
+            request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
             return list((await self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """See Client.detokenize."""
         with typed_errors(self.target, GATEWAY):
-            request = pb.DetokenizeRequest(model=model, token_ids=messages.valid_ids("token_ids", token_ids))
+            request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
             return str((await self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S)).text)
 
     async def models(self) -> list[ModelCard]:

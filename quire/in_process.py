@@ -5,76 +5,37 @@ many forms and the waiting for results (quire.llm), the behaviour behind a gatew
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gateway_svc import validation
 from gateway_svc.bundle import TextModel
-from gateway_svc.text_stream import Piece, TextStream
+from gateway_svc.choice_events import ChoiceEvents
+from gateway_svc.text_stream import TextStream
 from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
 from quire import messages
+from quire.in_process_request import InProcessRequest
 from quire.llm_settings import named_as_in_python
 from quire.messages import Prompt, RequestOptions
-from quire.outputs import CompletionOutput, RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.outputs import RequestOutput
+from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
 from quire.scheduling import scheduler_settings
 from quire.stack import default_model
+from scheduler_svc.choice_output import Ending
 from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
-from scheduler_svc.row_planner import RowPlanner, RowSampling, WorkerResult
+from scheduler_svc.publishing import publish
+from scheduler_svc.row_messages import RowSampling
+from scheduler_svc.row_planner import RowPlanner
+from scheduler_svc.submission import parse, to_core
+from scheduler_svc.worker_result import PromptRun, TokenExtras, WorkerResult
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import AlreadyExists, Internal, QuireError
+from svc_common.errors import AlreadyExists, Internal, NotFound, QuireError
 from worker_svc.engine import Engine, Progress
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
-
-_FINISH_REASONS = {
-    SequenceStatus.FINISHED_STOPPED: "stop",
-    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
-    SequenceStatus.FINISHED_ABORTED: "abort",
-}
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request that is not over: what came out, and its way to text. `logprobs`: of tokens from the first on."""
-
-    output: RequestOutput
-    text: TextStream
-    sampling: RowSampling
-    request: Request
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def completion(self) -> CompletionOutput:
-        """Its only output."""
-        return self.output.outputs[0]
-
-    def take(self, piece: Piece) -> None:
-        """Adds text with its tokens; both are held back together, so that text is a function of tokens."""
-        ids = piece.token_ids
-        start = piece.token_offset
-        logprobs = self.logprobs[start : start + len(ids)] if self.sampling.logprobs else None
-        if ids or piece.text:
-            self.completion.extend(piece.text, ids, logprobs)
-
-    def end(self, finish_reason: str, stop_reason: int | str | None) -> None:
-        """It is complete."""
-        self.completion.finish_reason, self.completion.stop_reason = finish_reason, stop_reason
-        self._account()
-
-    def fail(self, error: QuireError) -> None:
-        """It ended without result; never a finish reason."""
-        self.output.error = error
-        self._account()
-
-    def _account(self) -> None:
-        self.output.finished = True
-        self.output.num_cached_tokens = self.request.num_cached_tokens or 0
-        self.output.num_preemptions = self.request.sequences[0].num_preemptions
 
 
 class InProcessEngine:
@@ -97,33 +58,78 @@ class InProcessEngine:
         self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
         self._core = choice.build(fit)
         self._planner = RowPlanner(fit.max_num_seqs)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, InProcessRequest] = {}
         self._aborted: list[RequestOutput] = []
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
+    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
         """Queues a request. InvalidArgument, OutOfRange or AlreadyExists where it cannot be taken."""
         if request_id in self._live:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
-        resolved = self.resolve(prompt, params, options)
-        request = _core_request(request_id, resolved, self.limits)
+        submit, stop_strings = self._submit(request_id, prompt, params, options)
+        submission = parse(submit, monotonic_ns())
+        request = to_core(submission, request_id, submission.new_output(), self.limits)
         self._core.add(request)
-        self._live[request_id] = self._new_live(request, resolved, prompt)
+        texts = [
+            TextStream(self.text_model, stop_strings, min_tokens=submit.stop.min_tokens)
+            for _ in range(submission.num_choices)
+        ]
+        choices = [ChoiceEvents(i, text, with_logprobs=submission.sampling.logprobs) for i, text in enumerate(texts)]
+        self._live[request_id] = InProcessRequest(
+            submission,
+            request,
+            prompt,
+            choices,
+            self.limits.model,
+            normalize=isinstance(params, PoolingParams) and params.normalize,
+        )
+
+    def _submit(
+        self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions
+    ) -> tuple[engine_pb2.Submit, tuple[str, ...]]:
+        if isinstance(params, PoolingParams):
+            resolved = self._resolve_embed(prompt, params, options)
+        else:
+            resolved = self.resolve(prompt, params, options)
+        return resolved.submit(request_id, self._adapter_of(options.model)), resolved.stop_strings
 
     def resolve(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> validation.ResolvedRequest:
         """The request with every default applied, checked exactly as a gateway checks it."""
         message = messages.generate_request(prompt, params, options)
         validation.check_parameters(message, self.limits)
-        ids = self.text_model.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return validation.resolve(message, ids, self.limits, self._defaults, draw_seed=self._draw_seed)
+        return validation.resolve(
+            message, self._encoded(prompt), self.limits, self._defaults, self.text_model, draw_seed=self._draw_seed
+        )
+
+    def _resolve_embed(
+        self, prompt: Prompt, params: PoolingParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        message = messages.embed_request([prompt], params, options)
+        validation.check_embed(message, self.limits)
+        return validation.resolve_embed(message, self._encoded(prompt), self.limits)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        return self.text_model.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _adapter_of(self, name: str) -> str:
+        """NotFound for what is neither the model nor empty."""
+        if name in ("", self.limits.model):
+            return ""
+        raise NotFound(
+            f"model {name!r} is not served here; {self.limits.model} is",
+            reason="UNKNOWN_MODEL",
+            resource_type="model",
+            resource_name=name,
+        )
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; their blocks are free at once. Unknown and finished ids are ignored (R35)."""
-        for ended in self._core.abort(sorted(request_ids)):
-            live = self._live.pop(ended.request_id)
-            live.take(live.text.finish())
-            live.end("abort", None)
+        wanted = [request_id for request_id in sorted(request_ids) if request_id in self._live]
+        self._core.abort(wanted)
+        for request_id in wanted:
+            live = self._live.pop(request_id)
+            live.abort()
             self._aborted.append(live.output)
 
     def discard(self, request_ids: Iterable[str]) -> None:
@@ -135,21 +141,6 @@ class InProcessEngine:
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do or to tell."""
         return bool(self._live or self._aborted)
-
-    def _new_live(self, request: Request, resolved: validation.ResolvedRequest, prompt: Prompt) -> _Live:
-        s = resolved.sampling
-        output = RequestOutput(
-            request_id=request.request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=resolved.prompt_token_ids,
-            outputs=[CompletionOutput(0)],
-            seed=s.seed,
-            num_prompt_tokens=len(resolved.prompt_token_ids),
-            model=self.limits.model,
-        )
-        text = TextStream(self.text_model, resolved.stop_strings, min_tokens=resolved.stop.min_tokens)
-        sampling = RowSampling(s.temperature, s.top_p, s.top_k, s.seed, s.logprobs)
-        return _Live(output, text, sampling, request)
 
     def close(self) -> None:
         """Ends what runs."""
@@ -169,16 +160,21 @@ class InProcessEngine:
         return list(touched.values())
 
     def _run(self, plan: StepPlan, touched: dict[str, RequestOutput]) -> None:
-        message = self._planner.encode(plan, lambda request_id: self._live[request_id].sampling)
+        message = self._planner.encode(plan, self._sampling)
         try:
             result = self._decoded(message)
         except QuireError as error:
             self._fail(plan, error, touched)
             return
         outcome = self._core.update(result.result, monotonic_ns() / NS_PER_S)
-        for run in outcome.runs:
-            self._take(run, result.logprobs.get(run.name), outcome.ended, touched)
+        publish(outcome, result, self)
         self._end_all(outcome.ended, touched)
+        for request_id in dict.fromkeys(run.request_id for run in outcome.runs):
+            if request_id in self._live and not self._live[request_id].made.ranked:
+                self._deliver(request_id, touched)
+
+    def _sampling(self, request_id: str) -> RowSampling:
+        return self._live[request_id].submission.row_sampling(self.limits)
 
     def _decoded(self, message: worker_pb2.SchedulerOutputs) -> WorkerResult:
         output = self._engine.execute(message)
@@ -198,57 +194,53 @@ class InProcessEngine:
             live.fail(error)
             touched[ended.request_id] = live.output
 
-    def _take(
-        self,
-        run: TokenRun,
-        logprobs: list[float] | None,
-        ended: list[EndedSequence],
-        touched: dict[str, RequestOutput],
-    ) -> None:
+    # --- what a step gave (publishing.Readers) ---------------------------------------------------------------------
+
+    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+        """See Readers."""
         live = self._live[run.request_id]
-        live.logprobs += (logprobs or [])[: len(run.token_ids)]
-        by_token = any(end.name == run.name and end.stop_token_id is not None for end in ended)
-        piece = live.text.push(run.token_ids, ends_with_stop_token=by_token)
-        live.take(piece)
-        touched[run.request_id] = live.output
-        if piece.stopped_by is not None:
-            self._core.stop_at(run.name, piece.num_output_tokens)
-            live.end("stop", piece.stopped_by)
-            del self._live[run.request_id]
+        wants_tops = live.submission.num_top_logprobs > 0
+        live.made.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
+
+    def put_prompt(self, core_id: str, run: PromptRun) -> None:
+        """See Readers."""
+        prompt = self._live[core_id].made.prompt
+        if prompt is not None:
+            prompt.put(run)
+
+    def put_embedding(self, core_id: str, values: bytes) -> None:
+        """See Readers."""
+        self._live[core_id].made.embedding = values
 
     def _end_all(self, ended: Iterable[EndedSequence], touched: dict[str, RequestOutput]) -> None:
         for end in ended:
-            live = self._live.pop(end.request_id, None)
+            live = self._live.get(end.request_id)
             if live is None:
-                continue  # a stop string ended it before
-            live.take(live.text.finish())
+                continue  # a stop string, or a failure of another sequence, ended it before
             if end.error is not None:
+                self._core.abort([end.request_id])
+                del self._live[end.request_id]
                 live.fail(Internal(end.error, reason="STEP_FAILED"))
-            elif live.text.stopped_by is not None:
-                live.end("stop", live.text.stopped_by)
+                touched[end.request_id] = live.output
+            elif live.made.ranked:
+                if end.request_done:
+                    live.made.rank(live.request)
+                    self._deliver(end.request_id, touched)
             else:
-                live.end(_FINISH_REASONS[end.status], end.stop_token_id)
-            touched[end.request_id] = live.output
+                choice = live.made.choices[end.index]
+                choice.ending = choice.ending or Ending.of(end.status, end.stop_token_id)
+                self._deliver(end.request_id, touched)
 
-
-def _core_request(request_id: str, resolved: validation.ResolvedRequest, limits: common_pb2.ModelLimits) -> Request:
-    stop = resolved.stop
-    rules = StopRules(
-        max_tokens=stop.max_tokens,
-        min_tokens=stop.min_tokens,
-        ignore_eos=stop.ignore_eos,
-        eos_token_ids=frozenset(limits.eos_token_ids),
-        stop_token_ids=frozenset(stop.stop_token_ids),
-    )
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=resolved.prompt_token_ids,
-        stop=rules,
-        arrival_time=monotonic_ns() / NS_PER_S,
-        priority=-resolved.priority,
-        cache_salt=resolved.cache_salt,
-        no_cache_reuse=resolved.no_cache_reuse,
-    )
+    def _deliver(self, request_id: str, touched: dict[str, RequestOutput]) -> None:
+        """Tells what is new of a request; stop strings end choices, and the last choice the request."""
+        live = self._live[request_id]
+        for choice, num_tokens in live.deliver():
+            if not live.made.ranked:
+                self._core.stop_at(f"{request_id}/{choice}", num_tokens)
+        touched[request_id] = live.output
+        if live.is_complete:
+            del self._live[request_id]
+            live.finish()
 
 
 # --- the composition root ----------------------------------------------------------------------------------------------

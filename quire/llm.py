@@ -14,7 +14,6 @@ import secrets
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,20 +22,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire import llm_settings
-from quire.messages import Prompt, RequestOptions, valid_ids, valid_request_id, valid_text
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams, is_listing
+from quire.messages import Prompt, RequestOptions
+from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from quire.prompts import AnyPrompt, plain_prompt, prompt_list
+from quire.sampling_params import AnyParams, BeamSearchParams, PoolingParams, SamplingParams
+from quire.value_checks import is_listing, valid_request_id
 from svc_common.errors import FailedPrecondition, InvalidArgument
-
-AnyPrompt = str | Sequence[int] | Mapping[str, Any]
-_PROMPT_KEYS = ("prompt_token_ids", "prompt")
 
 
 class Backend(Protocol):
     """Where requests run."""
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
-        """Queues a request; raises where it cannot be taken."""
+    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
+        """Queues a request for tokens or a vector; raises where it cannot be taken."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
@@ -116,25 +114,60 @@ class LLM:
         prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Completes the prompts and returns their outputs in the order of the prompts (R7).
 
         prompts: one or many of: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}.
         sampling_params: for all, or one per prompt; None = `SamplingParams()`, which ends after 16 tokens, as in vLLM.
+        adapter: name of a loaded adapter, for all or one per prompt; empty = the model alone.
         use_tqdm: vLLM's name; shows a progress bar where standard error is a terminal.
         Raises the error of the first prompt that is refused or fails; nothing is left running then. FailedPrecondition while
         requests of `add_request` run: this call would swallow their outputs.
         """
+        many = prompt_list(prompts)
+        return self._run(many, _params_list(sampling_params, len(many)), adapter, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: BeamSearchParams,
+        *,
+        adapter: str | Sequence[str] = "",
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Completes the prompts by beam search: each has `beam_width` outputs, best first, with their `score`. See `generate`."""
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidArgument.field("params", f"must be BeamSearchParams, not {type(params).__name__}")
+        return self.generate(prompts, params.sampling_params(), adapter=adapter, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        adapter: str | Sequence[str] = "",
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The prompts' vectors, in the order of the prompts. See `generate`."""
+        if not isinstance(pooling_params, PoolingParams | None):
+            raise InvalidArgument.field("pooling_params", f"must be PoolingParams, not {type(pooling_params).__name__}")
+        many = prompt_list(prompts)
+        params: list[AnyParams] = [pooling_params or PoolingParams()] * len(many)
+        return [_embedding(output) for output in self._run(many, params, adapter, use_tqdm=use_tqdm)]
+
+    def _run(
+        self, prompts: list[Prompt], params: Sequence[AnyParams], adapter: str | Sequence[str], *, use_tqdm: bool
+    ) -> list[RequestOutput]:
         if self._backend.has_unfinished():
             raise FailedPrecondition("requests of add_request are running; step until they are finished first")
-        many = _prompt_list(prompts)
-        params = _params_list(sampling_params, len(many))
         prefix = f"llm-{uuid.uuid4().hex[:12]}"
-        ids = [f"{prefix}-{i}" for i in range(len(many))]
+        ids = [f"{prefix}-{i}" for i in range(len(prompts))]
+        adapters = _adapter_list(adapter, len(prompts))
         try:
-            for request_id, prompt, one in zip(ids, many, params, strict=True):
-                self._backend.add(request_id, prompt, one, RequestOptions())
+            for request_id, prompt, one, name in zip(ids, prompts, params, adapters, strict=True):
+                self._backend.add(request_id, prompt, one, RequestOptions(model=name))
             return self._run_to_end(ids, use_tqdm=use_tqdm)
         except BaseException:
             self._backend.discard(ids)
@@ -157,16 +190,22 @@ class LLM:
     # --- step by step ----------------------------------------------------------------------------------------------
 
     def add_request(
-        self, request_id: str, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: AnyPrompt,
+        sampling_params: AnyParams | None = None,
+        *,
+        priority: int = 0,
+        adapter: str = "",
     ) -> None:
-        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`.
+        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`; of PoolingParams the `embedding`.
 
         InvalidArgument for an id that is no text or empty, and for wrong prompts and parameters.
         """
         if not valid_request_id(request_id):
             raise InvalidArgument.field("request_id", "is empty; outputs could not be told apart by it")
-        one, params = _plain_prompt(prompt), _one_params(sampling_params)
-        self._backend.add(request_id, one, params, RequestOptions(priority=priority))
+        params = sampling_params if isinstance(sampling_params, PoolingParams) else _one_params(sampling_params)
+        self._backend.add(request_id, plain_prompt(prompt), params, RequestOptions(model=adapter, priority=priority))
 
     def step(self) -> list[RequestOutput]:
         """Runs one step in process, or waits for news behind a gateway; requests with something new (R5).
@@ -213,40 +252,7 @@ def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:
     return remote.RemoteEngine(target, draw_seed=draw_seed, model=model)
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------------
-
-
-def _prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
-    if not is_listing(prompts):
-        return [_plain_prompt(prompts)]  # type: ignore[arg-type]
-    items = list(prompts)
-    if items and isinstance(items[0], Integral):
-        return [_plain_prompt(items)]
-    return [_plain_prompt(prompt) for prompt in items]
-
-
-def _plain_prompt(prompt: AnyPrompt) -> Prompt:
-    """Text or token ids, at least one; InvalidArgument naming `prompt`, here and behind a gateway alike, for all else."""
-    if isinstance(prompt, Mapping):
-        prompt = _of_mapping(prompt)
-    if not isinstance(prompt, str) and not is_listing(prompt):
-        raise _wrong_prompt(f"is of type {type(prompt).__name__}")
-    plain: Prompt = valid_text("prompt", prompt) if isinstance(prompt, str) else valid_ids("prompt", prompt)
-    if not plain:
-        raise InvalidArgument.field("prompt", "is empty; send at least one token")
-    return plain
-
-
-def _of_mapping(prompt: Mapping[str, Any]) -> Any:
-    given = [prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None]
-    if not given:
-        raise _wrong_prompt("is a dict with neither of the two keys")
-    return given[0]
-
-
-def _wrong_prompt(what: str) -> InvalidArgument:
-    forms = ", ".join(f'{{"{key}": ...}}' for key in _PROMPT_KEYS)
-    return InvalidArgument.field("prompt", f"{what}; give a text, a list of token ids, or one of {forms}")
+# --- parameters ------------------------------------------------------------------------------------------------------
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
@@ -262,6 +268,18 @@ def _one_params(params: SamplingParams | None) -> SamplingParams:
     if not isinstance(params, SamplingParams | None):
         raise InvalidArgument.field("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
     return SamplingParams() if params is None else params
+
+
+def _adapter_list(adapter: str | Sequence[str], n: int) -> list[str]:
+    names = [adapter] * n if isinstance(adapter, str) else list(adapter)
+    if len(names) != n or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument.field("adapter", f"must be a name, or {n} of them, one per prompt")
+    return names
+
+
+def _embedding(output: RequestOutput) -> EmbeddingRequestOutput:
+    vector = EmbeddingOutput(output.embedding or [])
+    return EmbeddingRequestOutput(output.request_id, vector, output.prompt_token_ids, output.num_prompt_tokens)
 
 
 def _progress_bar(*, shown: bool) -> Progress:

@@ -15,7 +15,7 @@ from svc_common.errors import ConfigError
 SCHEDULING = ("policy", "policy_set", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 MEMORY = ("kv_cache_memory", "swap_space")
 WORKER = (
-    *("served_model_name", "dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
+    *("served_model_name", "dtype", "kv_cache_dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
     *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads"),
 )
 ALWAYS = ("model", "target", "seed")

@@ -6,13 +6,24 @@ from typing import Any
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from quire.outputs import CompletionOutput, Delta, ModelCard, RequestOutput
-from quire.sampling_params import SamplingParams, is_listing, is_whole
+from quire.outputs import (
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    ModelCard,
+    RequestOutput,
+    TopTokens,
+    logprobs_at,
+)
+from quire.sampling_messages import fill
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.value_checks import is_listing, is_whole, valid_ids, valid_text
 from svc_common.errors import InvalidArgument
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
-_UINT32_MAX = 2**32 - 1
 _PRIORITY_MAX = 2**31 - 1
 
 _FINISH_REASONS = {
@@ -20,11 +31,14 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_CANCELLED: "abort",
 }
+_POOLINGS = {"mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What a call may say besides prompt and sampling. `model` empty = the only one; `priority` higher = sooner."""
+    """What a call may say besides prompt and sampling. `model`: the model's name or an adapter's, empty = the model; `priority`
+    higher = sooner.
+    """
 
     model: str = ""
     priority: int = 0
@@ -35,7 +49,8 @@ class RequestOptions:
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
     """A completion; `params` None leaves everything to the server's defaults."""
-    request = pb.GenerateRequest(**_common(params, options))
+    request = pb.GenerateRequest(**_surroundings(options))
+    fill(request, params)
     if isinstance(prompt, str):
         request.text = valid_text("prompt", prompt)
     elif not is_listing(prompt):
@@ -53,7 +68,25 @@ def chat_request(
     turns: Sequence[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if not is_listing(turns):
         raise InvalidArgument.field("messages", f"must be a text or a list of turns, not {type(turns).__name__}")
-    return pb.ChatRequest(messages=[_turn(i, turn) for i, turn in enumerate(turns)], **_common(params, options))
+    request = pb.ChatRequest(messages=[_turn(i, turn) for i, turn in enumerate(turns)], **_surroundings(options))
+    fill(request, params)
+    return request
+
+
+def embed_request(prompts: Sequence[Prompt], params: PoolingParams | None, options: RequestOptions) -> pb.EmbedRequest:
+    """Prompts to turn into vectors; `params` None leaves everything to the server's defaults."""
+    if not is_listing(prompts):
+        raise InvalidArgument.field("prompts", f"must be a list of prompts, not {type(prompts).__name__}")
+    request = pb.EmbedRequest(inputs=[_embed_input(prompt) for prompt in prompts], **_surroundings(options))
+    if params is not None:
+        request.pooling, request.normalize = _POOLINGS[params.pooling], params.normalize
+    return request
+
+
+def _embed_input(prompt: Prompt) -> pb.EmbedInput:
+    if isinstance(prompt, str):
+        return pb.EmbedInput(text=valid_text("prompt", prompt))
+    return pb.EmbedInput(token_ids=pb.TokenIds(ids=valid_ids("prompt", prompt)))
 
 
 def _turn(i: int, turn: Message) -> pb.Message:
@@ -64,38 +97,26 @@ def _turn(i: int, turn: Message) -> pb.Message:
     )
 
 
-def _common(params: SamplingParams | None, options: RequestOptions) -> dict[str, Any]:
-    if not isinstance(params, SamplingParams | None):
-        raise InvalidArgument.field("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
-    fields: dict[str, Any] = {
+def _surroundings(options: RequestOptions) -> dict[str, Any]:
+    return {
         "model": options.model,
         "scheduling": pb.Scheduling(priority=_valid_priority(options.priority)),
         "cache": pb.CacheOptions(cache_salt=options.cache_salt, no_reuse=options.no_cache_reuse),
         "labels": dict(options.labels),
     }
-    if params is not None:
-        fields |= _sampling_fields(params)
-    return fields
 
 
-def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    stop = pb.StopConditions(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop_strings=[valid_text("stop", s) for s in params.stop_strings],
-        stop_token_ids=valid_ids("stop_token_ids", () if params.stop_token_ids is None else params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
-    )
-    top_k = None if params.top_k is None else max(params.top_k, 0)
-    sampling = pb.SamplingParams(temperature=params.temperature, top_p=params.top_p, top_k=top_k, seed=params.seed)
-    return {"sampling": sampling, "stop": stop, "response": pb.ResponseOptions(logprobs=params.wants_logprobs)}
-
-
-def valid_request_id(request_id: str) -> str:
-    """`request_id`, possibly empty, or InvalidArgument where it is none that can travel in metadata."""
-    if not isinstance(request_id, str) or not request_id.isascii() or (request_id and not request_id.isprintable()):
-        raise InvalidArgument.field("request_id", f"is {request_id!r}; must be a text of printable ASCII characters")
-    return request_id
+def embedded(response: pb.EmbedResponse, prompts: Sequence[Prompt], request_id: str) -> list[EmbeddingRequestOutput]:
+    """Vectors with their prompts."""
+    return [
+        EmbeddingRequestOutput(
+            request_id,
+            EmbeddingOutput(list(embedding.values)),
+            None if isinstance(prompt, str) else [int(i) for i in prompt],
+            embedding.prompt_tokens,
+        )
+        for embedding, prompt in zip(response.embeddings, prompts, strict=True)
+    ]
 
 
 def _valid_priority(priority: int) -> int:
@@ -104,31 +125,16 @@ def _valid_priority(priority: int) -> int:
     return int(priority)
 
 
-def valid_text(name: str, text: str) -> str:
-    """`text`, or InvalidArgument where it is none, or holds a lone surrogate (it could not travel)."""
-    if not isinstance(text, str):
-        raise InvalidArgument.field(name, f"must be a text, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument.field(name, f"is no valid Unicode text ({error.reason} at {error.start})") from None
-    return text
-
-
-def valid_ids(name: str, ids: Sequence[int]) -> list[int]:
-    """`ids` as plain ints, or InvalidArgument where they are no list, or one is no whole number or fits no uint32."""
-    if not is_listing(ids):
-        raise InvalidArgument.field(name, f"must be a list of token ids, not {type(ids).__name__}")
-    bad = [i for i in ids if not is_whole(i) or not 0 <= i <= _UINT32_MAX]
-    if bad:
-        raise InvalidArgument.field(name, f"has {bad[0]!r}, which is no token id")
-    return [int(i) for i in ids]
-
-
 def model_card(model: pb.Model) -> ModelCard:
     """A served model."""
     return ModelCard(
-        model.name, model.max_model_len, model.vocab_size, model.block_size, model.chat, model.model_digest
+        model.name,
+        model.max_model_len,
+        model.vocab_size,
+        model.block_size,
+        model.chat,
+        model.model_digest,
+        model.base_model,
     )
 
 
@@ -148,7 +154,9 @@ class EventMerger:
             case "delta":
                 return self._delta(event.delta)
             case "finished":
-                finish(self.output.outputs[event.finished.choice], event.finished)
+                finish(self._completion(event.finished.choice), event.finished)
+            case "prompt_logprobs":
+                self.output.prompt_logprobs = prompt_logprobs(event.prompt_logprobs)
             case "usage":
                 _account(self.output, event.usage)
         return None
@@ -159,30 +167,50 @@ class EventMerger:
         self.output.model = started.model
 
     def _delta(self, delta: pb.Delta) -> Delta:
-        ids, logprobs = list(delta.token_ids), list(delta.logprobs) or None
-        self.output.outputs[delta.choice].extend(delta.text, ids, logprobs)
-        return Delta(delta.text, ids, delta.token_offset, logprobs, delta.choice)
+        ids, logprobs, tops = list(delta.token_ids), list(delta.logprobs) or None, _tops(delta.top_logprobs)
+        self._completion(delta.choice).extend(delta.text, ids, logprobs, tops)
+        return Delta(delta.text, ids, delta.token_offset, logprobs, delta.choice, tops)
+
+    def _completion(self, choice: int) -> CompletionOutput:
+        """The output of that number; there are as many as were heard of."""
+        outputs = self.output.outputs
+        outputs.extend(CompletionOutput(i) for i in range(len(outputs), choice + 1))
+        return outputs[choice]
 
 
 def merged(response: pb.GenerateResponse, prompt: Prompt | None) -> RequestOutput:
     """A unary answer."""
     output = EventMerger(response.request_id, prompt).output
-    output.outputs = [_completion(choice) for choice in response.choices]
+    output.outputs = [_complete(choice) for choice in response.choices]
     output.model, output.seed = response.model, response.effective_seed
+    if response.HasField("prompt_logprobs"):
+        output.prompt_logprobs = prompt_logprobs(response.prompt_logprobs)
     _account(output, response.usage)
     return output
 
 
-def _completion(choice: pb.Choice) -> CompletionOutput:
+def _complete(choice: pb.Choice) -> CompletionOutput:
     completion = CompletionOutput(choice.index)
-    completion.extend(choice.text, choice.token_ids, list(choice.logprobs) or None)
+    completion.extend(choice.text, choice.token_ids, list(choice.logprobs) or None, _tops(choice.top_logprobs))
     finish(completion, choice.finished)
     return completion
+
+
+def _tops(given: Sequence[pb.TopLogprobs]) -> list[TopTokens] | None:
+    return [list(zip(top.token_ids, top.logprobs, strict=True)) for top in given] or None
+
+
+def prompt_logprobs(given: pb.PromptLogprobs) -> list[dict[int, Logprob] | None]:
+    """One entry per prompt token, None for those before the first that has one."""
+    tops = _tops(given.top_logprobs) or [()] * len(given.token_ids)
+    places = zip(given.token_ids, given.logprobs, tops, strict=True)
+    return [None] * given.start_index + [logprobs_at(*place) for place in places]
 
 
 def finish(completion: CompletionOutput, finished: pb.Finished) -> None:
     """Ends one output."""
     completion.finish_reason = _FINISH_REASONS.get(finished.reason, "abort")
+    completion.score = finished.score if finished.HasField("score") else None
     match finished.WhichOneof("stop_match"):
         case "stop_string":
             completion.stop_reason = finished.stop_string

@@ -6,6 +6,7 @@ nothing outlives this process, however it ends. Not here: which services there a
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -77,29 +78,35 @@ class ServiceProcess:
         return self._announced.is_set()
 
     def check(self) -> None:
-        """Raises what its end means, where it has ended: ConfigError for a wrong setting, else Unavailable."""
+        """Raises its `death`, where it has ended."""
+        death = self.death()
+        if death is not None:
+            raise death
+
+    def death(self) -> QuireError | None:
+        """What its end means; None: it runs. ConfigError for a wrong setting, else Unavailable (metadata["summary"]: one line)."""
         status = self._process.poll()
         if status is None:
-            return
+            return None
         for reader in self._readers:
             reader.join(timeout=2)
-        raise self._death(status)
+        return self._death(status)
 
     def _death(self, status: int) -> QuireError:
         said = [line.removeprefix("error: ") for line in self._last_lines if line.startswith("error: ")]
         if status == _CONFIG_ERROR_STATUS and said:
             return ConfigError(said[-1], reason="SERVICE_CONFIG", metadata={"service": self.name})
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        tail = said[-1:] or list(self._last_lines)
+        summary = ": ".join([f"the {self.name} (pid {self.pid}) {how}", *said[-1:]])
+        tail = [] if said else list(self._last_lines)
         reason = f": {chr(10).join(tail)}" if tail else ""
-        return Unavailable(
-            f"the {self.name} (pid {self.pid}) {how}{reason}", reason="SERVICE_DIED", metadata={"service": self.name}
-        )
+        return Unavailable(summary + reason, reason="SERVICE_DIED", metadata={"service": self.name, "summary": summary})
 
     def terminate(self) -> None:
-        """Asks it to stop."""
+        """Asks it to stop, also one that is held by SIGSTOP, which hears nothing otherwise."""
         if self._process.poll() is None:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends it at once."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from quire.client import AsyncClient
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
 from svc_common.errors import AlreadyExists, Cancelled, Internal, QuireError
 
 MAX_OPEN_STREAMS = 512
@@ -52,13 +52,17 @@ class RemoteEngine:
         self._running: dict[str, _Running] = {}
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
+    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
         """Sends a request. AlreadyExists for a running id; what the gateway refuses comes as the output's `error`."""
         if request_id in self._running:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
-        seeded = params if params.seed is not None else replace(params, seed=self._draw_seed())
         running = _Running(RequestOutput(request_id, prompt if isinstance(prompt, str) else None, None, []))
-        work = self._stream(running, prompt, seeded, replace(options, model=options.model or self._model))
+        options = replace(options, model=options.model or self._model)
+        if isinstance(params, PoolingParams):
+            work = self._embed(running, prompt, params, options)
+        else:
+            seeded = params if params.seed is not None else replace(params, seed=self._draw_seed())
+            work = self._stream(running, prompt, seeded, options)
         self._running[request_id] = running
         self._loop.call_soon_threadsafe(self._start, running, work)
 
@@ -133,12 +137,25 @@ class RemoteEngine:
         request_id = running.output.request_id
         async with self._slots:
             text = prompt if isinstance(prompt, str) else None
-            ids = [int(i) for i in prompt] if text is None else await self._client.tokenize(text, options.model)
+            ids = await self._token_ids(prompt, options)
             stream = self._client.generate_stream(ids, params, options=options, request_id=request_id)
             running.output = stream.result
             running.output.prompt = text
             async for _ in stream:
                 self._tell(running)
+
+    async def _embed(self, running: _Running, prompt: Prompt, params: PoolingParams, options: RequestOptions) -> None:
+        output = running.output
+        async with self._slots:
+            ids = output.prompt_token_ids = await self._token_ids(prompt, options)
+            (embedded,) = await self._client.embed([ids], params, options=options, request_id=output.request_id)
+            output.embedding = embedded.outputs.embedding
+            output.num_prompt_tokens = embedded.num_prompt_tokens
+
+    async def _token_ids(self, prompt: Prompt, options: RequestOptions) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._client.tokenize(prompt, options.model)
+        return [int(i) for i in prompt]
 
     def _end(self, running: _Running, task: asyncio.Task[None]) -> None:
         """Whatever ended it, the request is told as finished exactly once."""

@@ -1,15 +1,16 @@
-"""The three services on this machine: started together, waited for, stopped. Used by `quire up`, the demo, tests and benchmarks.
+"""The three services on this machine: started, waited for, revived, stopped. Used by `quire up`, the demo, tests and benchmarks.
 
     with LocalStack(model="models/tiny") as stack:
         with Client(stack.grpc_address) as client:
             print(client.generate("import ").text)
 
-Not here: what the services do, and how one child is watched (quire.processes).
+Not here: what the services do, how one child is watched (quire.processes), when it is started again (quire.restarts).
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import ports
 from quire.processes import LineSink, ServiceProcess, ignore_line
+from quire.restarts import RestartRules, Restarts
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from quire.worker_watch import WorkerWatch
 from scheduler_svc.policy_choice import PolicyChoice
-from svc_common.errors import ConfigError, DeadlineExceeded
+from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
@@ -35,7 +37,7 @@ _SCHEDULING = {
     "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens",
 }
-_STOP_ORDER = ("gateway", "scheduler", "worker")
+_WORKER = "worker"
 
 
 def default_model() -> Path:
@@ -49,13 +51,15 @@ def default_model() -> Path:
 class StackOptions:
     """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
 
-    Ports: 0 = any free one. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it; `max_num_seqs`,
-    `max_num_batched_tokens`: None = what the policy says.
-    `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line.
+    `workers`: how many of them. Ports: 0 = any free one. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on
+    top of it; `max_num_seqs`, `max_num_batched_tokens`: None = what the policy says.
+    `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
+    `LocalStack.revive` starts again what died.
     """
 
     model: Path | str | None = None
     simulated: bool = False
+    workers: int = 1
     host: str = "127.0.0.1"
     grpc_port: int = 0
     http_port: int = 0
@@ -68,6 +72,7 @@ class StackOptions:
     scheduler_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    restart: RestartRules = field(default_factory=RestartRules)
 
     def commands(self, chosen: Mapping[str, int]) -> dict[str, list[str]]:
         """Arguments after `quire serve`, by service, with the ports `chosen` (see LocalStack)."""
@@ -75,10 +80,12 @@ class StackOptions:
         worker = ["simulated-worker" if self.simulated else "worker", *model]
         port = {option: str(number) for option, number in chosen.items()}
         host = ["--host", self.host]
+        workers = {name: port[f"{name} --port"] for name in self.worker_names}
+        addresses = [part for number in workers.values() for part in ("--worker", f"{self.host}:{number}")]
         return {
-            "worker": [*worker, *host, "--port", port["worker --port"], *self.worker_args],
+            **{name: [*worker, *host, "--port", number, *self.worker_args] for name, number in workers.items()},
             "scheduler": [
-                *("scheduler", "--worker", f"{self.host}:{port['worker --port']}", *host),
+                *("scheduler", *addresses, *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
                 *self._policy_args,
                 *self.scheduler_args,
@@ -89,6 +96,11 @@ class StackOptions:
                 *("--admin-port", port["--admin-port"], *self.gateway_args),
             ],
         }
+
+    @property
+    def worker_names(self) -> list[str]:
+        """ "worker", "worker-2" and so on: names of the services."""
+        return [_WORKER, *(f"{_WORKER}-{number}" for number in range(2, self.workers + 1))]
 
     @property
     def choice(self) -> PolicyChoice:
@@ -104,6 +116,7 @@ class StackOptions:
             **{field: given.get(option) for option, field in _SCHEDULING.items()},
             policy_set=tuple(value for name, value in pairwise(arguments) if name == "--set"),
             enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
+            workers=tuple(self.worker_names),  # their number is what matters; they have no addresses yet
         )
         return settings.policy_choice(option_name)
 
@@ -118,11 +131,12 @@ class StackOptions:
     def wanted_ports(self) -> dict[str, int]:
         """Ports by the option that chooses them."""
         public = {"--grpc-port": self.grpc_port, "--http-port": self.http_port, "--admin-port": self.admin_port}
-        return public | {"worker --port": 0, "scheduler --port": 0, "scheduler --admin-port": 0}
+        workers = {f"{name} --port": 0 for name in self.worker_names}
+        return public | workers | {"scheduler --port": 0, "scheduler --admin-port": 0}
 
 
 class LocalStack:
-    """Owns three child processes. Context manager: entering starts them and waits until they can serve."""
+    """Owns a child process for each service. Context manager: entering starts them and waits until they can serve."""
 
     def __init__(
         self,
@@ -132,12 +146,14 @@ class LocalStack:
         on_line: LineSink = ignore_line,
         on_service: Callable[[ServiceProcess], None] = lambda service: None,
         on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        on_restart: Callable[[str, float], None] = lambda death, pause_s: None,
         **changes: object,
     ) -> None:
         """`changes` are fields of StackOptions.
 
         `on_service` is called as each process says where it listens, `on_progress(stage, 0..1)` while the model loads (on a
-        thread), `on_line` for what the services write to standard error (on threads).
+        thread), `on_line` for what the services write to standard error (on threads), `on_restart(what died and how, pause before
+        it is started again)` by `revive`.
         """
         if options is not None and changes:
             raise TypeError("give either options or their fields, not both")
@@ -146,9 +162,14 @@ class LocalStack:
         self._on_line = on_line
         self._on_service = on_service
         self._on_progress = on_progress
-        self._watch: WorkerWatch | None = None
+        self._on_restart = on_restart
+        self._watches: list[WorkerWatch] = []
         self._services: dict[str, ServiceProcess] = {}
+        self._silent: dict[str, ServiceProcess] = {}
+        self._restarts = Restarts(self.options.restart)
         self._ports: dict[str, int] = {}
+        # For as long as the stack lives: a service that died finds its port as it left it.
+        self._reserved = ExitStack()
 
     # --- where it is ----------------------------------------------------------------------------------------------
 
@@ -174,8 +195,13 @@ class LocalStack:
 
     @property
     def worker_address(self) -> str:
-        """WorkerService of the worker."""
-        return self._address("worker --port")
+        """WorkerService of the first worker."""
+        return self.worker_addresses[0]
+
+    @property
+    def worker_addresses(self) -> list[str]:
+        """WorkerService of each worker."""
+        return [self._address(f"{name} --port") for name in self.options.worker_names]
 
     @property
     def pids(self) -> dict[str, int]:
@@ -201,53 +227,103 @@ class LocalStack:
         """
         deadline = time.monotonic() + self._start_timeout_s
         try:
-            with ports.reserved(self.options.host, self.options.wanted_ports) as self._ports:
-                for name, arguments in self.options.commands(self._ports).items():
-                    self._services[name] = ServiceProcess(
-                        name, arguments, environ=self.options.environ, on_line=self._on_line
-                    )
-                self._watch = WorkerWatch(self.worker_address, self.options.choice, self._on_progress)
-                self._wait_announced(deadline)
+            self._ports = self._reserved.enter_context(ports.reserved(self.options.host, self.options.wanted_ports))
+            for name in self.options.commands(self._ports):
+                self._start(name)
+            self._watch_workers()
+            self._wait_announced(deadline)
             self._wait_serving(deadline)
             self._stop_watching()
         except BaseException:
             self.stop()
             raise
 
+    def _watch_workers(self) -> None:
+        """The first one's progress stands for all: they load the same model at the same time."""
+        choice = self.options.choice
+        for number, address in enumerate(self.worker_addresses):
+            on_progress = self._on_progress if number == 0 else lambda stage, fraction: None
+            self._watches.append(WorkerWatch(address, choice, on_progress))
+
+    def _start(self, name: str) -> None:
+        arguments = self.options.commands(self._ports)[name]
+        service = ServiceProcess(name, arguments, environ=self.options.environ, on_line=self._on_line)
+        self._services[name] = self._silent[name] = service
+        self._restarts.started(name, time.monotonic())
+
+    def revive(self) -> None:
+        """Starts again what died, at the same address with the same arguments, after a pause; the others wait for it meanwhile.
+
+        Does not block: call it every tenth of a second or so. Raises where there is no hope: ConfigError for what ended with a
+        wrong setting, Unavailable for what died as often in a row as `options.restart` allows.
+        """
+        for name, service in self._services.items():
+            death = None if self._restarts.is_waiting(name) else service.death()
+            if death is not None:
+                self._mourn(name, death)
+        for name in self._restarts.due(time.monotonic()):
+            self._services[name].wait(0)
+            self._start(name)
+        self._tell_announced()
+
+    def _mourn(self, name: str, death: QuireError) -> None:
+        """Plans the next life, or raises that there is none."""
+        if not isinstance(death, Unavailable):
+            raise death
+        pause_s = self._restarts.died(name, time.monotonic())
+        if pause_s is None:
+            rules = self.options.restart
+            raise Unavailable(
+                f"the {name} died {rules.max_deaths} times in a row, each time within {rules.steady_s:g} s of its start, and is "
+                f"given up; the last time: {death.message}",
+                reason="SERVICE_GIVEN_UP",
+                metadata={"service": name, "deaths": str(rules.max_deaths)},
+            )
+        self._on_restart(death.metadata["summary"], pause_s)
+
     def check(self) -> None:
         """Raises when one of the services has ended, or the worker said that it can never serve."""
         for service in self._services.values():
             service.check()
-        if self._watch is not None and self._watch.error is not None:
-            raise self._watch.error
+        for watch in self._watches:
+            if watch.error is not None:
+                raise watch.error
 
     def stop(self) -> None:
-        """Stops gateway, scheduler, worker in this order; kills what does not stop within its grace. Idempotent."""
+        """Stops gateway, scheduler, workers in this order; kills what does not stop within its grace. Idempotent."""
         self._stop_watching()
-        running = [self._services[name] for name in _STOP_ORDER if name in self._services]
+        running = [self._services[name] for name in self._stop_order if name in self._services]
         deadline = time.monotonic() + STOP_GRACE_S
         for service in running:
             service.terminate()
             service.wait(max(0.1, deadline - time.monotonic()))
         self._services.clear()
+        self._silent.clear()
+        self._reserved.close()
 
     def kill(self) -> None:
         """Ends all services at once; `stop` then has nothing to wait for."""
         for service in self._services.values():
             service.kill()
 
+    @property
+    def _stop_order(self) -> list[str]:
+        return ["gateway", "scheduler", *self.options.worker_names]
+
     def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        for watch in self._watches:
+            watch.close()
+        self._watches.clear()
 
     def _wait_announced(self, deadline: float) -> None:
-        silent = dict(self._services)
-        while silent:
+        while self._silent:
             self.check()
-            for name in [name for name, service in silent.items() if service.announced and service.address]:
-                self._on_service(silent.pop(name))
+            self._tell_announced()
             self._sleep(deadline, "say where it listens")
+
+    def _tell_announced(self) -> None:
+        for name in [name for name, service in self._silent.items() if service.announced and service.address]:
+            self._on_service(self._silent.pop(name))
 
     def _wait_serving(self, deadline: float) -> None:
         with grpc.insecure_channel(self.grpc_address) as channel:

@@ -10,6 +10,7 @@ from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc import memory_view, policy_change
+from scheduler_svc.adapter_calls import AdapterCalls
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.spec import as_written
 from scheduler_svc.core.timelines import Episode
@@ -36,12 +37,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         explanations: Explanations,
         tape: Tape,
         set_policy: SetPolicy,
+        adapters: AdapterCalls,
     ) -> None:
         self._log = log
         self._core = core
         self._explanations = explanations
         self._tape = tape
         self._set_policy = set_policy
+        self._adapters = adapters
         self._inquirer = Inquirer(tape)
 
     async def WatchScheduler(
@@ -101,6 +104,28 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             messages = [_episode(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
             return admin_pb2.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open)
         raise AssertionError("errors_to_status ends the call")
+
+    async def LoadAdapter(
+        self, request: admin_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.LoadAdapterResponse:
+        """Into every worker; requests may name it then."""
+        async with rpc.errors_to_status(context):
+            return await self._adapters.load(request)
+        raise AssertionError("errors_to_status ends the call")
+
+    async def UnloadAdapter(
+        self, request: admin_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.UnloadAdapterResponse:
+        """Requests may not name it any more."""
+        async with rpc.errors_to_status(context):
+            return await self._adapters.unload(request)
+        raise AssertionError("errors_to_status ends the call")
+
+    async def ListAdapters(
+        self, request: admin_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ListAdaptersResponse:
+        """Those that requests may name."""
+        return self._adapters.list()
 
     async def DumpRecording(
         self, request: admin_pb2.DumpRecordingRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -14,10 +14,14 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from scheduler_svc.adapter_calls import AdapterCalls
+from scheduler_svc.adapters import AdapterTable
 from scheduler_svc.admin_service import AdminServicer
+from scheduler_svc.cache_agreement import CacheAgreement
 from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.frontend_table import FrontendTable
+from scheduler_svc.policy_choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.tape import Tape
 from scheduler_svc.request_book import RequestBook
@@ -25,6 +29,7 @@ from scheduler_svc.request_spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.step_log import StepLog
 from scheduler_svc.step_loop import StepLoop
+from scheduler_svc.worker_lane import WorkerLane
 from scheduler_svc.worker_link import WorkerLink
 from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
@@ -64,7 +69,7 @@ async def serve(
 
 def check(settings: SchedulerSettings) -> None:
     """ConfigError for what can be known to be wrong before any worker has answered."""
-    settings.worker_address()
+    settings.worker_addresses()
     settings.policy_choice()
 
 
@@ -82,15 +87,34 @@ class _SchedulerService:
         self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
         self._explanations = Explanations(self._book, self._readiness)
         choice = settings.policy_choice()
-        self._link = WorkerLink(settings.worker_address(), self._identity, settings, choice, self._readiness)
+        self._adapters = AdapterTable(lambda: self._readiness.name_adapters(self._adapters.names), self._book.num_users)
+        self._lanes = self._make_lanes(choice)
         self._loop = StepLoop(
-            settings, choice, self._link, self._book, self._log, self._readiness, self._explanations, self._tape
+            settings,
+            choice,
+            self._lanes,
+            self._book,
+            self._log,
+            self._readiness,
+            self._explanations,
+            self._tape,
+            self._adapters.id_of,
         )
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
         self._health_task: asyncio.Task[None] | None = None
         self._server, self._admin_server = rpc.server(), rpc.server()
+
+    def _make_lanes(self, choice: PolicyChoice) -> list[WorkerLane]:
+        """One for each worker."""
+        addresses = self._settings.worker_addresses()
+        agreement, lanes = CacheAgreement(len(addresses)), []
+        for number, address in enumerate(addresses):
+            readiness = self._readiness.worker()
+            link = WorkerLink(address, self._identity, self._settings, choice, readiness, agreement, self._adapters)
+            lanes.append(WorkerLane(number, link, readiness))
+        return lanes
 
     async def start(self) -> None:
         """Listens. The admin door first: gateways are told its address."""
@@ -109,7 +133,9 @@ class _SchedulerService:
     def _add_services(self) -> None:
         engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
-        admin = AdminServicer(self._log, lambda: self._loop.core, self._explanations, self._tape, self._loop.set_policy)
+        calls = AdapterCalls(self._adapters)
+        loop = self._loop
+        admin = AdminServicer(self._log, lambda: loop.core, self._explanations, self._tape, loop.set_policy, calls)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._admin_server)  # type: ignore[no-untyped-call]
         for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -141,7 +167,7 @@ class _SchedulerService:
         """Streams end, the worker is given back, spans go out."""
         self._frontends.close_all()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
-        await self._link.close()
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
         if self._health_task is not None:
             await self._health_task
         self._telemetry.shutdown()

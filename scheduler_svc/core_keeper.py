@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from protos.common.v1 import common_pb2
 from scheduler_svc import policy_change
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.cache_agreement import CacheCounts, least
 from scheduler_svc.cost_meter import CostMeter
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from scheduler_svc.recording.recorder import AnyCore
@@ -13,6 +15,26 @@ from scheduler_svc.worker_link import Ownership
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """What a core is built for: the model that all workers have, and the blocks that each of them has."""
+
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    cache: CacheCounts
+
+    @classmethod
+    def of(cls, owned: Sequence[Ownership]) -> "Workers":
+        """What these have in common."""
+        return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]))
+
+    @property
+    def size(self) -> WorkerSize:
+        """As far as limits depend on it."""
+        cache = self.cache
+        return WorkerSize(cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks, self.limits.max_model_len)
 
 
 class CoreKeeper:
@@ -29,16 +51,17 @@ class CoreKeeper:
         self._meter = CostMeter()
         self._last_step = 0
 
-    def build(self, owned: Ownership) -> AnyCore:
-        """A new core for this worker; the one before is forgotten."""
+    def build(self, owned: Sequence[Ownership]) -> AnyCore:
+        """A new core for these workers; the one before is forgotten."""
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()
-        core = self._choice.build(core_limits(self._choice, owned), rename=self._tape.rename)
+        workers = Workers.of(owned)
+        core = self._choice.build(self._choice.core_limits(workers.size), rename=self._tape.rename)
         about = {
-            "model_digest": owned.limits.model_digest,
-            "worker": owned.worker_boot_id,
-            "epoch": owned.epoch,
-            "max_under_way": self._max_under_way,
+            "model_digest": workers.limits.model_digest,
+            "worker": ",".join(each.worker_boot_id for each in owned),
+            "epoch": owned[0].epoch,
+            "max_under_way": 1 if core.has_worker_per_lane else self._max_under_way,
         }
         self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step
@@ -49,9 +72,9 @@ class CoreKeeper:
         if self.core is not None:
             self._last_step, self.core = self.core.step, None
 
-    def most_rows(self, owned: Ownership) -> int:
-        """Sequences that the worker made room for."""
-        return core_limits(self._started_with, owned).max_num_seqs
+    def most_rows(self, workers: Workers) -> int:
+        """Sequences that each worker made room for."""
+        return self._started_with.core_limits(workers.size).max_num_seqs
 
     def observe_cost(self, num_tokens: int, num_moved_blocks: int, duration_ns: int) -> None:
         """What a step cost; when enough is known of it, it is an input of the core."""
@@ -59,26 +82,19 @@ class CoreKeeper:
         if costs is not None and self.core is not None:
             self.core.observe_costs(costs)
 
-    def change_policy(self, settings: Sequence[str], owned: Ownership | None) -> tuple[int, list[policy_change.Change]]:
+    def change_policy(self, settings: Sequence[str], workers: Workers | None) -> tuple[int, list[policy_change.Change]]:
         """Other values for "KEY=VALUE" keys: the first step by them, and what is another. ConfigError, and nothing changed.
 
         Without a worker they are kept for the core that is to be built.
         """
         choice = self._choice.changed(settings, "SetPolicy")
         choice.check()
-        if self.core is None or owned is None:
+        if self.core is None or workers is None:
             self._choice = choice
             return self._last_step + 1, []
-        profiled, limits = (core_limits(c, owned) for c in (self._started_with, choice))
+        profiled, limits = (c.core_limits(workers.size) for c in (self._started_with, choice))
         changes = policy_change.change(self.core, profiled, choice.spec, limits)
         self._choice = choice
         for key, old, new in changes:
             log.info("policy from step %d on: %s=%s, was %s", self.core.step + 1, key, new, old)
         return self.core.step + 1, changes
-
-
-def core_limits(choice: PolicyChoice, owned: Ownership) -> CoreLimits:
-    """What the core is built with: the operator's limits and the worker's cache."""
-    cache = owned.cache
-    size = WorkerSize(cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks, owned.limits.max_model_len)
-    return choice.core_limits(size)

@@ -75,7 +75,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             engine_pb2.HeldRequest(
                 handle=handle,
                 request_id=live.submission.request_id,
-                token_offsets=columns.pack([len(live.tokens)], columns.U32),
+                token_offsets=columns.pack([len(c.tokens) for c in live.output.choices], columns.U32),
                 frontend_state=live.submission.frontend_state,
             )
             for handle, live in frontend.held.items()

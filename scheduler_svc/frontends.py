@@ -8,10 +8,12 @@ import asyncio
 from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.choice_output import ChoiceOutput, PromptScores
 from scheduler_svc.live_request import LiveRequest, Outlet
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.submission import Submission, parse
+from scheduler_svc.worker_result import Top
 from svc_common import columns, rpc
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Aborted, AlreadyExists, InvalidArgument, QuireError
@@ -38,32 +40,42 @@ class _Runs:
     """Token columns of a message being built."""
 
     handles: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)
     any_logprobs: bool = False
 
-    def put(self, outlet: Outlet) -> None:
-        live, start = outlet.live, outlet.cursor
-        new = live.tokens[start:]
+    def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
+        start = outlet.cursors[choice]
+        new = output.tokens[start:]
         self.handles.append(outlet.handle)
+        self.choices.append(choice)
         self.offsets.append(start)
         self.counts.append(len(new))
         self.token_ids.extend(new)
-        self.any_logprobs |= bool(live.logprobs)
-        self.logprobs.extend(live.logprobs[start:] if live.logprobs else [0.0] * len(new))
-        outlet.cursor = start + len(new)
+        self.any_logprobs |= bool(output.logprobs)
+        self.logprobs.extend(output.logprobs[start:] if output.logprobs else [0.0] * len(new))
+        self.tops.extend(output.tops[start:] if output.tops else [[]] * len(new))
+        outlet.cursors[choice] = start + len(new)
 
     def message(self) -> engine_pb2.TokenColumns:
-        return engine_pb2.TokenColumns(
+        found = engine_pb2.TokenColumns(
             handles=columns.pack(self.handles, columns.U32),
-            choices=bytes(4 * len(self.handles)),
+            choices=columns.pack(self.choices, columns.U32),
             token_offsets=columns.pack(self.offsets, columns.U32),
             counts=columns.pack(self.counts, columns.U32),
             token_ids=columns.pack(self.token_ids),
             logprobs=columns.pack(self.logprobs, columns.F32) if self.any_logprobs else b"",
         )
+        if any(self.tops):
+            pairs = [pair for top in self.tops for pair in top]
+            found.top_counts = columns.pack([len(top) for top in self.tops], columns.U32)
+            found.top_token_ids = columns.pack([token for token, _ in pairs])
+            found.top_logprobs = columns.pack([logprob for _, logprob in pairs], columns.F32)
+        return found
 
 
 class Frontend:
@@ -94,8 +106,8 @@ class Frontend:
             self._submit(submit)
         for stop in message.stops:
             outlet = self._outlets.get(stop.handle)
-            if outlet is not None and stop.choice == 0:
-                self._book.stop(outlet.live, stop.token_offset)
+            if outlet is not None:
+                self._book.stop(outlet.live, stop.choice, stop.token_offset)
         for cancel in message.cancels:
             self._cancel(cancel)
         if message.HasField("goodbye"):
@@ -110,7 +122,7 @@ class Frontend:
         except QuireError as error:
             self._refuse(submit.handle, error)
             return
-        self._bind(submit.handle, live, cursor=len(submission.committed))
+        self._bind(submit.handle, live, [len(tokens) for tokens in submission.committed])
 
     def _is_same(self, submit: engine_pb2.Submit) -> bool:
         return self._outlets[submit.handle].live.submission.key == (submit.tenant, submit.request_id)
@@ -124,14 +136,16 @@ class Frontend:
             )
         return live
 
-    def _bind(self, handle: int, live: LiveRequest, *, cursor: int) -> None:
-        """From here on the request's output goes to `handle`, from token `cursor` on; a former reader has lost it."""
+    def _bind(self, handle: int, live: LiveRequest, cursors: list[int]) -> None:
+        """From here on the request's output goes to `handle`, from those tokens on; a former reader has lost it."""
         if live.outlet is not None and live.outlet.reader is self:
             self._forget(live.outlet)
         elif live.outlet is not None:
             live.outlet.reader.lose(live.outlet)
         self.held = {h: other for h, other in self.held.items() if other is not live}
-        live.outlet = self._outlets[handle] = Outlet(self, handle, live, cursor)
+        live.outlet = self._outlets[handle] = Outlet(
+            self, handle, live, cursors + [0] * (live.submission.num_choices - len(cursors))
+        )
         self.touch(live.outlet)
 
     def _cancel(self, cancel: engine_pb2.Cancel) -> None:
@@ -182,20 +196,32 @@ class Frontend:
         if not outlet.started_written and live.time.first_scheduled_ns is not None:
             outlet.started_written = True
             message.started.add(handle=outlet.handle, cached_prompt_tokens=live.cached_prompt_tokens)
-        if len(live.tokens) > outlet.cursor:
-            runs.put(outlet)
-        if live.end is not None:
+        if not live.output.ranked or live.is_over:
+            self._put_choices(outlet, message, runs)
+        if live.is_over:
             self._put_end(outlet, message)
 
+    def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: _Runs) -> None:
+        """New tokens of each choice, and its end, but for the request's last, which has the account."""
+        live = outlet.live
+        if live.is_over and live.failure is None:
+            _put_extras(outlet, message)
+        for number, choice in enumerate(live.output.choices):
+            if len(choice.tokens) > outlet.cursors[number]:
+                runs.put(outlet, number, choice)
+            if choice.ending is not None and number not in outlet.ends_written and live.failure is None:
+                outlet.ends_written.add(number)
+                last = live.is_over and len(outlet.ends_written) == len(live.output.choices)
+                account = live.account_at_end if last else None
+                message.finished.append(finished_message(outlet.handle, number, choice, account))
+
     def _put_end(self, outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
-        end = outlet.live.end
-        if isinstance(end, engine_pb2.Finished):
-            message.finished.add(handle=outlet.handle).MergeFrom(end)
-        elif end is not None:
-            message.failed.add(handle=outlet.handle).MergeFrom(end)
+        live = outlet.live
+        if live.failure is not None:
+            message.failed.add(handle=outlet.handle, account=live.account_at_end).MergeFrom(live.failure)
         outlet.end_written = True
         self._forget(outlet)
-        self._book.delivered(outlet.live)
+        self._book.delivered(live)
 
     def _refuse(self, handle: int, error: QuireError) -> None:
         self._refusals.append(engine_pb2.Failed(handle=handle, error=rpc.to_error_status(error)))
@@ -244,7 +270,45 @@ class Frontend:
             live, live.outlet = outlet.live, None
             if live.submission.resumable:
                 self.held[handle] = live
-            elif live.end is not None:
+            elif live.is_over:
                 self._book.delivered(live)
             else:
                 self._book.cancel(live)
+
+
+def finished_message(
+    handle: int, number: int, choice: ChoiceOutput, account: engine_pb2.RequestAccount | None = None
+) -> engine_pb2.Finished:
+    """The end of a choice; of the last one with the request's account."""
+    ending = choice.ending
+    assert ending is not None
+    return engine_pb2.Finished(
+        handle=handle,
+        choice=number,
+        reason=ending.reason,
+        stop_token_id=ending.stop_token_id,
+        num_output_tokens=len(choice.tokens),
+        last=account is not None,
+        account=account,
+        score=ending.score,
+    )
+
+
+def _put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
+    """What comes once, before the end."""
+    output = outlet.live.output
+    if output.embedding:
+        message.embeddings.add(handle=outlet.handle, values=output.embedding)
+    if output.prompt is not None:
+        message.prompt_logprobs.append(prompt_logprobs_message(outlet.handle, output.prompt))
+
+
+def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.PromptLogprobs:
+    """Log probabilities of a prompt."""
+    return engine_pb2.PromptLogprobs(
+        handle=handle,
+        logprobs=prompt.logprobs.tobytes(),
+        num_top=prompt.top_ids.shape[1],
+        top_token_ids=prompt.top_ids.tobytes(),
+        top_logprobs=prompt.top_logprobs.tobytes(),
+    )

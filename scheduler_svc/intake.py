@@ -3,8 +3,10 @@
 So the blocks of whatever ended are free before the next plan, and the core never changes under a plan that is out.
 """
 
+from collections.abc import Callable
+
 from protos.common.v1 import common_pb2
-from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.choice_output import Ending
 from scheduler_svc.core.stop_rules import check_stop
 from scheduler_svc.live_request import LiveRequest, Place
 from scheduler_svc.recording.recorder import AnyCore
@@ -14,18 +16,18 @@ from svc_common.errors import QuireError, Unavailable
 
 
 class Intake:
-    """Moves inputs from the book into the core. `core` is None where there is none (yet)."""
+    """Moves inputs from the book into the core. `core` is None where there is none (yet). `adapter_id(name)`: NotFound."""
 
-    def __init__(self, book: RequestBook) -> None:
+    def __init__(self, book: RequestBook, adapter_id: Callable[[str], int]) -> None:
         self._book = book
+        self._adapter_id = adapter_id
 
     def take_ends(self, core: AnyCore | None) -> None:
         """Ends what is stopped, cancelled or expired."""
-        for live, offset in self._book.take_stops():
-            live.cut_to(offset)
+        for live, choice, offset in self._book.take_stops():
             if core is not None:
-                core.stop_at(live.name, offset)
-            self._book.finish(live, common_pb2.FINISH_REASON_STOP)
+                core.stop_at(live.name(choice), offset)
+            self._book.stopped(live, choice, offset)
         for live in self._book.take_cancels():
             self.leave_core(live, core)
             self._book.finish(live, common_pb2.FINISH_REASON_CANCELLED)
@@ -54,14 +56,15 @@ class Intake:
             core.abort([live.core_id])
 
     def _enter(self, live: LiveRequest, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
-        """A request whose committed tokens already end it ends here."""
-        request = to_core(live.submission, live.core_id, live.tokens, limits)
-        first = request.sequences[0]
-        status = check_stop(first, limits.max_model_len)
-        if status is None:
-            core.add(request)
+        """Choices that their committed tokens already end, end here, and with the last of them the request."""
+        adapter_id = self._adapter_id(live.submission.adapter)
+        live.output.sequences.clear()  # ranked ones start from the prompt
+        request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
+        for sequence in request.unfinished if request.committed else ():
+            status = check_stop(sequence, limits.max_model_len)
+            if status is not None:
+                self._book.choice_ended(live, sequence.index, Ending.of(status, sequence.stop_token_id))
+        if not live.is_over:
+            live.request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
+            core.add(live.request)
             self._book.entered(live)
-        elif status is SequenceStatus.FINISHED_STOPPED:
-            self._book.finish(live, common_pb2.FINISH_REASON_STOP, stop_token_id=first.stop_token_id)
-        else:
-            self._book.finish(live, common_pb2.FINISH_REASON_LENGTH)

@@ -1,4 +1,4 @@
-"""One accepted request as the service sees it: what was submitted, what came out so far, who reads it, how it went.
+"""One accepted request as the service sees it: what was submitted, who reads it, how it went. What came out is in `choice_output`.
 
 The core's view (queues, blocks, counters) is `core.request.Request`; tables of these records are in `request_book`.
 """
@@ -10,6 +10,8 @@ from typing import Protocol
 from opentelemetry.trace import Span
 
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.choice_output import RequestOutput
+from scheduler_svc.core.request import Request
 from scheduler_svc.submission import Submission
 
 
@@ -33,13 +35,18 @@ class Reader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Outlet:
-    """A request's way to its reader. `cursor`: output tokens written so far; what lies beyond is new."""
+    """A request's way to its reader. `cursors`: output tokens of each choice written so far; what lies beyond is new.
+
+    `ends_written`: choices whose end was written. `extras_written`: what comes once, a vector or the prompt's logprobs.
+    """
 
     reader: Reader
     handle: int
     live: "LiveRequest"
-    cursor: int = 0
+    cursors: list[int] = field(default_factory=list)
+    ends_written: set[int] = field(default_factory=set)
     started_written: bool = False
+    extras_written: bool = False
     end_written: bool = False
 
 
@@ -58,54 +65,49 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """Owner of one request's output. `tokens` (and `logprobs` beside them, where asked) include committed ones from offset 0.
+    """Owner of one request's output. `output` has what is delivered, committed tokens included.
 
-    `core_id`: its id in the core. `num_losses`: workers lost with it in the step since its last token. `end`: its terminal
-    message without the handle; set exactly once. `retain_until_ns`: how long an ended resumable one is kept.
+    `core_id`: its id in the core. `request`: what the core has of it, once it has been there. `num_losses`: workers lost with it in
+    the step since its last token. `failure`: its end, where that is an error; `account_at_end`: set with whatever end.
+    `worker_id`: where it was scheduled last.
+    `retain_until_ns`: how long an ended resumable one is kept.
     """
 
     core_id: str
     submission: Submission
     time: Timeline
-    tokens: list[int]
-    logprobs: list[float]
+    output: RequestOutput
     place: Place = Place.PENDING
+    request: Request | None = None
     outlet: Outlet | None = None
     cached_prompt_tokens: int = 0
     num_losses: int = 0
-    end: engine_pb2.Finished | engine_pb2.Failed | None = None
+    failure: engine_pb2.Failed | None = None
+    account_at_end: engine_pb2.RequestAccount | None = None
     retain_until_ns: int = 0
     span: Span | None = field(default=None, repr=False)
     first_step: int = 0
     last_step: int = 0
+    worker_id: str = ""
 
     @property
     def is_waiting(self) -> bool:
         """Accepted and never scheduled: what the bounded queue counts."""
-        return self.end is None and self.time.first_scheduled_ns is None
+        return not self.is_over and self.time.first_scheduled_ns is None
 
     @property
-    def name(self) -> str:
-        """Name of its only sequence."""
-        return f"{self.core_id}/0"
+    def is_over(self) -> bool:
+        """Its end is known; set exactly once."""
+        return self.account_at_end is not None
+
+    def name(self, choice: int) -> str:
+        """Name of the sequence behind a choice, where choices are not ranked."""
+        return f"{self.core_id}/{choice}"
 
     def touch(self) -> None:
         """Tells the reader that there is something new."""
         if self.outlet is not None:
             self.outlet.reader.touch(self.outlet)
-
-    def add_tokens(self, token_ids: list[int], logprobs: list[float] | None) -> None:
-        """Appends output; `logprobs` may be longer than `token_ids` (tokens beyond a stop were cut off)."""
-        self.tokens.extend(token_ids)
-        if self.submission.sampling.logprobs:
-            self.logprobs.extend(logprobs[: len(token_ids)] if logprobs else [0.0] * len(token_ids))
-        self.num_losses = 0
-        self.touch()
-
-    def cut_to(self, num_tokens: int) -> None:
-        """Drops output beyond `num_tokens`: a stop string ended there."""
-        del self.tokens[num_tokens:]
-        del self.logprobs[num_tokens:]
 
     def on_scheduled(self, now_ns: int) -> bool:
         """It is in a plan as a newcomer or again after a loss; True the first time."""
@@ -117,7 +119,7 @@ class LiveRequest:
         self.time.first_scheduled_ns = now_ns
         return True
 
-    def account(self, now_ns: int, worker_id: str) -> engine_pb2.RequestAccount:
+    def account(self, now_ns: int) -> engine_pb2.RequestAccount:
         """What it used until now."""
         time = self.time
         scheduled = time.first_scheduled_ns or now_ns
@@ -126,12 +128,12 @@ class LiveRequest:
         return engine_pb2.RequestAccount(
             prompt_tokens=len(self.submission.prompt),
             cached_prompt_tokens=self.cached_prompt_tokens,
-            completion_tokens=len(self.tokens),
+            completion_tokens=self.output.num_tokens,
             queue_ns=scheduled - time.arrival_ns,
             prefill_ns=first_token - scheduled,
             decode_ns=now_ns - first_token,
             preempted_ns=time.preempted_ns + waiting_again,
             num_preemptions=time.num_preemptions,
             num_migrations=time.num_migrations,
-            worker_id=worker_id,
+            worker_id=self.worker_id,
         )

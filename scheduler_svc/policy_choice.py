@@ -30,7 +30,7 @@ from scheduler_svc.policy_keys import (
     from_texts,
     limit_names,
 )
-from scheduler_svc.policy_lanes import cache_type_of, check_chunks, check_workers, lane_phases
+from scheduler_svc.policy_lanes import cache_type_of, check_chunks, lane_phases, lanes_for
 from svc_common.errors import ConfigError
 
 Spelling = Callable[[str], str]
@@ -142,7 +142,6 @@ class PolicyChoice:
 
     def check(self) -> None:
         """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
-        check_workers(self.spec, self._origin("dp_size"))
         for knob, value in self._not_served():
             raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
         any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_NUMBER
@@ -159,8 +158,7 @@ class PolicyChoice:
         """Knobs whose work no worker does yet, or that only the recordings want."""
         spec = self.spec
         rules = (
-            ("num_scheduler_steps", spec.num_scheduler_steps > 1),
-            ("num_spec_tokens", spec.num_spec_tokens > 0),
+            ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != _PLACEHOLDERS),
             ("sliding_window", spec.sliding_window is not None),
             ("cache", spec.cache == "none"),
             ("defects", spec.defects == "recorded"),
@@ -212,8 +210,12 @@ class PolicyChoice:
         return assignment.origin if assignment is not None else f"{self.spelled('policy')} {self.spec.name}"
 
 
-def choose(policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, **limits: Any) -> PolicyChoice:
+def choose(
+    policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, num_workers: int | None = None, **limits: Any
+) -> PolicyChoice:
     """The choice made by `policy` (a preset's name or a file), `sets` and single `limits` (None = not given).
+
+    `num_workers`: that it is to drive; ranks are as many, and nothing else will do. None: as many as it wants.
 
     `spelled(name)`: how the person who is told of an error writes `policy`, `policy_set` and the limits. A limit beats what a file
     says of it, and contradicts a `--set` that says otherwise.
@@ -230,6 +232,8 @@ def choose(policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, **
     _refuse_two_words(last, options)
     given = written | last | options
     where = policy if file else f"{spelled('policy')} {policy}"
+    if num_workers is not None:
+        given = lanes_for(base, given, num_workers, where)
     spec = _spec(replace(base, name=file.name if file else base.name), given, where)
     _refuse_host_blocks(spec, (written | last).get("num_cpu_blocks"))
     return _with_limits(spec, given, spelled)
@@ -261,6 +265,9 @@ def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
 
 def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
     knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key not in (ASYNC, CACHE_TYPE)}
+    if "num_scheduler_steps" in knobs:
+        # The slots that the further steps of a plan write to.
+        knobs.setdefault("num_lookahead_slots", max(0, knobs["num_scheduler_steps"] - 1))
     phases = knobs.get("phases", base.phases)
     parts = _asynchronous(base.name, phases, given) | _chunked(phases, given) | lane_phases(base, given)
     for key, value in parts.items():

@@ -39,8 +39,32 @@ def check_chunks(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
         raise bad(chunked.origin, f"policy {spec.name} says it by prefill_chunk_size", field=CHUNKED_PREFILL)
 
 
-def check_workers(spec: PolicySpec, origin: str) -> None:
-    """ConfigError where there are more ranks than the one worker of this service."""
-    if spec.dp_size > 1:
-        why = f"dp_size={spec.dp_size}: needs {spec.dp_size} workers, and this service has one"
-        raise bad(origin, why, field="dp_size")
+def lanes_for(
+    base: PolicySpec, given: Mapping[str, Assignment], num_workers: int, policy: str
+) -> dict[str, Assignment]:
+    """`given` with as many ranks as there are workers, where the policy has ranks and their number is not given.
+
+    ConfigError where the workers are not as many as the ranks, or a policy without ranks is to drive several. `policy`: how the
+    person writes which policy it is.
+    """
+    wanted = given.get("dp_size")
+    has_ranks = base.phases == "ranks" if wanted is None else wanted.value > 1 or num_workers > 1
+    if not has_ranks or not base.schedules_tasks:
+        if num_workers > 1:
+            why = (
+                f"drives one worker, and {num_workers} are given; give one (--worker once, or --workers 1), or choose chitu-dp, "
+                "which has a rank for each"
+            )
+            raise bad(policy, why, field="dp_size")
+        return dict(given)
+    if wanted is None:
+        return {**given, "dp_size": Assignment("dp_size", num_workers, policy)}
+    if wanted.value != num_workers:
+        why = (
+            f"dp_size={wanted.value}: there must be as many workers, one for each rank, and {num_workers} given; give --worker "
+            f"{wanted.value} times (quire up: --workers {wanted.value}), or leave dp_size out"
+        )
+        raise bad(
+            wanted.origin, why.replace("given", "is given" if num_workers == 1 else "are given", 1), field="dp_size"
+        )
+    return dict(given)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.choice_output import Ending
 from scheduler_svc.core.deadlines import EXPIRED
 from scheduler_svc.core.plan import EndedSequence, TokenRun
 from scheduler_svc.core.reasons import Event
@@ -21,6 +22,7 @@ from scheduler_svc.request_spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.submission import Submission
 from scheduler_svc.waiting_room import WaitingRoom
+from scheduler_svc.worker_result import PromptRun, TokenExtras
 from svc_common import rpc
 from svc_common.clock import NS_PER_S
 from svc_common.errors import (
@@ -31,11 +33,6 @@ from svc_common.errors import (
     QuireError,
 )
 
-_REASONS = {
-    SequenceStatus.FINISHED_STOPPED: common_pb2.FINISH_REASON_STOP,
-    SequenceStatus.FINISHED_LENGTH_CAPPED: common_pb2.FINISH_REASON_LENGTH,
-    SequenceStatus.FINISHED_ABORTED: common_pb2.FINISH_REASON_CANCELLED,
-}
 _NUM_STALE_DEADLINES = 1_000
 
 
@@ -44,14 +41,13 @@ class RequestBook:
 
     def __init__(self, settings: SchedulerSettings, spans: RequestSpans, clock: Callable[[], int]) -> None:
         self.wake = asyncio.Event()
-        self.worker_id = ""
         self._settings = settings
         self._spans = spans
         self._clock = clock
         self._by_key: dict[tuple[str, str], LiveRequest] = {}
         self._by_core_id: dict[str, LiveRequest] = {}
         self._pending: dict[str, LiveRequest] = {}
-        self._stops: dict[str, int] = {}
+        self._stops: dict[tuple[str, int], int] = {}
         self._cancels: dict[str, None] = {}
         self._deadlines: list[tuple[int, str]] = []
         self._room = WaitingRoom(settings)
@@ -69,10 +65,11 @@ class RequestBook:
         """The request behind a core id."""
         return self._by_core_id.get(core_id)
 
-    @property
-    def num_live(self) -> int:
-        """Requests that have not ended."""
-        return len(self._by_core_id)
+    def num_users(self, adapter_id: int) -> int:
+        """Requests in the core, or on their way back to it, that use an adapter."""
+        return sum(
+            live.request is not None and live.request.lora_id == adapter_id for live in self._by_core_id.values()
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -98,8 +95,7 @@ class RequestBook:
             core_id=self._core_id(submission),
             submission=submission,
             time=Timeline(submission.arrival_ns),
-            tokens=submission.committed.tolist(),
-            logprobs=[0.0] * len(submission.committed) if submission.sampling.logprobs else [],
+            output=submission.new_output(),
         )
         self._by_key[submission.key] = self._by_core_id[live.core_id] = self._pending[live.core_id] = live
         self._room.enter(len(submission.prompt))
@@ -117,14 +113,19 @@ class RequestBook:
             self._cancels[live.core_id] = None
             self.wake.set()
 
-    def stop(self, live: LiveRequest, token_offset: int) -> None:
-        """Ends it at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it."""
-        offset = min(token_offset, len(live.tokens))
+    def stop(self, live: LiveRequest, choice: int, token_offset: int) -> None:
+        """Ends a choice at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it.
+
+        Choices that are ranked, or that there are none of, are not stopped.
+        """
+        choices = live.output.choices
+        if live.is_over or live.output.ranked or choice >= len(choices) or choices[choice].ending is not None:
+            return
+        offset = min(token_offset, len(choices[choice].tokens))
         if live.place is Place.PENDING:
-            live.cut_to(offset)
-            self.finish(live, common_pb2.FINISH_REASON_STOP)
-        elif live.place is Place.IN_CORE:
-            self._stops[live.core_id] = offset
+            self.stopped(live, choice, offset)
+        else:
+            self._stops[live.core_id, choice] = offset
             self.wake.set()
 
     def take_pending(self) -> list[LiveRequest]:
@@ -133,9 +134,13 @@ class RequestBook:
         self._pending.clear()
         return taken
 
-    def take_stops(self) -> list[tuple[LiveRequest, int]]:
-        """Requests in the core to stop, with the offset."""
-        taken = [(self._by_core_id[core_id], offset) for core_id, offset in self._stops.items()]
+    def take_stops(self) -> list[tuple[LiveRequest, int, int]]:
+        """Choices of requests in the core to stop, with the offset."""
+        taken = [
+            (live, choice, offset)
+            for (core_id, choice), offset in self._stops.items()
+            if (live := self._by_core_id.get(core_id)) is not None
+        ]
         self._stops.clear()
         return taken
 
@@ -169,9 +174,10 @@ class RequestBook:
         live.place = Place.PENDING
         self._pending[live.core_id] = live
 
-    def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int) -> None:
-        """It is in the plan of `step` as a newcomer, or again after it had left."""
+    def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
+        """It is in the plan of `step`, for that worker, as a newcomer or again after it had left."""
         live, now_ns = self._by_core_id[core_id], self._clock()
+        live.worker_id = worker_id
         if live.on_scheduled(now_ns):
             live.cached_prompt_tokens = cached_prompt_tokens
             self._room.leave(len(live.submission.prompt))
@@ -202,21 +208,35 @@ class RequestBook:
         live.num_losses += in_step
         return live.num_losses < self._settings.max_worker_losses
 
-    def put_tokens(self, run: TokenRun, step: int, logprobs: list[float] | None) -> None:
+    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
         """New output."""
         live = self._by_core_id[run.request_id]
-        if run.offset != len(live.tokens):
-            raise Internal(f"{run.name}: tokens from offset {run.offset} on, after {len(live.tokens)} were delivered")
         if live.time.first_token_ns is None:
             live.time.first_token_ns = self._clock()
             self._spans.first_token(live, step)
         live.last_step = step
-        live.add_tokens(run.token_ids, logprobs)
+        live.num_losses = 0
+        wants_tops = live.submission.num_top_logprobs > 0
+        live.output.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
+        if not live.output.ranked:
+            live.touch()
+
+    def put_prompt(self, core_id: str, run: PromptRun) -> None:
+        """Log probabilities of some of its prompt's tokens."""
+        live = self._by_core_id.get(core_id)
+        if live is not None and live.output.prompt is not None:
+            live.output.prompt.put(run)
+
+    def put_embedding(self, core_id: str, values: bytes) -> None:
+        """Its prompt's vector; its end follows."""
+        live = self._by_core_id.get(core_id)
+        if live is not None:
+            live.output.embedding = values
 
     # --- ends -----------------------------------------------------------------------------------------------------
 
     def sequence_ended(self, ended: EndedSequence) -> None:
-        """The core ended its only sequence."""
+        """The core ended a sequence: with an error its request is over, else a choice, or the request if it was the last."""
         live = self._by_core_id.get(ended.request_id)
         if live is None:
             return
@@ -226,21 +246,43 @@ class RequestBook:
             self.expire(live)
         elif ended.error is not None:
             self.fail(live, Internal(ended.error, reason="STEP_FAILED"))
+        elif live.output.ranked:
+            if ended.request_done:
+                self._rank(live)
         else:
-            self.finish(live, _REASONS[ended.status], stop_token_id=ended.stop_token_id)
+            self.choice_ended(live, ended.index, Ending.of(ended.status, ended.stop_token_id))
+
+    def stopped(self, live: LiveRequest, choice: int, offset: int) -> None:
+        """A choice ended at a stop string, after `offset` tokens."""
+        live.output.choices[choice].cut_to(offset)
+        self.choice_ended(live, choice, Ending(common_pb2.FINISH_REASON_STOP))
 
     def finish(self, live: LiveRequest, reason: common_pb2.FinishReason, *, stop_token_id: int | None = None) -> None:
-        """Its regular end."""
-        account = live.account(self._clock(), self.worker_id)
-        end = engine_pb2.Finished(reason=reason, num_output_tokens=len(live.tokens), last=True, account=account)
-        if stop_token_id is not None:
-            end.stop_token_id = stop_token_id
-        self._end(live, end, error=None)
+        """Its regular end: of all choices that have none yet."""
+        for choice in live.output.choices:
+            choice.ending = choice.ending or Ending(reason, stop_token_id)
+        self._end(live, error=None)
+
+    def choice_ended(self, live: LiveRequest, choice: int, ending: Ending) -> None:
+        """A choice is complete, with the last of them the request."""
+        output = live.output.choices[choice]
+        output.ending = output.ending or ending
+        if all(c.ending is not None for c in live.output.choices):
+            self._end(live, error=None)
+        else:
+            live.touch()
+
+    def _rank(self, live: LiveRequest) -> None:
+        """All sequences are over: the best are the choices (R21, R25)."""
+        assert live.request is not None
+        live.output.rank(live.request)
+        self._end(live, error=None)
 
     def fail(self, live: LiveRequest, error: QuireError) -> None:
         """Its end by an error."""
-        account = live.account(self._clock(), self.worker_id)
-        self._end(live, engine_pb2.Failed(error=rpc.to_error_status(error), account=account), error=error)
+        if not live.is_over:
+            live.failure = engine_pb2.Failed(error=rpc.to_error_status(error))
+            self._end(live, error=error)
 
     def expire(self, live: LiveRequest) -> None:
         """Its end by its deadline."""
@@ -248,18 +290,16 @@ class RequestBook:
 
     def delivered(self, live: LiveRequest) -> None:
         """Its end was written to its reader; a resumable one is kept for those who come back."""
-        if live.end is not None and live.submission.key not in self._retained:
+        if live.is_over and live.submission.key not in self._retained:
             self._forget(live)
 
-    def _end(
-        self, live: LiveRequest, end: engine_pb2.Finished | engine_pb2.Failed, *, error: QuireError | None
-    ) -> None:
-        if live.end is not None:
+    def _end(self, live: LiveRequest, *, error: QuireError | None) -> None:
+        if live.is_over:
             return
         if live.is_waiting:
             self._room.leave(len(live.submission.prompt))
-        live.end, live.place = end, Place.ENDED
-        for table in (self._by_core_id, self._pending, self._stops, self._cancels):
+        live.account_at_end, live.place = live.account(self._clock()), Place.ENDED
+        for table in (self._by_core_id, self._pending, self._cancels):
             table.pop(live.core_id, None)
         self._spans.ended(live, error)
         if live.submission.resumable:
@@ -273,7 +313,7 @@ class RequestBook:
     def _retain(self, live: LiveRequest) -> None:
         live.retain_until_ns = self._clock() + int(self._settings.frontend_grace_s * NS_PER_S)
         self._retained[live.submission.key] = live
-        self._num_retained_tokens += len(live.tokens)
+        self._num_retained_tokens += live.output.num_tokens
         self._forget_expired()
 
     def _forget_expired(self) -> None:
@@ -284,7 +324,7 @@ class RequestBook:
             if live.retain_until_ns > now_ns and not over:
                 return
             del self._retained[live.submission.key]
-            self._num_retained_tokens -= len(live.tokens)
+            self._num_retained_tokens -= live.output.num_tokens
             if live.outlet is None or live.outlet.end_written:
                 self._forget(live)
 

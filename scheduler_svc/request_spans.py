@@ -59,7 +59,7 @@ class RequestSpans:
         """It is over."""
         if live.span is None:
             return
-        live.span.set_attribute("gen_ai.usage.output_tokens", len(live.tokens))
+        live.span.set_attribute("gen_ai.usage.output_tokens", live.output.num_tokens)
         live.span.set_attribute("quire.num_preemptions", live.time.num_preemptions)
         if error is not None:
             live.span.set_attribute("error.type", error.reason)

@@ -9,10 +9,11 @@ from svc_common.errors import ConfigError
 class SchedulerSettings(BaseModel):
     """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
 
-    `workers`: addresses HOST:PORT. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it. Limits that
-    are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` / `num_cpu_blocks`: use fewer than the workers'
-    profile says; None = what fits.
-    `overlap`: plan the next step while one runs, where the policy can. `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
+    `workers`: addresses HOST:PORT; several for a policy that has a rank for each. `policy`: a preset's name or a policy file;
+    `policy_set`: "KEY=VALUE" on top of it. Limits that are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` /
+    `num_cpu_blocks`: use fewer than the workers' profile says; None = what fits.
+    `overlap`: plan the next step while one runs, where the policy can.
+    `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
     Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
     `record_*`: the last steps are kept for `quire record`, in segments of so many steps, as many as fit so many bytes (either 0 =
     none); with tokens under other names unless `record_tokens` says otherwise.
@@ -64,22 +65,25 @@ class SchedulerSettings(BaseModel):
             prefix_caching=self.enable_prefix_caching,
             num_gpu_blocks=self.num_gpu_blocks,
             num_cpu_blocks=self.num_cpu_blocks,
+            num_workers=max(1, len(self.workers)),
         )
         choice.check()
         return choice
 
-    def worker_address(self) -> str:
-        """The worker to drive. ConfigError unless there is exactly one: the policies built so far drive one lane."""
-        if len(self.workers) != 1:
+    def worker_addresses(self) -> tuple[str, ...]:
+        """The workers to drive. ConfigError for none, the same twice, and what is no address."""
+        if not self.workers or len(set(self.workers)) < len(self.workers):
+            problem = "a worker is given twice" if self.workers else "no worker is given"
             raise ConfigError(
-                f"{len(self.workers)} workers are given and policy {self.policy} drives exactly one; give --worker HOST:PORT once",
+                f"{problem}; give --worker HOST:PORT once for each",
                 reason="NUM_WORKERS",
                 metadata={"workers": ",".join(self.workers)},
             )
-        host, _, port = self.workers[0].rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(
-                f"--worker {self.workers[0]!r} is no address; write HOST:PORT, for example 127.0.0.1:50061",
-                reason="WORKER_ADDRESS",
-            )
-        return self.workers[0]
+        for address in self.workers:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise ConfigError(
+                    f"--worker {address!r} is no address; write HOST:PORT, for example 127.0.0.1:50061",
+                    reason="WORKER_ADDRESS",
+                )
+        return self.workers

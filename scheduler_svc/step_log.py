@@ -8,7 +8,7 @@ tables are kept as changes, so that the tables of any held step can be rebuilt; 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.row_planner import WorkerResult
+from scheduler_svc.worker_result import WorkerResult
 from svc_common import columns
 
 Pairs = tuple[tuple[int, int], ...]
@@ -78,6 +78,7 @@ class StepRecord:
     computed_tokens: int = 0
     duration_ns: int = 0
     error: str = ""
+    is_closed: bool = False
 
     def report(self, tables: Tables | None) -> admin_pb2.StepReport:
         """Its wire form; `tables`: those right after this step's schedule(), None = not asked."""
@@ -167,12 +168,12 @@ class StepLog:
         self._left = []
         self._open[plan.step] = self._last = record
 
-    def complete(self, result: WorkerResult) -> None:
-        """Its result came back."""
+    def complete(self, result: WorkerResult, runs: Mapping[str, list[int]] | None = None) -> None:
+        """Its result came back. `runs`: what the core made of it, by sequence; of those that branched nothing else is told."""
         record = self._open.get(result.result.step)
         if record is None:
             return
-        tokens = result.result.tokens
+        tokens = {**(runs or {}), **result.result.tokens} if result.branches else result.result.tokens
         sampled = tuple(tokens), columns.pack([len(run) for run in tokens.values()])
         if sampled != self._last_sampled:
             self._last_sampled = sampled
@@ -182,18 +183,21 @@ class StepLog:
         record.duration_ns = result.duration_ns
         self._close(record, result.error.message if result.error else "")
 
-    def fail_open(self, why: str) -> None:
-        """The worker is gone: the results of what is out will never come."""
-        for record in list(self._open.values()):
-            self._close(record, why)
-
-    def forget_tables(self) -> None:
-        """All sequences left the worker at once (a new epoch)."""
-        self._left.extend(self._newest_tables())
+    def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None) -> None:
+        """A worker is gone: sequences left it at once, and results of those steps (None: of all that are out) will never come."""
+        for step in list(self._open) if steps is None else steps:
+            if step in self._open:
+                self._close(self._open[step], "the worker was lost")
+        self._left.extend(names)
 
     def _close(self, record: StepRecord, error: str) -> None:
-        record.error = error
-        del self._open[record.step]
+        """Steps are told in their order, though the workers of lanes may answer in another."""
+        record.error, record.is_closed = error, True
+        while self._open and (oldest := next(iter(self._open.values()))).is_closed:
+            del self._open[oldest.step]
+            self._append(oldest)
+
+    def _append(self, record: StepRecord) -> None:
         self._records.append(record)
         self._num_closed += 1
         while len(self._records) > self.max_steps:
@@ -246,12 +250,6 @@ class StepLog:
         """Until more than `position` steps have completed."""
         while self._num_closed <= position:
             await self._grown.wait()
-
-    def _newest_tables(self) -> Tables:
-        state = self.oldest_tables()
-        for record in itertools.chain(self._records, self._open.values()):
-            record.change.apply(state)
-        return state
 
 
 class StepReader:

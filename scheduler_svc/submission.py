@@ -4,7 +4,7 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.request import Request, StopRules
-from scheduler_svc.row_planner import RowSampling
+from scheduler_svc.choice_output import ChoiceOutput, PromptScores, RequestOutput
+from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.row_messages import RowSampling
 from svc_common import columns
 from svc_common.clock import NS_PER_S
 from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
@@ -21,18 +22,31 @@ from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
 MAX_ID_LENGTH = 512
 MAX_STATE_BYTES = 2**20
 MAX_STOP_TOKENS = 4_096
+MAX_CHOICES = 128
+_NO_TOKENS = np.zeros(0, columns.I32)
+_BEAM_STOPS: dict[int, bool | str] = {
+    common_pb2.BEAM_STOP_WHEN_ENOUGH: True,
+    common_pb2.BEAM_STOP_NEVER: "never",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as submitted, well formed. `prompt` and `committed`: int32 token ids. Times on this process' monotonic clock."""
+    """A request as submitted, well formed. `prompt` and `committed` (by choice): int32 token ids. Times on this process' monotonic
+    clock. `num_choices` of `best_of` sequences are wanted; `beam`: they are beams. `num_prompt_logprobs`: None = not wanted."""
 
     request_id: str
     tenant: str
     prompt: NDArray[np.int32]
-    committed: NDArray[np.int32]
+    committed: list[NDArray[np.int32]]
     sampling: RowSampling
     stop: StopRules
+    num_choices: int
+    best_of: int
+    beam: BeamRules | None
+    num_top_logprobs: int
+    num_prompt_logprobs: int | None
+    adapter: str
     priority: int
     arrival_ns: int
     deadline_ns: int | None
@@ -46,6 +60,33 @@ class Submission:
     def key(self) -> tuple[str, str]:
         """What makes it the same request: tenant and public id."""
         return self.tenant, self.request_id
+
+    @property
+    def is_ranked(self) -> bool:
+        """Which sequences are its choices is known at the end only."""
+        return self.beam is not None or self.best_of > self.num_choices
+
+    def row_sampling(self, limits: common_pb2.ModelLimits, adapter_id: int = 0) -> RowSampling:
+        """How its rows are sampled by a model: it says which tokens end a sequence, which none may do below `min_tokens`."""
+        sampling = replace(self.sampling, adapter_id=adapter_id) if adapter_id else self.sampling
+        if self.beam is not None:
+            # As many can end in one step as there are tokens that end a beam, and as many as beams must go on.
+            ends = len(self.stop.stop_token_ids) + (0 if self.stop.ignore_eos else len(limits.eos_token_ids))
+            sampling = replace(sampling, num_candidates=min(max(2, 1 + ends) * self.best_of, limits.vocab_size))
+        if sampling.min_tokens and not self.stop.ignore_eos:
+            return replace(sampling, end_ids=(*sampling.end_ids, *limits.eos_token_ids))
+        return sampling
+
+    def new_output(self) -> RequestOutput:
+        """What it has delivered already."""
+        choices = [ChoiceOutput() for _ in range(self.num_choices)]
+        for choice, tokens in zip(choices, self.committed, strict=False):
+            wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
+            choice.extend(tokens.tolist(), None, **wants)
+        output = RequestOutput(choices, ranked=self.is_ranked)
+        if self.num_prompt_logprobs is not None:
+            output.prompt = PromptScores.of(len(self.prompt), self.num_prompt_logprobs)
+        return output
 
 
 def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
@@ -62,6 +103,14 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
         committed=committed,
         sampling=_sampling(submit),
         stop=_stop_rules(submit.stop),
+        num_choices=max(1, submit.num_choices),
+        best_of=_best_of(submit),
+        beam=_beam_rules(submit.beam) if submit.HasField("beam") else None,
+        num_top_logprobs=submit.sampling.num_top_logprobs,
+        num_prompt_logprobs=submit.sampling.num_prompt_logprobs
+        if submit.sampling.HasField("num_prompt_logprobs")
+        else None,
+        adapter=submit.adapter,
         priority=submit.priority,
         arrival_ns=now_ns - submit.arrival_age_ns,
         deadline_ns=now_ns + submit.remaining_ns if submit.remaining_ns else None,
@@ -73,12 +122,20 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     )
 
 
-def to_core(submission: Submission, core_id: str, tokens: list[int], limits: common_pb2.ModelLimits) -> Request:
-    """The core's request, going on after `tokens` of output. InvalidArgument or OutOfRange where the model cannot take it."""
+def to_core(
+    submission: Submission, core_id: str, output: RequestOutput, limits: common_pb2.ModelLimits, lora_id: int = 0
+) -> Request:
+    """The core's request, going on after what is delivered. InvalidArgument or OutOfRange where the model cannot take it.
+
+    Ranked choices start from the prompt: nothing of them was delivered.
+    """
+    runs = [] if output.ranked else [choice.tokens for choice in output.choices]
+    tokens = [token for run in runs for token in run]
     _check_vocabulary(submission.prompt, "token_ids", limits)
     _check_vocabulary(np.asarray(tokens, dtype=columns.I32), "committed.token_ids", limits)
     _check_length(submission, limits)
     stop = submission.stop
+    needs_states = submission.num_prompt_logprobs is not None or submission.sampling.task
     return Request(
         request_id=core_id,
         prompt_token_ids=submission.prompt.tolist(),
@@ -92,9 +149,15 @@ def to_core(submission: Submission, core_id: str, tokens: list[int], limits: com
         arrival_time=submission.arrival_ns / NS_PER_S,
         priority=submission.priority,
         cache_salt=submission.cache_salt,
-        no_cache_reuse=submission.no_cache_reuse,
+        no_cache_reuse=submission.no_cache_reuse or bool(needs_states),
+        n=submission.num_choices,
+        best_of=submission.best_of,
+        beam=submission.beam,
+        lora_id=lora_id,
         deadline=None if submission.deadline_ns is None else submission.deadline_ns / NS_PER_S,
-        committed=list(tokens),
+        committed=tokens,
+        committed_counts=[len(run) for run in runs] if len(runs) > 1 and tokens else [],
+        over=[i for i, choice in enumerate(output.choices) if choice.ending is not None and not output.ranked],
     )
 
 
@@ -111,7 +174,14 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
         ("tenant", len(submit.tenant) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
         ("cache_salt", len(submit.cache_salt) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
         ("frontend_state", len(submit.frontend_state) <= MAX_STATE_BYTES, f"must have at most {MAX_STATE_BYTES} bytes"),
-        ("num_choices", submit.num_choices <= 1, f"is {submit.num_choices}; only 1 is served so far"),
+        ("num_choices", submit.num_choices <= MAX_CHOICES, f"must be at most {MAX_CHOICES}"),
+        (
+            "best_of",
+            not submit.best_of or max(1, submit.num_choices) <= submit.best_of <= MAX_CHOICES,
+            f"must be num_choices ({submit.num_choices}) to {MAX_CHOICES}",
+        ),
+        ("beam.length_penalty", math.isfinite(submit.beam.length_penalty), "must be finite"),
+        ("task", not (submit.task and (submit.best_of > 1 or submit.num_choices > 1)), "a vector has one choice"),
         ("sampling", submit.HasField("sampling"), "is missing"),
         ("sampling.temperature", _at_least(sampling.temperature, 0), "must be a finite number, 0 or more"),
         ("sampling.top_p", not submit.HasField("sampling") or 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
@@ -131,15 +201,21 @@ def _at_least(value: float, least: float) -> bool:
     return math.isfinite(value) and value >= least
 
 
-def _committed(submit: engine_pb2.Submit) -> NDArray[np.int32]:
-    if len(submit.committed) > 1 or any(c.choice != 0 for c in submit.committed):
-        _refuse([FieldViolation("committed", "must name choice 0 once at most")])
-    data = submit.committed[0].token_ids if submit.committed else b""
-    return columns.unpack(data, "committed.token_ids", minimum=0)
+def _committed(submit: engine_pb2.Submit) -> list[NDArray[np.int32]]:
+    choices = [c.choice for c in submit.committed]
+    if len(set(choices)) < len(choices) or any(choice >= max(1, submit.num_choices) for choice in choices):
+        _refuse([FieldViolation("committed", "must name each choice once at most, of those that there are")])
+    by_choice = {c.choice: columns.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
+    return [by_choice.get(choice, _NO_TOKENS) for choice in range(max(by_choice, default=-1) + 1)]
+
+
+def _best_of(submit: engine_pb2.Submit) -> int:
+    return max(1, submit.num_choices, submit.best_of)
 
 
 def _sampling(submit: engine_pb2.Submit) -> RowSampling:
-    s = submit.sampling
+    s, has_beam, stop = submit.sampling, submit.HasField("beam"), submit.stop
+    ends = () if not stop.min_tokens else tuple(stop.stop_token_ids)
     return RowSampling(
         temperature=s.temperature,
         top_p=s.top_p,
@@ -147,7 +223,28 @@ def _sampling(submit: engine_pb2.Submit) -> RowSampling:
         seed=s.seed,
         logprobs=s.logprobs,
         trace=submit.trace if submit.trace.traceparent else None,
+        options=rare_options(s),
+        min_tokens=stop.min_tokens,
+        end_ids=ends,
+        ranked=has_beam or _best_of(submit) > max(1, submit.num_choices),
+        num_candidates=_best_of(submit) if has_beam else 0,
+        task=submit.task,
     )
+
+
+def rare_options(sampling: common_pb2.ResolvedSampling) -> common_pb2.ResolvedSampling | None:
+    """What goes beyond the columns of `AddedRows`; None for nothing."""
+    rest = common_pb2.ResolvedSampling()
+    rest.CopyFrom(sampling)
+    for name in ("temperature", "top_p", "top_k", "seed", "logprobs"):
+        rest.ClearField(name)
+    if rest.repetition_penalty == 1:
+        rest.ClearField("repetition_penalty")
+    return rest if rest.ByteSize() else None
+
+
+def _beam_rules(beam: common_pb2.BeamRules) -> BeamRules:
+    return BeamRules(beam.length_penalty, _BEAM_STOPS.get(beam.stop, False))
 
 
 def _stop_rules(stop: common_pb2.StopRules) -> StopRules:

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -15,16 +17,21 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.adapters import AdapterTable
+from scheduler_svc.cache_agreement import CacheAgreement, CacheCounts
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
-from scheduler_svc.readiness import Readiness
+from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import rpc
+from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import DeadlineExceeded, FailedPrecondition, Internal, QuireError, Unavailable
 
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _GOODBYE_S = 0.5
+_SLOWEST_STEPS = 10
+"""Of the slowest step so far: nobody calls a step hung before."""
 
 
 class WorkerLostError(Exception):
@@ -33,15 +40,6 @@ class WorkerLostError(Exception):
     def __init__(self, why: str, *, refused: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounts:
-    """What was allocated at the worker. Device blocks include the null block."""
-
-    num_gpu_blocks: int
-    num_cpu_blocks: int
-    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +56,21 @@ class Ownership:
 
 @dataclass(slots=True)
 class _Loaded:
-    """What one process of the worker said; void once its boot id changes."""
+    """What one process of the worker said; void once its boot id changes. `slowest_step_s`: so far, the profile's included."""
 
     boot_id: str
     limits: common_pb2.ModelLimits
     bundle: bytes
     cache: CacheCounts
+    slowest_step_s: float
 
 
 class WorkerLink:
-    """Owner of the channel and the Run stream. One caller: the step loop."""
+    """Owner of the channel and the Run stream. One caller: its `WorkerLane`.
+
+    `agreement`: what it shares with the links to the other workers. `adapters`: what the worker must have before it runs
+    steps. `on_news`: called when `take` has something.
+    """
 
     def __init__(
         self,
@@ -75,18 +78,23 @@ class WorkerLink:
         identity: rpc.Identity,
         settings: SchedulerSettings,
         choice: PolicyChoice,
-        readiness: Readiness,
+        readiness: WorkerReadiness,
+        agreement: CacheAgreement,
+        adapters: AdapterTable,
     ) -> None:
         self.address = address
         self._choice = choice
         self._identity = identity
         self._settings = settings
         self._readiness = readiness
+        self._agreement = agreement
+        self._adapters = adapters
+        self.on_news: Callable[[], None] = lambda: None
         self._channel: grpc.aio.Channel | None = None
         self._stub: worker_pb2_grpc.WorkerServiceStub | None = None
         self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._results: asyncio.Queue[worker_pb2.WorkerOutputs | WorkerLostError] = asyncio.Queue()
+        self._results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
         self._loaded: _Loaded | None = None
         self._epoch = 0
         self._last_step_id = 0
@@ -121,19 +129,31 @@ class WorkerLink:
         if loaded is None or loaded.boot_id != answer.identity.boot_id:
             loaded = self._loaded = await self._load(stub, answer.identity.boot_id)
             self._epoch = 0
-        return await self._own(stub, loaded)
+        owned = await self._own(stub, loaded)
+        if self not in self._adapters.hosts:
+            self._adapters.hosts.append(self)
+        if not owned.resumed:
+            await self._adapters.restore(self)  # a new owner's numbers have no meaning yet
+        return owned
 
     def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
         if self._stub is None:
-            self._channel = rpc.channel(self.address)
+            self._channel = rpc.channel(self.address, keepalive_s=rpc.WORKER_KEEPALIVE_S)
             self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 
     async def _load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> _Loaded:
         limits = await self._load_model(stub)
-        cache = await self._allocate(stub, limits.max_model_len)
+        begin_ns = monotonic_ns()
+        fit = await self._profile(stub, limits.max_model_len)
+        largest_step_s = (monotonic_ns() - begin_ns) / NS_PER_S
+        self._readiness.ready()
+        cache = await self._agreement.reach(self.address, limits, fit)
+        await stub.AllocateCache(
+            worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
+        )
         bundle = await self._fetch_bundle(stub, limits.bundle_digest)
-        return _Loaded(boot_id, limits, bundle, cache)
+        return _Loaded(boot_id, limits, bundle, cache, largest_step_s)
 
     async def _load_model(self, stub: worker_pb2_grpc.WorkerServiceStub) -> common_pb2.ModelLimits:
         stage = ""
@@ -151,7 +171,8 @@ class WorkerLink:
             )
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
-    async def _allocate(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
+    async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
+        """What it could allocate."""
         tokens, seqs = self._choice.largest_step(max_model_len)
         self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(
@@ -160,17 +181,12 @@ class WorkerLink:
         log.info("memory of worker %s:\n%s", self.address, profile.readable)
         size = WorkerSize(profile.block_size, profile.num_gpu_blocks, profile.num_cpu_blocks, max_model_len)
         fit = self._choice.core_limits(size)
-        cache = CacheCounts(
-            num_gpu_blocks=fit.num_gpu_blocks, num_cpu_blocks=fit.num_cpu_blocks, block_size=fit.block_size
-        )
-        await stub.AllocateCache(
-            worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
-        )
-        return cache
+        return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
 
     async def _fetch_bundle(self, stub: worker_pb2_grpc.WorkerServiceStub, digest: str) -> bytes:
-        if self._readiness.limits is not None and self._readiness.limits.bundle_digest == digest:
-            return self._readiness.bundle
+        known = self._readiness.known_bundle(digest)
+        if known is not None:
+            return known
         call = stub.GetModelBundle(worker_pb2.GetModelBundleRequest(digest=digest))
         bundle = b"".join([piece.chunk async for piece in call])
         found = hashlib.sha256(bundle).hexdigest()
@@ -199,7 +215,7 @@ class WorkerLink:
         if not welcome.resumed:
             self._last_step_id = 0
         self._epoch = welcome.epoch
-        self._results = asyncio.Queue()
+        self._results = deque()
         self._reader = asyncio.create_task(self._read_results(self._results), name="worker-results")
         return Ownership(
             epoch=welcome.epoch,
@@ -226,6 +242,24 @@ class WorkerLink:
             )
         return f"the worker at {self.address} cannot serve: {error}"
 
+    # --- adapters -------------------------------------------------------------------------------------------------
+
+    async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """Loads one at the worker: (bytes, rank). Its typed error where it does not fit."""
+        request = worker_pb2.LoadAdapterRequest(adapter_id=adapter_id, path=path)
+        try:
+            answer = await self._connect().LoadAdapter(request)
+        except grpc.RpcError as error:
+            raise rpc.from_rpc_error(error) from None
+        return answer.num_bytes, answer.rank
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        """The worker forgets one. Its typed error."""
+        try:
+            await self._connect().UnloadAdapter(worker_pb2.UnloadAdapterRequest(adapter_id=adapter_id))
+        except grpc.RpcError as error:
+            raise rpc.from_rpc_error(error) from None
+
     # --- the stream -----------------------------------------------------------------------------------------------
 
     async def send(self, message: worker_pb2.SchedulerOutputs) -> None:
@@ -236,31 +270,47 @@ class WorkerLink:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise _lost(error) from None
 
-    async def receive(self) -> worker_pb2.WorkerOutputs:
-        """The next result. WorkerLostError when the stream is gone or nothing came for `step_timeout_s` (the watchdog)."""
-        try:
-            async with asyncio.timeout(self._settings.step_timeout_s):
-                message = await self._results.get()
-        except TimeoutError:
-            raise WorkerLostError(f"no result for {self._settings.step_timeout_s:g} s") from None
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something."""
+        return bool(self._results)
+
+    def take(self) -> worker_pb2.WorkerOutputs | None:
+        """The next result, None before it is there. WorkerLostError when the stream is gone."""
+        if not self._results:
+            return None
+        message = self._results.popleft()
         if isinstance(message, WorkerLostError):
             raise message
         if message.epoch == self._epoch:
             self._last_step_id = message.step_id
+        self._time_step(message.timings)
         return message
 
     @property
-    def stream_end(self) -> asyncio.Task[None]:
-        """Done when the stream is gone: what an idle owner watches. `receive` then says why."""
-        assert self._reader is not None
-        return self._reader
+    def patience_s(self) -> float:
+        """How long to wait for a result before the engine must be taken to hang.
 
-    async def _read_results(self, results: asyncio.Queue[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
+        A step may be long: many times what any took, the largest one in the profile included, and `step_timeout_s` at least.
+
+        A process that is stopped or cut off is noticed by its transport, in seconds.
+        """
+        slowest_s = self._loaded.slowest_step_s if self._loaded is not None else 0.0
+        return max(self._settings.step_timeout_s, _SLOWEST_STEPS * slowest_s)
+
+    def _time_step(self, t: worker_pb2.StepTimings) -> None:
+        assert self._loaded is not None
+        took_s = (t.cache_ns + t.prepare_ns + t.model_ns + t.sample_ns) / NS_PER_S
+        self._loaded.slowest_step_s = max(self._loaded.slowest_step_s, took_s)
+
+    async def _read_results(self, results: deque[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
         try:
             while True:
-                results.put_nowait(await self._read())
+                results.append(await self._read())
+                self.on_news()
         except WorkerLostError as error:
-            results.put_nowait(error)
+            results.append(error)
+            self.on_news()
 
     async def _read(self) -> worker_pb2.WorkerOutputs:
         assert self._run is not None
@@ -277,7 +327,10 @@ class WorkerLink:
         self._epoch = 0
 
     def drop(self) -> None:
-        """Gives the stream up; the channel stays."""
+        """Gives the stream up, and what came of it was not taken; the channel stays."""
+        self._results = deque()
+        if self in self._adapters.hosts:
+            self._adapters.hosts.remove(self)
         if self._reader is not None:
             self._reader.cancel()
             self._reader = None

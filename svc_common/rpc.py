@@ -26,16 +26,15 @@ ERROR_DOMAIN = "quire"
 PUBLIC_MESSAGE_BYTES = 4 * 2**20
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
-_CLIENT_KEEPALIVE_MS = 2_000
+KEEPALIVE_S = 2.0
+WORKER_KEEPALIVE_S = 1.0
+"""A worker that is stopped or cut off is noticed within twice this time: keys and values, and so all its work, depend on it."""
 
 # An answer is final: a client whose service config retries UNAVAILABLE is to retry broken connections, not our refusals, which
 # may have waited long and say themselves when to come again (RetryInfo).
 _FINAL = ("grpc-retry-pushback-ms", "-1")
 
 _CLIENT_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", _CLIENT_KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -47,7 +46,7 @@ _CLIENT_OPTIONS: list[tuple[str, Any]] = [
 
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_KEEPALIVE_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(500 * WORKER_KEEPALIVE_S)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 20_000),
@@ -68,9 +67,22 @@ _INTERNAL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel between our own services, plain text; loopback or a private network only."""
-    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+def channel(address: str, *, keepalive_s: float = KEEPALIVE_S) -> grpc.aio.Channel:
+    """A channel between our own services, plain text; loopback or a private network only.
+
+    A peer that answers nothing, hung or cut off, ends all calls with UNAVAILABLE within twice `keepalive_s`. Pings are answered
+    by the peer's transport, whatever its Python code does.
+    """
+    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS + _keepalive(keepalive_s))
+
+
+def _keepalive(seconds: float) -> list[tuple[str, Any]]:
+    """A ping after so long without a byte from the peer, and so long for its answer.
+
+    `ping_timeout_ms` is what counts once something waits to be written; without it that takes a minute.
+    """
+    options = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return [(option, int(1_000 * seconds)) for option in options]
 
 
 def server(*, public: bool = False) -> grpc.aio.Server:

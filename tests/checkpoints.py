@@ -7,7 +7,11 @@ not notice a wrong cache.
 import json
 from pathlib import Path
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "opt")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
+)  # fmt: skip
+MIXTURES = ("mixtral", "qwen3_moe")
+DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 VOCAB_SIZE = 512
 EOS_TOKEN_ID = 511
 BOS_TOKEN_ID = 510
@@ -16,6 +20,7 @@ INIT_RANGE = 0.3
 HIDDEN = 64
 LAYERS = 2
 HEADS = 4
+SLIDING_WINDOW = 24  # no multiple of any block size in use: windows begin within blocks
 
 
 def _gated(model_type: str, **extra: object) -> dict[str, object]:
@@ -33,31 +38,68 @@ def _gated(model_type: str, **extra: object) -> dict[str, object]:
     }
 
 
+def _gemma(model_type: str, **extra: object) -> dict[str, object]:
+    """Windowed and full layers in turn, a query scale of its own (not head_dim ** -0.5)."""
+    return _gated(
+        model_type,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        head_dim=16,
+        query_pre_attn_scalar=4,
+        sliding_window=SLIDING_WINDOW,
+        **extra,
+    )
+
+
+def _experts(model_type: str, **extra: object) -> dict[str, object]:
+    return _gated(model_type, num_local_experts=4, num_experts_per_tok=2, **extra)
+
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "llama": _gated("llama"),
+    "mistral": _gated("mistral", head_dim=16, sliding_window=SLIDING_WINDOW),
+    "qwen2": _gated("qwen2"),
+    "qwen3": _gated("qwen3", head_dim=32),
+    "gemma2": _gemma("gemma2", attn_logit_softcapping=4.0, final_logit_softcapping=20.0),
+    "gemma3_text": _gemma("gemma3_text"),
+    "phi3": _gated("phi3"),
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": HIDDEN,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": MAX_POSITIONS,
+        "initializer_range": INIT_RANGE,
+    },
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        # A quarter, the default, would leave two pairs of so small a head.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": INIT_RANGE,
+    },
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": HIDDEN,
+        "ffn_dim": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": MAX_POSITIONS,
+        "word_embed_proj_dim": HIDDEN,
+        "init_std": INIT_RANGE,
+    },
+    "mixtral": _experts("mixtral", sliding_window=None),
+    "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
+}
+
+
 def config_of(family: str) -> dict[str, object]:
     """`config.json` of a family, without what all share."""
-    return {
-        "llama": _gated("llama"),
-        "qwen2": _gated("qwen2"),
-        "qwen3": _gated("qwen3", head_dim=32),
-        "gpt2": {
-            "model_type": "gpt2",
-            "n_embd": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": MAX_POSITIONS,
-            "initializer_range": INIT_RANGE,
-        },
-        "opt": {
-            "model_type": "opt",
-            "hidden_size": HIDDEN,
-            "ffn_dim": 2 * HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "max_position_embeddings": MAX_POSITIONS,
-            "word_embed_proj_dim": HIDDEN,
-            "init_std": INIT_RANGE,
-        },
-    }[family]
+    return dict(CONFIGS[family])
 
 
 def byte_tokenizer() -> object:
@@ -88,7 +130,7 @@ def _write_tokenizer(path: Path) -> None:
 
 
 def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:
-    """Writes a random checkpoint of `family` ("llama", "qwen2", "qwen3", "gpt2", "opt") into folder `path`; returns `path`.
+    """Writes a random checkpoint of `family` (one of FAMILIES) into folder `path`; returns `path`.
 
     Vocabulary 512 (bytes are ids 0..255), 2,048 positions, end of sequence 511 (unlikely). `config` overrides fields of its
     config.json. Equal arguments give equal weights.

@@ -50,13 +50,18 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
     needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
     if needed:
         raise unsupported(f"{cls.__name__} cannot be served: its forward lacks {', '.join(sorted(needed))}")
-    _check_config(cls, config)
+    _check_config(cls, config, checkpoint.config)
 
 
-def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    strange = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: PreTrainedConfig) -> None:
+    layer_types = list(getattr(config, "layer_types", None) or ())
+    strange = sorted(set(layer_types) - _LAYER_TYPES)
     if strange:
-        raise unsupported(f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}")
+        name, kind = _mixer(_skeleton(cls, whole), config, layer=layer_types.index(strange[0]))
+        raise unsupported(
+            f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}, module {name} ({kind}) for one",
+            module=name,
+        )
     for field in _UNSEEN_FIELDS:
         if getattr(config, field, None):
             raise unsupported(f"{cls.__name__} cannot be served: its configuration sets {field}", module=field)
@@ -92,6 +97,14 @@ def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str,
                     return f"{prefix}.{layer}.{name}", type(child).__name__
             return f"{prefix}.{layer}", type(layers[layer]).__name__
     return type(model).__name__, type(model).__name__
+
+
+def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
+    """ConfigError when a probe did not see last hidden states (`hidden_size` 0): embeddings are made of them."""
+    if not hidden_size:
+        raise unsupported(
+            f"{type(model).__name__} cannot be served: its last hidden states are not its decoder's result"
+        )
 
 
 def check_calls(

@@ -125,10 +125,11 @@ class PagedAttention:
     def call(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        """See Attention; writes keys and values first."""
+        """See Attention; writes keys and values first, converted to the cache's dtype."""
         assert self._batch is not None, "begin() comes before the forward pass"
         cache = self._layers[module.layer_idx]
-        self._backend.write_kv(_rows(key), _rows(value), cache, self._batch.slots, self._shape)
+        keys, values = _rows(key).to(cache.dtype), _rows(value).to(cache.dtype)
+        self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
         rule = _rule(options, self._shape.head_dim)
         return self._backend.paged_attention(_rows(query), cache, self._batch, self._shape, rule)[None]
 

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import torch
 
-from paged_kernels.backend import CacheShape, Pairs, copy_blocks, swap_blocks
+from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
 
 
 class CacheEngine:
     """Owns both pools, [num_layers, 2, num_blocks, block_elements], zero-initialised (R123); index 1 of axis 1 = values.
 
+    `dtype`: of what is stored, whatever the model computes in. A move takes all its blocks through all layers at once.
     Steps move blocks in the order of R3: swap in, swap out, copy, then the model runs.
     """
 
@@ -23,30 +24,39 @@ class CacheEngine:
         num_cpu_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        blocks: BlockMover = TORCH_BLOCKS,
     ) -> None:
         self.shape = shape
+        self._blocks = blocks
         sizes = (num_layers, 2, num_gpu_blocks, shape.block_elements)
         on_host = device.type == "cpu"
         self.device_pool = _host_zeros(sizes, dtype) if on_host else torch.zeros(sizes, dtype=dtype, device=device)
-        self.host_pool = _host_zeros((num_layers, 2, num_cpu_blocks, shape.block_elements), dtype)
+        host_sizes = (num_layers, 2, num_cpu_blocks, shape.block_elements)
+        self.host_pool = _host_zeros(host_sizes, dtype) if on_host else _pinned_zeros(host_sizes, dtype)
 
     def swap_in(self, pairs: Pairs) -> None:
         """(host block, device block) pairs."""
-        swap_blocks(self.host_pool, self.device_pool, pairs)
+        self._blocks.swap_in(self.host_pool, self.device_pool, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
         """(device block, host block) pairs."""
-        swap_blocks(self.device_pool, self.host_pool, pairs)
+        self._blocks.swap_out(self.device_pool, self.host_pool, pairs)
 
     def copy(self, pairs: Pairs) -> None:
         """(source, destination) device blocks; all pairs read the state before the call (R124)."""
-        copy_blocks(self.device_pool, pairs)
+        self._blocks.copy(self.device_pool, pairs)
 
     def move(self, *, swap_in: Pairs, swap_out: Pairs, copies: Pairs) -> None:
         """All moves of one step, in R3's order."""
         self.swap_in(swap_in)
         self.swap_out(swap_out)
         self.copy(copies)
+
+
+def _pinned_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Pinned, so that a device copies without the processor; a block is one run of bytes through all layers."""
+    layers, two, blocks, elements = sizes
+    return torch.zeros(blocks, layers, two, elements, dtype=dtype, pin_memory=True).permute(1, 2, 0, 3)
 
 
 def _host_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -133,6 +133,11 @@ def choose_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
     return stored if stored in _DTYPES.values() else torch.float32
 
 
+def choose_cache_dtype(wanted: str, computed: torch.dtype) -> torch.dtype:
+    """`wanted`: "auto" = what the model computes in, else a name of vLLM's --kv-cache-dtype that is served."""
+    return computed if wanted == "auto" else _DTYPES[wanted]
+
+
 def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
     """`wanted`, else what the configuration says. ConfigError when the model cannot take as much."""
     config = checkpoint.text_config

@@ -4,15 +4,10 @@ The shell (`service.py`) owns streams, epochs and results; an engine owns tensor
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
 from svc_common.errors import Unavailable
 
 Progress = Callable[[str, float], None]
@@ -50,6 +45,18 @@ class Engine(Protocol):
         """A serialised `worker_pb2.ModelBundle`; the same bytes every time (its SHA-256 is `limits.bundle_digest`)."""
         ...
 
+    def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """Loads the PEFT adapter in folder `path` for rows to name: its bytes and rank. After `load`; idempotent.
+
+        InvalidArgument: the folder, or the adapter for this model, is refused. FailedPrecondition: the id means another adapter.
+        ResourceExhausted: no room. On an error nothing has changed.
+        """
+        ...
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Forgets an adapter; a no-op when it is not loaded. FailedPrecondition, naming them, when rows use it."""
+        ...
+
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """Runs one step.
 
@@ -61,54 +68,3 @@ class Engine(Protocol):
     def reset(self) -> None:
         """Forgets all rows, as for a new owner; blocks stay allocated, their content is void."""
         ...
-
-
-@dataclass(slots=True)
-class StepTokens:
-    """Collects what the rows of a step produced over all its decode steps, and makes the result of it."""
-
-    _rows: list[NDArray[np.int32]] = field(default_factory=list)
-    _incarnations: list[NDArray[np.int32]] = field(default_factory=list)
-    _token_ids: list[NDArray[np.int32]] = field(default_factory=list)
-    _finite: list[NDArray[np.bool_]] = field(default_factory=list)
-    _logprobs: list[NDArray[np.float32]] = field(default_factory=list)
-
-    def add(
-        self,
-        rows: NDArray[np.int32],
-        incarnations: NDArray[np.int32],
-        token_ids: NDArray[np.int32],
-        finite: NDArray[np.bool_] | None = None,
-        logprobs: NDArray[np.float32] | None = None,
-    ) -> None:
-        """One decode step: all arrays [n], rows distinct. Rows that are not `finite` get the flag and no token."""
-        self._rows.append(rows)
-        self._incarnations.append(incarnations)
-        self._token_ids.append(token_ids)
-        self._finite.append(np.ones(len(rows), np.bool_) if finite is None else finite)
-        self._logprobs.append(np.zeros(len(rows), np.float32) if logprobs is None else logprobs)
-
-    def outputs(
-        self, num_computed_tokens: int, timings: worker_pb2.StepTimings, *, logprobs: bool
-    ) -> worker_pb2.WorkerOutputs:
-        """The step's result, rows ascending; `logprobs`: some row asked for them."""
-        result = worker_pb2.WorkerOutputs(num_computed_tokens=num_computed_tokens, timings=timings)
-        if self._rows:
-            self._fill(result, logprobs=logprobs)
-        return result
-
-    def _fill(self, result: worker_pb2.WorkerOutputs, *, logprobs: bool) -> None:
-        finite = np.concatenate(self._finite)
-        rows, first, place = np.unique(np.concatenate(self._rows), return_index=True, return_inverse=True)
-        # Stable: a row's tokens stay in the order of the decode steps.
-        order = np.argsort(place, kind="stable")
-        order = order[finite[order]]
-        flags = np.zeros(len(rows), np.uint8)
-        flags[place[~finite]] = worker_pb2.ROW_FLAG_NOT_FINITE
-        result.rows = columns.pack(rows)
-        result.incarnations = columns.pack(np.concatenate(self._incarnations)[first])
-        result.num_tokens = columns.pack(np.bincount(place[finite], minlength=len(rows)))
-        result.token_ids = columns.pack(np.concatenate(self._token_ids)[order])
-        result.flags = columns.pack(flags, columns.U8)
-        if logprobs:
-            result.logprobs = columns.pack(np.concatenate(self._logprobs)[order], columns.F32)

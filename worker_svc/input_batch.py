@@ -4,7 +4,7 @@ Padding tokens come after the real ones: token 0 at position 0, written nowhere,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,36 @@ from numpy.typing import NDArray
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch
 from worker_svc.invariance import RowRule
 from worker_svc.row_batch import PackedTokens
-from worker_svc.rows import RowTable, StepBatch
-from worker_svc.sampler import SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """One forward pass. `token_ids`, `positions`: int64 [1, T]; `logit_rows`: int64, packed places whose logits are wanted,
-    padded; the first `num_logits` of them are real."""
+    padded; the first `num_logits` of them are real. `adapter_ids`: int32 [T], 0 = none; None = no token has one."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
     logit_rows: torch.Tensor
     num_logits: int
+    adapter_ids: NDArray[np.int32] | None = None
+
+    def to(self, device: torch.device) -> "ModelInput":
+        """The same with its tensors on `device`."""
+        if self.token_ids.device == device:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            attention=self.attention.to(device),
+            logit_rows=self.logit_rows.to(device, non_blocking=True),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens without padding."""
+        return int(self.attention.offsets[-1])
 
 
 def model_inputs(packed: PackedTokens, block_tables: NDArray[np.int32], rule: RowRule) -> Iterator[ModelInput]:
@@ -50,6 +66,7 @@ def model_inputs(packed: PackedTokens, block_tables: NDArray[np.int32], rule: Ro
             attention=attention,
             logit_rows=torch.from_numpy(_logit_rows(wanted, rule)),
             num_logits=len(wanted),
+            adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
         )
 
 
@@ -64,17 +81,3 @@ def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
 def _logit_rows(wanted: NDArray[np.int32], rule: RowRule) -> NDArray[np.int64]:
     size = rule.padded(len(wanted)) if len(wanted) else 0
     return _padded(wanted.astype(np.int64), size, 0)
-
-
-def sampling_rows(table: RowTable, batch: StepBatch) -> SamplingRows:
-    """Sampling parameters of the rows that yield a token, in batch order."""
-    rows = batch.sampled_rows
-    return SamplingRows(
-        temperatures=torch.from_numpy(table.temperatures[rows]),
-        top_ks=torch.from_numpy(table.top_ks[rows].astype(np.int64)),
-        top_ps=torch.from_numpy(table.top_ps[rows]),
-        seeds=torch.from_numpy(table.seeds[rows].view(np.int64)),
-        sequence_indexes=torch.from_numpy(table.sequence_indexes[rows].astype(np.int64)),
-        positions=torch.from_numpy(table.num_known[rows].astype(np.int64)),
-        logprobs=torch.from_numpy(table.logprobs[rows]),
-    )

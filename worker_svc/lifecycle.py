@@ -180,6 +180,18 @@ class Lifecycle:
                 "use what it has, or restart the worker",
             )
 
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """Loads an adapter between two steps: its bytes and rank. See Engine."""
+        engine = self.engine
+        return await self._thread.submit(lambda: engine.load_adapter(adapter_id, path))
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        """Forgets an adapter between two steps. See Engine."""
+        engine = self.engine
+        await self._thread.submit(lambda: engine.unload_adapter(adapter_id))
+
     # --- bundle ------------------------------------------------------------------------------------------------------
 
     def bundle(self, digest: str) -> bytes:

@@ -9,9 +9,11 @@ import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
-from worker_svc import container, memory, model_loading, profile
+from worker_svc import device_memory, memory, model_loading, profile
+from worker_svc.adapters import AdapterLimits, Adapters
 from worker_svc.cache_engine import CacheEngine
 from worker_svc.engine import Progress
+from worker_svc.grammar import GrammarMasks
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model_loading import LoadedModel
 from worker_svc.rows import Limits, RowTable
@@ -30,13 +32,14 @@ class ModelEngine:
     def __init__(self, settings: WorkerSettings) -> None:
         """ConfigError for devices and backends that this release does not have."""
         self.device, self.backend = model_loading.choose_device(settings), model_loading.choose_backend(settings)
-        if settings.invariant and self.backend == "reference":
-            raise ConfigError("the reference backend is not invariant: use --backend cpu", reason="NOT_INVARIANT")
+        if settings.invariant and self.backend != "cpu":
+            raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
         self.invariant = False
         self.row_rule: RowRule = FREE
         self._settings = settings
         self._loaded: LoadedModel | None = None
         self._cache: CacheEngine | None = None
+        self._adapters: Adapters | None = None
         self._rows: RowTable | None = None
         self._runner: StepRunner | None = None
 
@@ -45,6 +48,8 @@ class ModelEngine:
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """See Engine."""
         self._loaded = model_loading.load(self._settings, self.device, self.backend, progress)
+        limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
+        self._adapters = Adapters(self._loaded.model.adapter_layers, limits)
         return self._loaded.limits
 
     def bundle(self) -> bytes:
@@ -56,8 +61,11 @@ class ModelEngine:
         loaded = self._need_loaded()
         if self._settings.invariant is not False:
             self._settle_row_rule(loaded, max_num_batched_tokens)
-        activation_bytes = container.peak_bytes(
-            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs)
+            max_rows = max_num_batched_tokens if self.invariant else 0
+            self._need_adapters().settle(max_rows, strict=bool(self._settings.invariant))
+        activation_bytes = device_memory.peak_bytes(
+            loaded.device,
+            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs),
         )
         budget = self._budget(loaded, activation_bytes)
         counts = memory.count_blocks(budget)
@@ -79,14 +87,15 @@ class ModelEngine:
     def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:
         settings = self._settings
         swap_bytes = int(settings.swap_space_gib * memory.GIB)
-        free_bytes = container.free_memory_bytes()
         return memory.MemoryBudget(
             block_size=loaded.shape.block_size,
             block_bytes=loaded.block_bytes,
             weight_bytes=loaded.model.weight_bytes,
             activation_bytes=activation_bytes,
             swap_bytes=swap_bytes,
-            cache_bytes=memory.cpu_cache_bytes(settings.kv_cache_memory_bytes, free_bytes, swap_bytes),
+            cache_bytes=device_memory.cache_bytes(
+                loaded.device, settings.kv_cache_memory_bytes, swap_bytes, activation_bytes
+            ),
             num_gpu_blocks_override=settings.num_gpu_blocks_override,
         )
 
@@ -98,8 +107,22 @@ class ModelEngine:
         self._rows = RowTable(
             Limits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
         )
+        self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)
-        self._runner = StepRunner(loaded.model, self._cache, self._rows, self.row_rule)
+        self._runner = StepRunner(
+            loaded.model, self._cache, self._rows, self.row_rule, masks=GrammarMasks.of_bundle(loaded.bundle)
+        )
+
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """See Engine."""
+        adapter = self._need_adapters().load(adapter_id, path)
+        return adapter.num_bytes, adapter.rank
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See Engine."""
+        self._need_adapters().unload(adapter_id, self._rows)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -111,8 +134,10 @@ class ModelEngine:
 
     def reset(self) -> None:
         """See Engine."""
-        if self._rows is not None:
-            self._rows.reset()
+        if self._runner is not None:
+            self._runner.reset()
+        if self._adapters is not None:
+            self._adapters.begin_owner()
 
     # --- for tests and tools, to be read -----------------------------------------------------------------------------
 
@@ -122,6 +147,11 @@ class ModelEngine:
         if self._cache is None:
             raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
         return self._cache
+
+    def _need_adapters(self) -> Adapters:
+        _ = self._need_loaded()
+        assert self._adapters is not None
+        return self._adapters
 
     def _need_loaded(self) -> LoadedModel:
         if self._loaded is None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_kernels.backend import CacheShape
-from paged_kernels.registry import make_backend
+from paged_kernels.backend import BlockMover, CacheShape
+from paged_kernels.registry import interprets_triton, make_backend
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import architecture, attention, bundle, checkpoint, container, memory, rotary
@@ -22,7 +22,8 @@ _WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
 class LoadedModel:
     """A model ready to be bound to a cache. `bundle`: serialised ModelBundle, whose digest `limits` carries.
 
-    `may_be_invariant`: the kernels keep the invariance contract.
+    `dtype`: what it computes in; `cache_dtype`: what keys and values are stored in. `may_be_invariant`: the kernels keep the
+    invariance contract.
     """
 
     model: PackedModel
@@ -31,7 +32,9 @@ class LoadedModel:
     shape: CacheShape
     num_layers: int
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     device: torch.device
+    blocks: BlockMover
     may_be_invariant: bool
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
@@ -41,15 +44,16 @@ class LoadedModel:
             num_layers=self.num_layers,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
-            dtype=self.dtype,
+            dtype=self.cache_dtype,
             device=self.device,
+            blocks=self.blocks,
         )
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return memory.block_bytes(
-            dtype_bytes=self.dtype.itemsize,
+            dtype_bytes=self.cache_dtype.itemsize,
             num_layers=self.num_layers,
             block_size=self.shape.block_size,
             num_kv_heads=self.shape.num_kv_heads,
@@ -58,22 +62,44 @@ class LoadedModel:
 
 
 def choose_device(settings: WorkerSettings) -> str:
-    """ "cpu"; ConfigError for devices that this release has no kernels for."""
-    if settings.device.startswith("cuda") or settings.backend == "cuda":
+    """Where the model runs: "cpu" unless a CUDA device, or the kernels for one, were asked for. ConfigError where there is none."""
+    wants_cuda = settings.device.startswith("cuda")
+    if wants_cuda and settings.backend == "cpu":
         raise ConfigError(
-            "this release has no CUDA kernels: use --device cpu and --backend cpu", reason="NO_CUDA_KERNELS"
+            f"--backend cpu does not run on {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
         )
-    return "cpu"
+    if not wants_cuda and settings.backend != "cuda":
+        return "cpu"
+    if not wants_cuda and interprets_triton(os.environ):
+        return "cpu"
+    if settings.device == "cpu":
+        raise ConfigError("--backend cuda does not run on --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE")
+    return _cuda_device("cuda:0" if settings.device in {"auto", "cuda"} else settings.device)
+
+
+def _cuda_device(name: str) -> str:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.device(name).index >= count:
+        raise ConfigError(
+            f"there is no {name} here, torch sees {count} CUDA devices: use --device cpu and --backend cpu",
+            reason="NO_CUDA_DEVICE",
+        )
+    return name
 
 
 def choose_backend(settings: WorkerSettings) -> str:
-    """Name of the kernels' backend: what was asked for, on CPU "cpu" unless told otherwise."""
-    return "cpu" if settings.backend == "auto" else settings.backend
+    """Name of the kernels' backend: what was asked for, or what suits the device."""
+    if settings.backend != "auto":
+        return settings.backend
+    return "cuda" if settings.device.startswith("cuda") else "cpu"
 
 
 def load(settings: WorkerSettings, device: str, backend: str, progress: Progress) -> LoadedModel:
     """Loads the checkpoint. ConfigError says what is wrong with it and what to do."""
     torch.set_num_threads(settings.num_threads or container.num_processors())
+    if device != "cpu":
+        # Kernels are launched on the current device of this thread.
+        torch.cuda.set_device(device)
     progress("checkpoint", 0.0)
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
@@ -88,17 +114,28 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
 
     on_weights(0.0)
-    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights)
+    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights).to(device)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = PackedModel(loaded, kernels)
     shape = architecture.check_calls(loaded, found.text_config, model.probe(), settings.block_size)
+    architecture.check_hidden(loaded, model.hidden_size)
     limits = _limits(settings, found, max_model_len, dtype)
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
     progress("loaded", 1.0)
-    num_layers = found.text_config.num_hidden_layers
-    return LoadedModel(model, limits, made, shape, num_layers, dtype, torch.device(device), kernels.invariant)
+    return LoadedModel(
+        model=model,
+        limits=limits,
+        bundle=made,
+        shape=shape,
+        num_layers=found.text_config.num_hidden_layers,
+        dtype=dtype,
+        cache_dtype=checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype),
+        device=torch.device(device),
+        blocks=kernels.blocks,
+        may_be_invariant=kernels.invariant,
+    )
 
 
 def _limits(

@@ -14,6 +14,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from svc_common.errors import InvalidArgument
+from worker_svc.row_options import OptionColumns, read_options
 
 IntArray = NDArray[np.int32]
 
@@ -55,17 +56,21 @@ class Additions:
     logprobs: NDArray[np.bool_]
     names: Sequence[str]
     traces: Sequence[common_pb2.TraceContext]
+    options: OptionColumns
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`ChangedRows`, checked: arrays of length n, block ids concatenated."""
+    """`ChangedRows`, checked: arrays of length n, block ids and new tokens concatenated."""
 
     rows: IntArray
     incarnations: IntArray
     num_tokens: IntArray
     num_new_blocks: IntArray
     new_block_ids: IntArray
+    num_new_tokens: IntArray
+    new_token_ids: IntArray
+    num_drafts: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,13 @@ class StepChanges:
         """One past the largest row that joins."""
         return 0 if self.added is None else int(self.added.rows.max()) + 1
 
+    def further(self) -> "StepChanges":
+        """Of a further decode step: no changes."""
+        return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
+
     @property
     def updated_rows(self) -> IntArray:
-        """Rows that join or whose block table grows, ascending."""
+        """Rows that join or whose block table grows, ascending: what a device mirror has to copy."""
         parts = [] if self.added is None else [self.added.rows]
         if self.changed is not None:
             parts.append(self.changed.rows[self.changed.num_new_blocks > 0])
@@ -191,6 +200,7 @@ def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | No
         logprobs=column("logprobs", columns.U8, None).astype(np.bool_),
         names=message.names,
         traces=message.traces,
+        options=read_options(message.options, rows, limits.vocab_size),
     )
     _check_counts(added, limits)
     _check_sampling(added)
@@ -236,16 +246,39 @@ def _read_changed(message: worker_pb2.ChangedRows, limits: Limits) -> Changes | 
     rows = _rows(message.rows, "changed.rows", limits.max_rows)
     n = len(rows)
 
-    def column(name: str) -> IntArray:
-        return columns.unpack(getattr(message, name), f"changed.{name}", length=n, minimum=0)
+    def column(name: str, *, may_be_empty: bool = False) -> IntArray:
+        data = getattr(message, name)
+        if may_be_empty and not data:
+            return np.zeros(n, np.int32)
+        return columns.unpack(data, f"changed.{name}", length=n, minimum=0)
 
-    num_new = column("num_new_blocks")
-    blocks = columns.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0)
-    _below(blocks, limits.num_gpu_blocks, "changed.new_block_ids", "block")
-    total = int(num_new.astype(np.int64).sum())
-    if total != len(blocks):
-        raise InvalidArgument.field(
-            "changed.new_block_ids", f"has {len(blocks)} elements where the counts add up to {total}"
-        )
-    _blame_first(num_new > limits.num_gpu_blocks, rows, "changed.num_new_blocks", "more blocks than exist")
-    return Changes(rows, column("incarnations"), column("num_tokens"), num_new, blocks) if n else None
+    changes = Changes(
+        rows=rows,
+        incarnations=column("incarnations"),
+        num_tokens=column("num_tokens"),
+        num_new_blocks=column("num_new_blocks"),
+        new_block_ids=columns.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0),
+        num_new_tokens=column("num_new_tokens", may_be_empty=True),
+        new_token_ids=columns.unpack(message.new_token_ids, "changed.new_token_ids", minimum=0),
+        num_drafts=column("num_draft_tokens", may_be_empty=True),
+    )
+    _check_changes(changes, limits)
+    return changes if n else None
+
+
+def _check_changes(changes: Changes, limits: Limits) -> None:
+    rows = changes.rows
+    _below(changes.new_block_ids, limits.num_gpu_blocks, "changed.new_block_ids", "block")
+    _check_total(changes.num_new_blocks, changes.new_block_ids, "changed.new_block_ids")
+    many = changes.num_new_blocks > limits.num_gpu_blocks
+    _blame_first(many, rows, "changed.num_new_blocks", "more blocks than exist")
+    _below(changes.new_token_ids, limits.vocab_size, "changed.new_token_ids", "token")
+    _check_total(changes.num_new_tokens, changes.new_token_ids, "changed.new_token_ids")
+    guessed = changes.num_drafts > changes.num_tokens
+    _blame_first(guessed, rows, "changed.num_draft_tokens", "more than it is to compute")
+
+
+def _check_total(counts: IntArray, flat: IntArray, field: str) -> None:
+    total = int(counts.astype(np.int64).sum())
+    if total != len(flat):
+        raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {total}")

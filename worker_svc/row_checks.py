@@ -55,17 +55,53 @@ def _check_changed(table: RowColumns, changed: Changes, step: StepChanges) -> No
             "changed.incarnations",
             f"row {int(rows[i])} is in life {int(table.incarnations[rows[i]])}, not {int(changed.incarnations[i])}",
         )
-    left = table.num_known[rows] - table.num_computed[rows]
-    excess = np.flatnonzero((changed.num_tokens > left) & ~table.failed[rows])
+    _check_told(table, changed)
+    _check_counts(table, changed)
+    many = np.flatnonzero(table.num_blocks[rows] + changed.num_new_blocks > table.limits.num_gpu_blocks)
+    if len(many):
+        raise InvalidArgument.field("changed.num_new_blocks", f"row {int(rows[many[0]])} gets more blocks than exist")
+
+
+def _check_told(table: RowColumns, changed: Changes) -> None:
+    rows, told = changed.rows, changed.num_new_tokens > 0
+    free = np.flatnonzero(told & (table.options.num_candidates[rows] == 0))
+    if len(free):
+        raise InvalidArgument.field(
+            "changed.num_new_tokens", f"row {int(rows[free[0]])} is no beam: it draws its own tokens"
+        )
+    most = table.limits.max_model_len
+    late = np.flatnonzero(told & (table.num_known[rows] + changed.num_new_tokens.astype(np.int64) > most))
+    if len(late):
+        raise InvalidArgument.field(
+            "changed.num_new_tokens", f"row {int(rows[late[0]])}: the model takes {most} tokens"
+        )
+
+
+def _check_counts(table: RowColumns, changed: Changes) -> None:
+    """Rows compute at most what they know, and guess only at its end."""
+    rows, alive = changed.rows, ~table.failed[changed.rows]
+    left = table.num_known[rows] + changed.num_new_tokens - table.num_computed[rows]
+    known = changed.num_tokens - changed.num_drafts
+    excess = np.flatnonzero((known > left) & alive)
     if len(excess):
         i = int(excess[0])
         raise InvalidArgument.field(
             "changed.num_tokens",
-            f"row {int(rows[i])} is to compute {int(changed.num_tokens[i])} tokens, has {int(left[i])} left",
+            f"row {int(rows[i])} is to compute {int(known[i])} tokens beside its drafts, has {int(left[i])} left",
         )
-    many = np.flatnonzero(table.num_blocks[rows] + changed.num_new_blocks > table.limits.num_gpu_blocks)
-    if len(many):
-        raise InvalidArgument.field("changed.num_new_blocks", f"row {int(rows[many[0]])} gets more blocks than exist")
+    drafting = changed.num_drafts > 0
+    early = np.flatnonzero(drafting & (known < left) & alive)
+    if len(early):
+        row = int(rows[early[0]])
+        raise InvalidArgument.field(
+            "changed.num_draft_tokens", f"row {row} does not come to the end of its known tokens"
+        )
+    options = table.options
+    plain = (options.num_candidates[rows] == 0) & (options.num_children[rows] == 1) & (options.tasks[rows] == 0)
+    special = np.flatnonzero(drafting & ~plain)
+    if len(special):
+        row = int(rows[special[0]])
+        raise InvalidArgument.field("changed.num_draft_tokens", f"row {row} does not yield one token at a time")
 
 
 def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:

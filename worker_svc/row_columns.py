@@ -1,6 +1,6 @@
 """The rows' state, one numpy column per property, and how steps are written into it. Rules and checks are elsewhere."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from worker_svc.row_batch import IntArray, RowState
 from worker_svc.row_changes import Additions, Changes, Limits, StepChanges
+from worker_svc.row_options import OptionColumns
 
+_Int = TypeVar("_Int", np.int32, np.int64)
 _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 64, 256, 16
 _COLUMNS = (
     "occupied", "num_known", "num_prompt", "num_computed", "num_blocks", "repeats", "failed", "temperatures", "top_ps", "top_ks",
@@ -37,7 +39,7 @@ class RowColumns:
         self.num_blocks = np.zeros(n, np.int32)
         # The next unmentioned step computes one token: decoding and not paused.
         self.repeats = np.zeros(n, np.bool_)
-        # Got logits that were not finite: computes nothing ever again, even if a step already on its way mentions it.
+        # Got no token because of its logits or its grammar: computes nothing ever again, even if a step on its way mentions it.
         self.failed = np.zeros(n, np.bool_)
         self.temperatures = np.zeros(n, np.float32)
         self.top_ps = np.ones(n, np.float32)
@@ -47,6 +49,7 @@ class RowColumns:
         self.logprobs = np.zeros(n, np.bool_)
         self.token_ids = np.zeros((n, _FIRST_TOKENS), np.int32)
         self.block_tables = np.zeros((n, _FIRST_BLOCKS), np.int32)
+        self.options = OptionColumns.defaults(n)
         self.names = [""] * n
         self.traces: list[common_pb2.TraceContext | None] = [None] * n
 
@@ -83,7 +86,7 @@ class RowColumns:
         for row in step.removed.tolist():
             self.occupied[row] = False
             self.repeats[row] = False
-            self.names[row], self.traces[row] = "", None
+            self.names[row], self.traces[row], self.options.extras[row] = "", None, None
         if step.added is not None:
             self._write_added(step.added)
         if step.changed is not None:
@@ -102,6 +105,7 @@ class RowColumns:
         self.temperatures[rows], self.top_ps[rows], self.top_ks[rows] = added.temperatures, added.top_ps, added.top_ks
         self.seeds[rows], self.sequence_indexes[rows] = added.seeds, added.sequence_indexes
         self.logprobs[rows] = added.logprobs
+        self.options.put(rows, added.options)
         for i, row in enumerate(rows.tolist()):
             self.token_ids[row, : added.num_known[i]] = added.token_ids[i]
             self.block_tables[row, : added.num_blocks[i]] = added.block_ids[i]
@@ -112,13 +116,20 @@ class RowColumns:
         rows = changed.rows
         # What the row does when it is not mentioned is decided when this mention is committed.
         self.repeats[rows] = False
-        before = self.num_blocks[rows]
-        self._need_blocks(int((before + changed.num_new_blocks).max()))
-        grown = np.repeat(rows, changed.num_new_blocks)
-        first = np.cumsum(changed.num_new_blocks) - changed.num_new_blocks
-        places = np.arange(len(grown)) + np.repeat(before - first, changed.num_new_blocks)
+        self._need_blocks(int((self.num_blocks[rows] + changed.num_new_blocks).max()))
+        grown, places = runs_after(rows, self.num_blocks[rows], changed.num_new_blocks)
         self.block_tables[grown, places] = changed.new_block_ids
-        self.num_blocks[rows] = before + changed.num_new_blocks
+        self.num_blocks[rows] += changed.num_new_blocks
+        if len(changed.new_token_ids):
+            self.append_tokens(rows, changed.num_new_tokens, changed.new_token_ids)
+
+    def append_tokens(self, rows: IntArray, counts: IntArray, token_ids: IntArray) -> None:
+        """`rows` [n], distinct, know `counts` [n] more tokens; `token_ids` [sum of counts]."""
+        known = self.num_known[rows]
+        self.need_tokens(int((known + counts).max()))
+        grown, places = runs_after(rows, known, counts)
+        self.token_ids[grown, places] = token_ids
+        self.num_known[rows] = known + counts
 
     # --- growing -----------------------------------------------------------------------------------------------------
 
@@ -130,6 +141,7 @@ class RowColumns:
         for name in _COLUMNS:
             setattr(self, name, _longer(getattr(self, name), more))
         self.incarnations = np.concatenate([self.incarnations, np.full(more, -1, np.int32)])
+        self.options.grow(more)
         self.names.extend([""] * more)
         self.traces.extend([None] * more)
 
@@ -141,6 +153,15 @@ class RowColumns:
     def _need_blocks(self, width: int) -> None:
         if width > self.block_tables.shape[1]:
             self.block_tables = _wider(self.block_tables, width)
+
+
+def runs_after(
+    rows: NDArray[_Int], ends: NDArray[Any], counts: NDArray[Any]
+) -> tuple[NDArray[_Int], NDArray[np.int64]]:
+    """Row and place of each of `counts[i]` elements that follow the `ends[i]` elements of `rows[i]`."""
+    first = np.cumsum(counts) - counts
+    shift = np.repeat(ends - first, counts)
+    return np.repeat(rows, counts), np.arange(len(shift)) + shift
 
 
 def _longer(column: NDArray[Any], more: int) -> NDArray[Any]:

@@ -5,13 +5,17 @@ rows. A step is first decided (`row_changes.py`, `row_checks.py`: nothing is tou
 nothing. No torch, no grpc: engines read the columns as they are or mirror them on their device.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from protos.worker.v1 import worker_pb2
 from worker_svc import row_checks
-from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, RowState, RowWork, StepBatch
+from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, RowShares, RowState, RowWork, StepBatch
 from worker_svc.row_changes import Limits, StepChanges, read_step
-from worker_svc.row_columns import RowColumns
+from worker_svc.row_columns import RowColumns, runs_after
+from worker_svc.row_options import Guard
 
 __all__ = ["Limits", "PackedTokens", "RowState", "RowTable", "RowWork", "StepBatch"]
 
@@ -25,6 +29,11 @@ class RowTable(RowColumns):
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._open: StepBatch | None = None
+        self._guards: list[Guard] = []
+
+    def guard(self, check: Guard) -> None:
+        """From now on `check` may refuse rows that join, for what the table does not know (a task, an adapter)."""
+        self._guards.append(check)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -33,46 +42,75 @@ class RowTable(RowColumns):
         assert self._open is None, "commit or void the last batch first"
         step = read_step(outputs, self.limits)
         if step.is_steady:
-            batch = self._steady(step)
+            batch = self._decoding(step, np.flatnonzero(self.repeats).astype(np.int32))
         else:
-            row_checks.check_changes(self, step)
-            batch = self._batch(step, *self._counts(step))
+            self._check(step)
+            batch = self._shares(step).batch(step)
         row_checks.check_room(self, batch, step)
         self.write(step)
         self._open = batch
         return batch
 
-    def commit(self, batch: StepBatch, token_ids: IntArray, finite: BoolArray | None = None) -> None:
-        """The batch is computed: `token_ids` [number of sampling rows] in batch order are appended.
+    def commit(
+        self, batch: StepBatch, token_ids: IntArray, finite: BoolArray | None = None, counts: IntArray | None = None
+    ) -> None:
+        """The batch is computed: each sampling row yielded `counts` tokens (None = 1 each, those not `finite` included).
 
-        Rows that are not `finite` [same length] get no token and compute nothing until they are removed.
+        `token_ids` [sum of counts], in batch order. A row with drafts goes on after the last of its tokens, one with children after
+        its first. Rows that are not `finite` [number of sampling rows] get no token and compute nothing until they are removed.
         """
         assert self._open is batch, "only the batch applied last can be committed"
         self._open = None
         rows = batch.sampled_rows
+        counts = np.ones(len(rows), np.int32) if counts is None else counts
+        finite = np.ones(len(rows), np.bool_) if finite is None else finite
         self.num_computed[batch.rows] += batch.counts
         self.repeats[batch.rows] = False
-        if finite is not None:
-            self.failed[rows[~finite]] = True
-            rows, token_ids = rows[finite], token_ids[finite]
-        if not len(rows):
-            return
-        known = self.num_known[rows]
-        self.need_tokens(int(known.max()) + 1)
-        self.token_ids[rows, known] = token_ids
-        self.num_known[rows] = known + 1
-        self.repeats[rows] = True
+        self.failed[rows[~finite]] = True
+        kept = np.repeat(finite, counts)
+        self._take(rows[finite], counts[finite], token_ids[kept], batch.sampled_drafts[finite])
+
+    def _take(self, rows: IntArray, counts: IntArray, token_ids: IntArray, num_drafts: IntArray) -> None:
+        """Rows that yielded (beams nothing, and wait to be told) take in their tokens."""
+        has_children = self.options.num_children[rows] > 1
+        if has_children.any():
+            first = np.repeat(np.cumsum(counts) - counts, counts)
+            goes_on = ~np.repeat(has_children, counts) | (np.arange(len(first)) == first)
+            self.options.num_children[rows] = 1
+            counts, token_ids = np.where(has_children, 1, counts), token_ids[goes_on]
+        # Guesses after the last accepted one were computed in vain.
+        self.num_computed[rows] -= np.where(num_drafts > 0, num_drafts + 1 - counts, 0)
+        self.repeats[rows] = counts > 0
+        if len(token_ids):
+            self.append_tokens(rows, counts, token_ids)
+
+    def fail(self, rows: IntArray) -> None:
+        """`rows` of the batch committed last compute nothing until they are removed."""
+        self.failed[rows] = True
+        self.repeats[rows] = False
 
     def next_decode(self, batch: StepBatch) -> StepBatch:
         """The next decode step of a multi-step message: the rows of `batch`, already committed, that got a token."""
         assert self._open is None, "commit the last decode step first"
         rows = batch.sampled_rows
-        rows = rows[self.repeats[rows]]
-        none = np.zeros((0, 2), np.int32)
-        ones = np.ones(len(rows), np.int32)
-        self._open = StepBatch(
-            rows, self.num_computed[rows], ones, ones.astype(np.bool_), 1, rows[:0], none, none, none
-        )
+        self._open = self._decoding(batch.changes.further(), rows[self.repeats[rows]])
+        return self._open
+
+    def drafted(self, batch: StepBatch, drafts: Sequence[IntArray]) -> StepBatch:
+        """The batch applied last, with guesses: `drafts[i]` for row `rows[i]` of those with `num_drafts`, in batch order.
+
+        A row with fewer guesses than it was to have computes fewer tokens.
+        """
+        assert self._open is batch, "only the batch applied last can get drafts"
+        guessed = np.flatnonzero(batch.num_drafts)
+        rows = batch.rows[guessed]
+        num_drafts = batch.num_drafts.copy()
+        num_drafts[guessed] = [len(run) for run in drafts]
+        assert (num_drafts <= batch.num_drafts).all(), "a proposer guesses at most as many tokens as it is asked for"
+        self.need_tokens(int((self.num_known[rows] + num_drafts[guessed]).max()))
+        grown, places = runs_after(rows, self.num_known[rows], num_drafts[guessed])
+        self.token_ids[grown, places] = np.concatenate(drafts)
+        self._open = replace(batch, num_drafts=num_drafts, counts=batch.counts - batch.num_drafts + num_drafts)
         return self._open
 
     def void(self, batch: StepBatch) -> None:
@@ -96,48 +134,39 @@ class RowTable(RowColumns):
         size = self.limits.block_size
         blocks = self.block_tables[rows, positions // size].astype(np.int64)
         slots = blocks * size + positions % size
-        sampled_at = offsets[1:][batch.samples] - 1
-        return PackedTokens(self.token_ids[rows, positions], positions, rows, slots, offsets, sampled_at)
+        last_known = offsets[1:][batch.samples] - 1 - batch.sampled_drafts
+        _, sampled_at = runs_after(batch.sampled_rows, last_known, batch.sampled_drafts + 1)
+        adapters = self.options.adapter_ids[rows]
+        token_ids = self.token_ids[rows, positions]
+        return PackedTokens(
+            token_ids, positions, rows, slots, offsets, sampled_at, adapters if adapters.any() else None
+        )
 
     # --- deciding: reads only ----------------------------------------------------------------------------------------
 
-    def _steady(self, step: StepChanges) -> StepBatch:
-        rows = np.flatnonzero(self.repeats).astype(np.int32)
-        ones = np.ones(len(rows), np.int32)
-        return self._make(step, rows, self.num_computed[rows], ones, ones.astype(np.bool_))
-
-    def _counts(self, step: StepChanges) -> tuple[IntArray, IntArray, IntArray]:
-        """Tokens to compute, known and computed tokens as the step will have them, by row."""
-        num_rows = max(len(self.occupied), step.num_rows)
-        counts, known, computed = (np.zeros(num_rows, np.int32) for _ in range(3))
-        here = len(self.occupied)
-        counts[:here], known[:here], computed[:here] = self.repeats, self.num_known, self.num_computed
-        counts[step.removed] = 0
+    def _check(self, step: StepChanges) -> None:
+        row_checks.check_changes(self, step)
         if step.added is not None:
-            counts[step.added.rows] = step.added.num_tokens
-            known[step.added.rows] = step.added.num_known
-            computed[step.added.rows] = step.added.num_computed
-        if step.changed is not None:
-            alive = ~self.failed[step.changed.rows]
-            counts[step.changed.rows] = step.changed.num_tokens * alive
-        return counts, known, computed
+            for check in self._guards:
+                check(step.added.rows, step.added.num_computed, step.added.options)
 
-    def _batch(self, step: StepChanges, counts: IntArray, known: IntArray, computed: IntArray) -> StepBatch:
-        rows = np.flatnonzero(counts).astype(np.int32)
-        starts, num_tokens = computed[rows], counts[rows]
-        return self._make(step, rows, starts, num_tokens, starts + num_tokens == known[rows])
-
-    def _make(
-        self, step: StepChanges, rows: IntArray, starts: IntArray, counts: IntArray, samples: BoolArray
-    ) -> StepBatch:
+    def _decoding(self, step: StepChanges, rows: IntArray) -> StepBatch:
+        """`rows` compute one token each."""
+        ones = np.ones(len(rows), np.int32)
+        reaches = ones.astype(np.bool_)
         return StepBatch(
-            rows=rows,
-            starts=starts,
-            counts=counts,
-            samples=samples,
-            num_decode_steps=step.num_decode_steps,
-            updated_rows=step.updated_rows,
-            swap_in=step.swap_in,
-            swap_out=step.swap_out,
-            copies=step.copies,
+            rows, self.num_computed[rows], ones, reaches, reaches, np.zeros_like(ones), step.num_decode_steps, step
         )
+
+    def _shares(self, step: StepChanges) -> RowShares:
+        """What each row is to compute, and what it knows and is as the step will have it."""
+        shares = RowShares.zeros(max(len(self.occupied), step.num_rows))
+        here = slice(0, len(self.occupied))
+        shares.counts[here], shares.known[here] = self.repeats, self.num_known
+        shares.computed[here], shares.tasks[here] = self.num_computed, self.options.tasks
+        shares.counts[step.removed] = 0
+        if step.added is not None:
+            shares.add(step.added)
+        if step.changed is not None:
+            shares.change(step.changed, ~self.failed[step.changed.rows])
+        return shares

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from worker_svc.logprobs import of_tokens
+
 # Below this a temperature means greedy (vLLM's value): dividing by less only overflows.
 GREEDY_BELOW = 1e-5
 _MASK_64 = 2**64 - 1
@@ -29,7 +31,8 @@ class SamplingRows:
     """Parameters of n rows; tensors [n] on the logits' device.
 
     `temperatures` float32, 0 = greedy; `top_ks` int64, 0 = all; `top_ps` float32 in (0, 1]; `seeds` int64 (the bits of a uint64);
-    `sequence_indexes` int64; `positions` int64: place of the token to draw in its sequence; `logprobs` bool.
+    `sequence_indexes` int64; `positions` int64: place of the token to draw in its sequence; `logprobs` bool; `min_ps` float32 in
+    [0, 1], 0 = off, None = off for all.
     """
 
     temperatures: torch.Tensor
@@ -39,6 +42,7 @@ class SamplingRows:
     sequence_indexes: torch.Tensor
     positions: torch.Tensor
     logprobs: torch.Tensor
+    min_ps: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +55,32 @@ class Sampled:
     logprobs: torch.Tensor
 
 
-NOTHING = Sampled(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool), torch.empty(0))
-
-
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
     """Draws one token per row from float32 `logits` [n, vocab]."""
+    finite = finite_rows(logits)
+    tokens = draw(logits, rows, finite)
+    return Sampled(tokens, finite, chosen_logprobs(logits, tokens, rows.logprobs & finite))
+
+
+def finite_rows(logits: torch.Tensor) -> torch.Tensor:
+    """bool [n]: all of a row's logits are numbers, and finite."""
     # Minimum and maximum carry NaN and infinities of a row without a mask of its size.
     lowest, highest = torch.aminmax(logits, dim=-1)
-    finite = torch.isfinite(lowest) & torch.isfinite(highest)
+    return torch.isfinite(lowest) & torch.isfinite(highest)
+
+
+def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+    """One token per row, int64 [n]; those of rows that are not `fit` (bool [n]) mean nothing. -inf: never drawn."""
     tokens = logits.argmax(-1)
-    drawn = (rows.temperatures >= GREEDY_BELOW) & finite
+    drawn = (rows.temperatures >= GREEDY_BELOW) & fit
     filtered = drawn & ((rows.top_ks > 0) | (rows.top_ps < 1))
-    for chosen, draw in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
+    if rows.min_ps is not None:
+        filtered |= drawn & (rows.min_ps > 0)
+    for chosen, way in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
         at = chosen.nonzero().squeeze(1)
         if len(at):
-            tokens[at] = draw(logits[at] / rows.temperatures[at, None], rows, at)
-    return Sampled(tokens, finite, _chosen_logprobs(logits, tokens, rows.logprobs & finite))
+            tokens[at] = way(logits[at] / rows.temperatures[at, None], rows, at)
+    return tokens
 
 
 def uniform(seeds: torch.Tensor, sequence_indexes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -97,8 +111,10 @@ def _draw(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.T
 
 
 def _draw_filtered(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
-    """top-k, then top-p of what is left: the smallest set of likeliest tokens with that mass; ties by lower id."""
+    """min-p, top-k, then top-p of what is left: the smallest set of likeliest tokens with that mass; ties by lower id."""
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    if rows.min_ps is not None:
+        ordered = ordered.masked_fill(ordered < ordered[:, :1] + rows.min_ps[at, None].log(), float("-inf"))
     top_ks = rows.top_ks[at, None]
     rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
     ordered = ordered.masked_fill((rank >= top_ks) & (top_ks > 0), float("-inf"))
@@ -116,9 +132,10 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(total, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
 
 
-def _chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """float32 [n]: log probability of each row's token; 0 for rows that are not `wanted`."""
     result = torch.zeros(len(tokens), dtype=torch.float32, device=logits.device)
     at = wanted.nonzero().squeeze(1)
     if len(at):
-        result[at] = torch.log_softmax(logits[at], -1).gather(-1, tokens[at, None]).squeeze(1)
+        result[at] = of_tokens(logits[at], tokens[at])
     return result

@@ -69,6 +69,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             for start in range(0, len(bundle), CHUNK_BYTES):
                 yield worker_pb2.GetModelBundleResponse(chunk=bundle[start : start + CHUNK_BYTES])
 
+    async def LoadAdapter(
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.LoadAdapterResponse:
+        """Loads an adapter for rows to name."""
+        async with rpc.errors_to_status(context):
+            num_bytes, rank = await self._lifecycle.load_adapter(request.adapter_id, request.path)
+            return worker_pb2.LoadAdapterResponse(num_bytes=num_bytes, rank=rank)
+        raise AssertionError("abort raises")
+
+    async def UnloadAdapter(
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.UnloadAdapterResponse:
+        """Forgets an adapter."""
+        async with rpc.errors_to_status(context):
+            await self._lifecycle.unload_adapter(request.adapter_id)
+        return worker_pb2.UnloadAdapterResponse()
+
     async def Run(
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerOutputs], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerOutputs]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from svc_common.errors import ConfigError, FieldViolation
 
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -28,6 +29,8 @@ class ShellSettings(BaseModel):
     """How long an owner whose stream is gone keeps the worker."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
     """One `worker.step` span per so many steps, where traces are on; failed steps always."""
+    max_adapters: Annotated[int, Field(ge=0)] = 16
+    """Adapters loaded at a time, at most."""
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -55,6 +58,8 @@ class WorkerSettings(ShellSettings):
     served_model_name: str = ""
     """Name that requests use; empty = the folder's name (see `name`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: str = "auto"
+    """What keys and values are stored in: one of KV_CACHE_DTYPES; "auto" = what the model computes in."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Longest prompt plus output; None = what the checkpoint says."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -70,6 +75,8 @@ class WorkerSettings(ShellSettings):
     """The invariance contract (design.md 6); None = on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads on CPU; None = what the container has."""
+    max_adapter_rank: Annotated[int, Field(ge=1)] = 256
+    """Largest rank of an adapter's matrices."""
 
     @field_validator("model")
     @classmethod
@@ -80,6 +87,13 @@ class WorkerSettings(ShellSettings):
                 f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors); "
                 "nothing is downloaded"
             )
+        return value
+
+    @field_validator("kv_cache_dtype")
+    @classmethod
+    def _cache_dtype_is_served(cls, value: str) -> str:
+        if value not in KV_CACHE_DTYPES:
+            raise ValueError(f"{value!r} is not supported; use {', '.join(KV_CACHE_DTYPES)} (no 8-bit caches)")
         return value
 
     @field_validator("device")

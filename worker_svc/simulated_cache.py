@@ -20,10 +20,10 @@ def mix(words: U64Array) -> U64Array:
 
 
 class SimulatedCache:
-    """Slot p of a sequence holds h(p) = sum over i <= p of (token(i) + 1) * base**i, modulo 2**64.
+    """Slot p of a sequence holds h(p) = sum over i <= p of (token(i) + 1) * base**i + mix(adapter), modulo 2**64.
 
-    So the content of a slot is a function of all tokens up to it and of nothing else, as with real keys and values, and it can be
-    continued from the slot before. Zero = never written.
+    So the content of a slot is a function of the adapter, of all tokens up to it and of nothing else, as with real keys and values,
+    and it can be continued from the slot before. Zero = never written.
     """
 
     def __init__(self, num_gpu_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
@@ -54,7 +54,7 @@ class SimulatedCache:
                 target[destination] = source[block]
 
     def compute(self, rows: RowTable, batch: StepBatch, packed: PackedTokens) -> U64Array:
-        """Writes the batch's tokens; returns the content of the last slot of each sampling row.
+        """Writes the batch's tokens; returns the content of the slot of each packed token.
 
         FailedPrecondition when the slot before a row's first token does not hold that row's context, or different contents go to
         one slot. Equal ones may: v0 computes the shared blocks of equal prompts that start together once for each.
@@ -63,6 +63,8 @@ class SimulatedCache:
             return np.zeros(0, np.uint64)
         before = self._expected(rows, batch)
         terms = (packed.token_ids.astype(np.uint64) + np.uint64(1)) * self._power(packed.positions)
+        if packed.adapter_ids is not None:
+            terms += mix(packed.adapter_ids.astype(np.uint64))
         running = np.cumsum(terms, dtype=np.uint64)
         # Sums up to each row's first token, so that each row counts from its own context.
         first = packed.row_offsets[:-1]
@@ -72,7 +74,16 @@ class SimulatedCache:
         self._device.reshape(-1)[packed.slots] = content
         self._check_context(rows, batch, before)
         self._remember(rows, batch, content[packed.row_offsets[1:] - 1])
-        return content[packed.sampled_at]
+        return content
+
+    def content_of(self, token_ids: NDArray[np.int32]) -> np.uint64:
+        """What the slot of the last of a sequence's tokens holds."""
+        terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(np.arange(len(token_ids), dtype=np.int32))
+        return terms.sum(dtype=np.uint64)
+
+    def continued(self, contents: U64Array, token_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> U64Array:
+        """Contents one token further, elementwise; `positions`: those of the tokens."""
+        return contents + (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(positions)
 
     def _check_context(self, rows: RowTable, batch: StepBatch, expected: U64Array) -> None:
         """The slot before each row's first token holds that row's context: from earlier steps, or written by another row of this
@@ -92,9 +103,9 @@ class SimulatedCache:
         new = (self._lives[at] != rows.incarnations[at]) | (self._ends[at] != batch.starts)
         expected = np.where(batch.starts > 0, self._contents[at], np.uint64(0))
         for i in np.flatnonzero(new & (batch.starts > 0)).tolist():
-            tokens = rows.token_ids[at[i], : batch.starts[i]].astype(np.uint64) + np.uint64(1)
-            expected[i] = (tokens * self._power(np.arange(len(tokens), dtype=np.int32))).sum(dtype=np.uint64)
-        return expected
+            expected[i] = self.content_of(rows.token_ids[at[i], : batch.starts[i]])
+        adapters = mix(rows.options.adapter_ids[at].astype(np.uint64))
+        return expected + np.where(new, adapters * batch.starts.astype(np.uint64), np.uint64(0))
 
     def _remember(self, rows: RowTable, batch: StepBatch, content: U64Array) -> None:
         self._lives[batch.rows] = rows.incarnations[batch.rows]

@@ -4,9 +4,9 @@ A cache pool is one tensor [num_layers, 2, num_blocks, block_elements]; index 0 
 lies inside a block is the backend's own business (`layout`), so blocks may be moved by anybody but read only by their backend.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,8 +37,9 @@ class AttentionBatch:
     T packed tokens of S sequences, padding included; all tensors contiguous. `sequences`: int32 [T], its row of `block_tables`;
     `positions`: int32 [T], position in its sequence, so it attends to the keys 0..position; `slots`: int64 [T], block id *
     block size + offset for the token's own key and value, or PADDING_SLOT: such a token is not written and its result is zero.
-    `block_tables`: int32 [S, most blocks], block ids in logical order, padded with anything. `spans`: (first packed token,
-    number of tokens) of each sequence, which are consecutive positions.
+    `block_tables`: int32 [S, most blocks], block ids in logical order, padded with anything. `offsets` [n + 1], on the
+    host: packed tokens offsets[i] : offsets[i + 1] are consecutive positions of one sequence; what is behind the last is padding.
+    `plans`: what a backend works out once for all layers of the step; whoever changes tensors in place clears it.
     """
 
     sequences: torch.Tensor
@@ -46,6 +47,12 @@ class AttentionBatch:
     slots: torch.Tensor
     block_tables: torch.Tensor
     offsets: NDArray[np.int32]
+    plans: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to(self, device: torch.device) -> "AttentionBatch":
+        """The same with its tensors on `device`."""
+        columns = (self.sequences, self.positions, self.slots, self.block_tables)
+        return AttentionBatch(*(column.to(device, non_blocking=True) for column in columns), self.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,12 @@ class KernelBackend(Protocol):
     """Kernels over a paged cache. Stateless; every tensor belongs to the caller.
 
     `invariant`: a token's result is bitwise the same whatever else is in the batch, however its prompt was cut into chunks, and
-    wherever its blocks lie.
+    wherever its blocks lie. `blocks`: how whole blocks are moved.
     """
 
     name: str
     invariant: bool
+    blocks: "BlockMover"
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -85,9 +93,49 @@ class KernelBackend(Protocol):
         """Causal attention over the cache for prefill, chunked prefill and decode alike.
 
         `query`: [T, heads, head_dim], heads a multiple of kv_heads (head h reads kv head h // (heads // kv_heads)). Keys and
-        values of all T tokens must have been written. Returns [T, heads, head_dim] of the query's dtype.
+        values of all T tokens must have been written; the cache may be of another floating dtype. Keys before a sliding window are
+        never looked at: their blocks may be anybody's. Returns [T, heads, head_dim] of the query's dtype.
         """
         ...
+
+
+class BlockMover(Protocol):
+    """Moves of whole blocks, [num_layers, 2, num_blocks, block_elements] pools, all layers at once. Stateless.
+
+    A move reads the pools as they were before it. On a device the current stream orders moves; those from and to pinned memory
+    are asynchronous.
+    """
+
+    def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies blocks (source, destination) within `pool` (R123, R124)."""
+        ...
+
+    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies (host block, device block) (R123)."""
+        ...
+
+    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies (device block, host block) (R123)."""
+        ...
+
+
+class TorchBlocks:
+    """Block moves by indexing, on any device."""
+
+    def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
+        """See BlockMover."""
+        copy_blocks(pool, pairs)
+
+    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
+        """See BlockMover."""
+        swap_blocks(host_pool, device_pool, pairs)
+
+    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
+        """See BlockMover."""
+        swap_blocks(device_pool, host_pool, pairs)
+
+
+TORCH_BLOCKS = TorchBlocks()
 
 
 def copy_blocks(pool: torch.Tensor, pairs: Pairs) -> None:
@@ -99,7 +147,11 @@ def copy_blocks(pool: torch.Tensor, pairs: Pairs) -> None:
 
 def swap_blocks(source_pool: torch.Tensor, destination_pool: torch.Tensor, pairs: Pairs) -> None:
     """Copies blocks (block of `source_pool`, block of `destination_pool`) over all layers, across devices (R123)."""
-    if pairs:
+    if source_pool.device.type == destination_pool.device.type == "cpu":
+        # Block by block: gathering them first takes three times as long.
+        for source_id, destination_id in pairs:
+            destination_pool[:, :, destination_id].copy_(source_pool[:, :, source_id])
+    elif pairs:
         source, _ = _indexes(pairs, source_pool.device)
         _, destination = _indexes(pairs, destination_pool.device)
         destination_pool[:, :, destination] = source_pool[:, :, source].to(destination_pool.device)

@@ -1,17 +1,19 @@
 """Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: paged_attention.cpp."""
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
 _WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+Key = TypeVar("Key")
 
 
 class CompiledCpuBackend:
@@ -19,10 +21,13 @@ class CompiledCpuBackend:
 
     name = "cpu"
     invariant = True
+    blocks = TORCH_BLOCKS
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = _functions(library, "quire_paged_attention", _ATTENTION_TYPES)
-        self._write = _functions(library, "quire_write_kv", _WRITE_TYPES)
+        names = {(dtype, dtype): f"{name}_{name}" for dtype, name in _NAMES.items()}
+        names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _NAMES.items()}
+        self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
+        self._write = _functions(library, "quire_write_kv", _NAMES, _WRITE_TYPES)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -46,9 +51,11 @@ class CompiledCpuBackend:
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
     ) -> torch.Tensor:
         """See KernelBackend."""
+        if (query.dtype, cache.dtype) not in self._attention:
+            return self.paged_attention(query.float(), cache, batch, shape, rule).to(query.dtype)
         query = query.contiguous()
         out = torch.empty_like(query)
-        self._attention[query.dtype](
+        self._attention[query.dtype, cache.dtype](
             query.data_ptr(),
             out.data_ptr(),
             cache[0].data_ptr(),
@@ -71,10 +78,12 @@ class CompiledCpuBackend:
         return out
 
 
-def _functions(library: ctypes.CDLL, name: str, types: Sequence[Any]) -> dict[torch.dtype, Callable[..., None]]:
-    functions: dict[torch.dtype, Callable[..., None]] = {}
-    for dtype, suffix in _NAMES.items():
-        function = library[f"{name}_{suffix}"]
+def _functions(
+    library: ctypes.CDLL, prefix: str, names: Mapping[Key, str], types: Sequence[Any]
+) -> dict[Key, Callable[..., None]]:
+    functions: dict[Key, Callable[..., None]] = {}
+    for key, name in names.items():
+        function = library[f"{prefix}_{name}"]
         function.argtypes, function.restype = types, None
-        functions[dtype] = function
+        functions[key] = function
     return functions

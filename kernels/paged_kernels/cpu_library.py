@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("paged_attention.cpp")
-ABI = 1
+ABI = 2
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"

@@ -7,7 +7,7 @@ layout: keys [kv_heads, block_size, head_dim], values [kv_heads, head_dim, block
 
 import torch
 
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
 
 TILE_KEYS = 64
 _MOST_ROWS = 64
@@ -18,6 +18,7 @@ class TiledCpuBackend:
 
     name = "cpu"
     invariant = True
+    blocks = TORCH_BLOCKS
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape

@@ -126,7 +126,8 @@ class Attention {
     scores_ = scratch.data();
   }
 
-  void run(const float* query, T* out) {
+  // `query` and `out`: [NQ][head_dim].
+  __attribute__((noinline)) void run(const float* query, float* out) {
     score(query);
     for (int n = 0; n < NQ; ++n) totals_[n] = softmax(scores_ + size_t(n) * stride_);
     int dv = 0, vectors = (shape_.head_dim + LANES - 1) / LANES;
@@ -216,7 +217,7 @@ class Attention {
   }
 
   template <int NV>
-  void sum_values(int d0, T* out) const {
+  void sum_values(int d0, float* out) const {
     Vec acc[NQ][NV] = {};
     int counts[NV];
     for (int v = 0; v < NV; ++v) counts[v] = std::min(LANES, shape_.head_dim - d0 - v * LANES);
@@ -229,7 +230,7 @@ class Attention {
     for (int n = 0; n < NQ; ++n)
       for (int v = 0; v < NV; ++v)
         for (int i = 0; i < counts[v]; ++i)
-          store(out[n * shape_.head_dim + d0 + v * LANES + i], acc[n][v][i] / totals_[n]);
+          out[n * shape_.head_dim + d0 + v * LANES + i] = acc[n][v][i] / totals_[n];
   }
 
   template <int NV>
@@ -257,21 +258,25 @@ class Attention {
   float totals_[NQ];
 };
 
-template <class T, int NQ>
-void attend(const T* query, T* out, const T* keys, const T* values, const int32_t* table, const Shape& shape,
+// Q: type of queries and results, T: of the cache. `wide`: room for twice NQ heads.
+template <class Q, class T, int NQ>
+void attend(const Q* query, Q* out, const T* keys, const T* values, const int32_t* table, const Shape& shape,
             const Rule& rule, int kv_head, int position, std::vector<float>& scratch, std::vector<float>& wide) {
-  for (int i = 0; i < NQ * shape.head_dim; ++i) wide[i] = load(query[i]);
-  Attention<T, NQ>(keys, values, table, shape, rule, kv_head, position, scratch).run(wide.data(), out);
+  const int count = NQ * shape.head_dim;
+  float* result = wide.data() + count;
+  for (int i = 0; i < count; ++i) wide[i] = load(query[i]);
+  Attention<T, NQ>(keys, values, table, shape, rule, kv_head, position, scratch).run(wide.data(), result);
+  for (int i = 0; i < count; ++i) store(out[i], result[i]);
 }
 
-template <class T>
-void paged_attention(const T* query, T* out, const T* keys, const T* values, const int32_t* tables, int64_t table_stride,
+template <class Q, class T>
+void paged_attention(const Q* query, Q* out, const T* keys, const T* values, const int32_t* tables, int64_t table_stride,
                      const int32_t* sequences, const int32_t* positions, const int64_t* slots, int64_t tokens,
                      const Shape shape, const Rule rule, int threads) {
   const int group = shape.heads / shape.kv_heads;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> scratch, wide(size_t(4) * shape.head_dim);
+    std::vector<float> scratch, wide(size_t(8) * shape.head_dim);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < tokens * shape.kv_heads; ++unit) {
       // Last tokens first: they have the longest contexts, and short work at the end keeps threads level.
@@ -284,11 +289,11 @@ void paged_attention(const T* query, T* out, const T* keys, const T* values, con
       }
       const int32_t* table = tables + sequences[token] * table_stride;
       for (int n = 0; n < group;) {
-        const T* q = query + at + size_t(n) * shape.head_dim;
-        T* o = out + at + size_t(n) * shape.head_dim;
-        if (group - n >= 4) { attend<T, 4>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 4; }
-        else if (group - n >= 2) { attend<T, 2>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 2; }
-        else { attend<T, 1>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 1; }
+        const Q* q = query + at + size_t(n) * shape.head_dim;
+        Q* o = out + at + size_t(n) * shape.head_dim;
+        if (group - n >= 4) { attend<Q, T, 4>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 4; }
+        else if (group - n >= 2) { attend<Q, T, 2>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 2; }
+        else { attend<Q, T, 1>(q, o, keys, values, table, shape, rule, kv_head, positions[token], scratch, wide); n += 1; }
       }
     }
   }
@@ -313,15 +318,18 @@ void write_kv(const T* key, const T* value, T* keys, T* values, const int64_t* s
 
 }  // namespace
 
-#define QUIRE_KERNELS(NAME, T)                                                                                         \
+// QUERIES_CACHE: queries and results are of the cache's type, or of float32.
+#define QUIRE_ATTENTION(NAME, Q, T)                                                                                    \
   extern "C" void quire_paged_attention_##NAME(                                                                        \
       const void* query, void* out, const void* keys, const void* values, const int32_t* tables, int64_t table_stride, \
       const int32_t* sequences, const int32_t* positions, const int64_t* slots, int64_t tokens, int heads,             \
       int kv_heads, int head_dim, int block_size, float scale, int window, float softcap, int threads) {               \
-    paged_attention<T>((const T*)query, (T*)out, (const T*)keys, (const T*)values, tables, table_stride, sequences,    \
-                       positions, slots, tokens, Shape{heads, kv_heads, head_dim, block_size},                         \
-                       Rule{scale, window, softcap}, threads);                                                         \
-  }                                                                                                                    \
+    paged_attention<Q, T>((const Q*)query, (Q*)out, (const T*)keys, (const T*)values, tables, table_stride, sequences, \
+                          positions, slots, tokens, Shape{heads, kv_heads, head_dim, block_size},                      \
+                          Rule{scale, window, softcap}, threads);                                                      \
+  }
+
+#define QUIRE_WRITE(NAME, T)                                                                                           \
   extern "C" void quire_write_kv_##NAME(const void* key, const void* value, void* keys, void* values,                  \
                                         const int64_t* slots, int64_t tokens, int kv_heads, int head_dim,              \
                                         int block_size, int threads) {                                                 \
@@ -329,9 +337,14 @@ void write_kv(const T* key, const T* value, T* keys, T* values, const int64_t* s
                 Shape{kv_heads, kv_heads, head_dim, block_size}, threads);                                             \
   }
 
-QUIRE_KERNELS(float32, Float32)
-QUIRE_KERNELS(bfloat16, BFloat16)
-QUIRE_KERNELS(float16, Float16)
+QUIRE_ATTENTION(float32_float32, Float32, Float32)
+QUIRE_ATTENTION(bfloat16_bfloat16, BFloat16, BFloat16)
+QUIRE_ATTENTION(float16_float16, Float16, Float16)
+QUIRE_ATTENTION(float32_bfloat16, Float32, BFloat16)
+QUIRE_ATTENTION(float32_float16, Float32, Float16)
+QUIRE_WRITE(float32, Float32)
+QUIRE_WRITE(bfloat16, BFloat16)
+QUIRE_WRITE(float16, Float16)
 
 // Raised with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 1; }
+extern "C" int quire_kernels_abi() { return 2; }

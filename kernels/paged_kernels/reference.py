@@ -7,7 +7,7 @@ import itertools
 
 import torch
 
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
 
 
 class ReferenceBackend:
@@ -15,6 +15,7 @@ class ReferenceBackend:
 
     name = "reference"
     invariant = False
+    blocks = TORCH_BLOCKS
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -36,19 +37,16 @@ class ReferenceBackend:
                 continue
             rows, positions = slice(start, end), batch.positions[start:end].long()
             table = batch.block_tables[int(batch.sequences[start])].long()
-            slots = _context_slots(table, int(positions[-1]) + 1, shape.block_size)
+            first = max(0, int(positions[0]) - rule.sliding_window + 1) if rule.sliding_window is not None else 0
+            places = torch.arange(first, int(positions[-1]) + 1, device=table.device)
+            slots = table[places // shape.block_size] * shape.block_size + places % shape.block_size
             keys, values = _tokens(cache, shape)[:, slots].float()
-            out[rows] = _attend(query[rows].float(), keys, values, positions, rule).to(query.dtype)
+            out[rows] = _attend(query[rows].float(), keys, values, positions - first, rule).to(query.dtype)
         return out
 
 
 def _tokens(cache: torch.Tensor, shape: CacheShape) -> torch.Tensor:
     return cache.view(2, -1, shape.num_kv_heads, shape.head_dim)
-
-
-def _context_slots(table: torch.Tensor, length: int, block_size: int) -> torch.Tensor:
-    keys = torch.arange(length, device=table.device)
-    return table[keys // block_size] * block_size + keys % block_size
 
 
 def _attend(

@@ -1,4 +1,4 @@
-"""Backends by name. A new one (Triton) is an entry here and a module; nothing else names it."""
+"""Backends by name. A new one is an entry here and a module; nothing else names it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import NoCompiledKernels, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.reference import ReferenceBackend
+from svc_common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,26 @@ def _reference(_environ: Mapping[str, str], _say: Say) -> KernelBackend:
     return ReferenceBackend()
 
 
-BACKENDS: Mapping[str, Maker] = {"cpu": _cpu, "reference": _reference}
+def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
+    # Optional backend: triton need not be installed.
+    try:
+        from paged_kernels import triton_backend  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"the backend cuda needs Triton ({error}): pip install quire[cuda]", reason="NO_TRITON"
+        ) from error
+    if triton_backend.is_interpreted() != interprets_triton(environ):
+        raise ConfigError(f"set {INTERPRETER_VARIABLE} before the process starts", reason="NO_TRITON")
+    return triton_backend.make()
+
+
+def interprets_triton(environ: Mapping[str, str]) -> bool:
+    """Triton is to run in its interpreter, on the CPU's memory: for tests."""
+    return environ.get(INTERPRETER_VARIABLE, "0").lower() in {"1", "true", "yes", "on"}
+
+
+INTERPRETER_VARIABLE = "TRITON_INTERPRET"
+BACKENDS: Mapping[str, Maker] = {"cpu": _cpu, "cuda": _cuda, "reference": _reference}
 
 
 def make_backend(name: str, environ: Mapping[str, str], say: Say) -> KernelBackend:

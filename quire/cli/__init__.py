@@ -24,6 +24,7 @@ class RootGroup(CommandGroup):
         "generate": ("quire.cli.generate", "Complete a prompt."),
         "chat": ("quire.cli.chat", "Talk to the model, or ask one question."),
         "models": ("quire.cli.models", "List the models served."),
+        "adapters": ("quire.cli.adapters", "List, load and unload LoRA adapters."),
         "policies": ("quire.cli.policies", "List the scheduling policies and the keys of --set."),
         "set-policy": ("quire.cli.set_policy", "Change the policy of a running scheduler."),
         "steps": ("quire.cli.steps", "Show what the scheduler decided, step by step."),

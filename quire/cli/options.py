@@ -128,6 +128,14 @@ GpuMemoryUtilization = Annotated[
         help="Share of the GPU's memory that may be used. Default: 0.9.", show_default=False, rich_help_panel=_MEMORY
     ),
 ]
+MaxAdapters = Annotated[
+    int | None,
+    typer.Option(help="Adapters loaded at a time. Default: 16.", show_default=False, rich_help_panel=_MODEL),
+]
+MaxAdapterRank = Annotated[
+    int | None,
+    typer.Option(help="Largest rank of an adapter. Default: 256.", show_default=False, rich_help_panel=_MODEL),
+]
 SwapSpace = Annotated[
     str | None,
     typer.Option(
@@ -140,6 +148,13 @@ NumGpuBlocksOverride = Annotated[
     int | None,
     typer.Option(
         help="Number of KV blocks, whatever the profile run says.", show_default=False, rich_help_panel=_MEMORY
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        help="What keys and values are stored in: float32, bfloat16, float16, or auto: as the model computes.",
+        rich_help_panel=_MEMORY,
     ),
 ]
 KvCacheMemory = Annotated[

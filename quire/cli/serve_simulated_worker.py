@@ -30,6 +30,7 @@ def serve_simulated_worker(
     eos_probability: Annotated[
         float | None, typer.Option(help="Chance that a token ends its sequence. Default: 0.", show_default=False)
     ] = None,
+    max_adapters: o.MaxAdapters = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
     stop_with_stdin: o.StopWithStdin = False,
@@ -47,6 +48,7 @@ def serve_simulated_worker(
         "time_scale": time_scale,
         "load_s": load_s,
         "eos_probability": eos_probability,
+        "max_adapters": max_adapters,
     }
     given = {name: value for name, value in values.items() if value is not None}
     settings = SimulatedWorkerSettings.of(host=host, port=port, **given)

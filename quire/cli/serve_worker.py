@@ -21,7 +21,10 @@ def serve_worker(
     device: o.Device = "auto",
     num_threads: o.NumThreads = None,
     invariant: o.Invariant = None,
+    max_adapters: o.MaxAdapters = None,
+    max_adapter_rank: o.MaxAdapterRank = None,
     block_size: o.BlockSize = None,
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     kv_cache_memory: o.KvCacheMemory = None,
     gpu_memory_utilization: o.GpuMemoryUtilization = None,
     swap_space: o.SwapSpace = None,
@@ -43,11 +46,14 @@ def serve_worker(
         gpu_memory_utilization=gpu_memory_utilization,
         swap_space=swap_space,
         num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_cache_dtype=kv_cache_dtype,
         kv_cache_memory=kv_cache_memory,
         backend=backend,
         device=device,
         num_threads=num_threads,
         invariant=invariant,
+        max_adapters=max_adapters,
+        max_adapter_rank=max_adapter_rank,
     )
     settings = WorkerSettings.of(host=host, port=port, **given.setting_values(model or default_model()))
     service.run(

@@ -3,29 +3,40 @@
 import sys
 
 from quire.client import Stream
-from quire.outputs import RequestOutput
+from quire.outputs import CompletionOutput, RequestOutput
 
 
-def show(stream: Stream) -> None:
-    """Writes the text to standard output as it comes, and a final newline. Ctrl-C cancels the request."""
+def show(stream: Stream, *, num_choices: int = 1) -> None:
+    """Writes the text to standard output as it comes, and a final newline; several choices when all are complete, each under its
+    number. Ctrl-C cancels the request.
+    """
     try:
         for delta in stream:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
+            if num_choices == 1:
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
     except KeyboardInterrupt:
         stream.cancel()
         sys.stdout.write("\n")
         raise
+    if num_choices > 1:
+        sys.stdout.write("\n".join(_numbered(choice) for choice in stream.result.outputs))
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def _numbered(choice: CompletionOutput) -> str:
+    score = "" if choice.score is None else f" score {choice.score:.4f}"
+    return f"[{choice.index}]{score}\n{choice.text}"
 
 
 def summary(output: RequestOutput) -> None:
     """One line on standard error, where a person reads it: tokens, why it ended, how to repeat it."""
     if not sys.stderr.isatty():
         return
-    completion = output.outputs[0]
+    num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+    reasons = ", ".join(str(completion.finish_reason) for completion in output.outputs)
     sys.stderr.write(
         f"[{output.model}: {output.num_prompt_tokens} prompt tokens ({output.num_cached_tokens or 0} cached), "
-        f"{len(completion.token_ids)} generated, {completion.finish_reason}; seed {output.seed}, request {output.request_id}]\n"
+        f"{num_tokens} generated, {reasons}; seed {output.seed}, request {output.request_id}]\n"
     )

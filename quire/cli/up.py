@@ -1,4 +1,4 @@
-"""`quire up`: the three services on this machine, until Ctrl-C, SIGTERM or the end of one of them."""
+"""`quire up`: the three services on this machine, until Ctrl-C or SIGTERM; what dies is started again."""
 
 import math
 import signal
@@ -35,10 +35,21 @@ def up(
     device: o.Device = "auto",
     num_threads: o.NumThreads = None,
     invariant: o.Invariant = None,
+    max_adapters: o.MaxAdapters = None,
+    max_adapter_rank: o.MaxAdapterRank = None,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="A cost model instead of a model.", rich_help_panel="Model")
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Workers to start, each with the model; for a policy with a rank for each: chitu-dp.",
+            min=1,
+            rich_help_panel="Scheduling",
+        ),
+    ] = 1,
     block_size: o.BlockSize = None,
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     kv_cache_memory: o.KvCacheMemory = None,
     gpu_memory_utilization: o.GpuMemoryUtilization = None,
     swap_space: o.SwapSpace = None,
@@ -65,11 +76,16 @@ def up(
       service gateway pid=4713 address=127.0.0.1:50051
       ready grpc=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052
 
+    A service that dies is started again at the same address, after a pause that
+    grows from death to death, with another `service` line. Requests wait for it.
+    One that dies 8 times in a row, each within a minute, ends all services.
+
     Examples:
 
       [bold]quire up[/bold]                                            the built-in model
       [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]      another scheduler
+      [bold]quire up --policy chitu-dp --workers 2[/bold]             two workers
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
     """
     worker = WorkerOptions(
@@ -80,15 +96,19 @@ def up(
         gpu_memory_utilization=gpu_memory_utilization,
         swap_space=swap_space,
         num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_cache_dtype=kv_cache_dtype,
         kv_cache_memory=kv_cache_memory,
         backend=backend,
         device=device,
         num_threads=num_threads,
         invariant=invariant,
+        max_adapters=max_adapters,
+        max_adapter_rank=max_adapter_rank,
     )
     options = StackOptions(
         model=model,
         simulated=simulated,
+        workers=workers,
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,
@@ -127,6 +147,7 @@ def _simulated_arguments(worker: WorkerOptions) -> list[str]:
         "--max-model-len": worker.max_model_len,
         "--block-size": worker.block_size,
         "--num-gpu-blocks": worker.num_gpu_blocks_override,
+        "--max-adapters": worker.max_adapters,
     }
     return [part for name, value in named.items() if value is not None for part in (name, str(value))]
 
@@ -162,19 +183,25 @@ def _run(options: StackOptions) -> None:
                 on_line=progress.line,
                 on_service=_announce,
                 on_progress=progress.show,
+                on_restart=_say_restart,
             )
             with stack:
                 progress.finish()
                 _say(f"ready grpc={stack.grpc_address} http={stack.http_url} admin={stack.admin_address}")
                 while True:
                     time.sleep(CHECK_S)
-                    stack.check()
+                    stack.revive()
         except _Stopped:
             progress.finish()
 
 
 def _announce(service: ServiceProcess) -> None:
     _say(f"service {service.name} pid={service.pid} address={service.address}")
+
+
+def _say_restart(death: str, pause_s: float) -> None:
+    sys.stderr.write(f"{death}; starting it again in {pause_s:.1f} s\n")
+    sys.stderr.flush()
 
 
 def _say(line: str) -> None:

@@ -18,11 +18,14 @@ class WorkerOptions:
     gpu_memory_utilization: float | None = None
     swap_space: str | None = None
     num_gpu_blocks_override: int | None = None
+    kv_cache_dtype: str = "auto"
     kv_cache_memory: str | None = None
     backend: str = "auto"
     device: str = "auto"
     num_threads: int | None = None
     invariant: bool | None = None
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None
 
     def setting_values(self, model: Path) -> dict[str, Any]:
         """Keyword arguments of WorkerSettings, without those not given. ConfigError for a size that is none."""
@@ -37,11 +40,14 @@ class WorkerOptions:
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "swap_space_gib": swap,
             "num_gpu_blocks_override": self.num_gpu_blocks_override,
+            "kv_cache_dtype": self.kv_cache_dtype,
             "kv_cache_memory_bytes": cache,
             "backend": self.backend,
             "device": self.device,
             "num_threads": self.num_threads,
             "invariant": self.invariant,
+            "max_adapters": self.max_adapters,
+            "max_adapter_rank": self.max_adapter_rank,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -55,10 +61,13 @@ class WorkerOptions:
             "--gpu-memory-utilization": self.gpu_memory_utilization,
             "--swap-space": self.swap_space,
             "--num-gpu-blocks-override": self.num_gpu_blocks_override,
+            "--kv-cache-dtype": self.kv_cache_dtype,
             "--kv-cache-memory": self.kv_cache_memory,
             "--backend": self.backend,
             "--device": self.device,
             "--num-threads": self.num_threads,
+            "--max-adapters": self.max_adapters,
+            "--max-adapter-rank": self.max_adapter_rank,
         }
         given = [part for name, value in named.items() if value is not None for part in (name, str(value))]
         if self.invariant is not None:

@@ -1,7 +1,8 @@
 """Beam search as decisions to fork, continue and drop (R21): the best hypotheses of one group survive each step.
 
-A hypothesis is finished or live. Scores are sums of logprobs over length ** penalty (`BeamRules`). The worker gives for each live
-beam its best 2 x width next tokens, so that enough live ones are left when some finish.
+A hypothesis is finished or live. Scores are sums of logprobs over output length ** penalty (`BeamRules`); the rules are those of
+transformers, so that the hypotheses are those of `generate(num_beams=...)`. The worker gives for each live beam enough of its best
+next tokens that as many live ones as beams are left when some finish.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def decide(group: Group, candidates: Candidates, max_total_tokens: int) -> Child
     ]
     found.sort(key=lambda c: -c.score)
     done = sorted((group.request.score(s) for s in group.sequences if s.status in _FINISHED), reverse=True)
-    finished, live = _best_finished(found, done, width), [c for c in found if not c.finishes]
+    finished, live = _best_finished(found[:width], done, width), [c for c in found if not c.finishes]
     scores = sorted([*done, *(c.score for c in finished)], reverse=True)[:width]
     if live and len(scores) == width and _is_over(live[0], scores[-1], group, rules, max_total_tokens):
         live = []
@@ -50,15 +51,13 @@ def _continuations(
         status = stop_status(
             beam.request.stop, token_id, beam.num_output_tokens + 1, beam.num_tokens + 1, max_total_tokens
         )
-        by_token = status is SequenceStatus.FINISHED_STOPPED
-        length = beam.num_tokens + 1 - by_token
-        score = (beam.cumulative_logprob + logprob) / max(1, length) ** rules.length_penalty
+        score = (beam.cumulative_logprob + logprob) / (beam.num_output_tokens + 1) ** rules.length_penalty
         found.append(_Continuation(beam, token_id, logprob, score, status is not None))
     return found
 
 
 def _best_finished(found: list[_Continuation], done: list[float], width: int) -> list[_Continuation]:
-    """Those that finish now and are among the `width` best finished ones of all times."""
+    """Those of the best continuations that finish now and are among the `width` best finished ones of all times."""
     finishing = [c for c in found if c.finishes]
     return [c for i, c in enumerate(finishing) if i + sum(score >= c.score for score in done) < width]
 
@@ -69,6 +68,6 @@ def _is_over(best: _Continuation, worst: float, group: Group, rules: BeamRules, 
         return True
     attainable = best.score
     if rules.early_stopping == "never" and rules.length_penalty > 0:
-        longest = min(best.parent.num_prompt_tokens + group.request.stop.max_tokens, max_total_tokens)
+        longest = min(group.request.stop.max_tokens, max_total_tokens - best.parent.num_prompt_tokens)
         attainable = (best.parent.cumulative_logprob + best.logprob) / longest**rules.length_penalty
     return worst >= attainable

@@ -14,6 +14,8 @@ class ScheduledSequence:
     `new_block_ids` are only those appended since the last plan. `resumed`: it was preempted before. `samples`: the step reaches
     the last token and yields one (under v0 a group of n yields n at its prompt's end). `is_prefill`: more than a plain decode.
     `num_cached_blocks`: leading blocks that need no computing although they are scheduled (v0 with prefix caching).
+    `num_children`: sequences that its next sample makes (R94), itself included. `told_token_ids`: known tokens that the worker did
+    not make by itself: a beam's choice.
     """
 
     name: str
@@ -30,6 +32,8 @@ class ScheduledSequence:
     token_ids: list[int] | None = None
     num_drafts: int = 0
     num_cached_blocks: int = 0
+    num_children: int = 1
+    told_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

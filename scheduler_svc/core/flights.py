@@ -48,6 +48,14 @@ class Flights:
         self._by_step.clear()
         self._moved.clear()
 
+    def clear_lane(self, lane: int) -> None:
+        """Nothing is under way for that lane, which has a worker; plans whose shares were all discarded are any lane's."""
+        self._state.steady.dissolve()
+        for step, flights in list(self._by_step.items()):
+            if not flights or flights[0].sequence.lane == lane:
+                del self._by_step[step]
+                self._moved.pop(step, None)
+
     def discard(self, sequences: list[Sequence]) -> None:
         """What comes for these is ignored; the plans stay under way."""
         names = {sequence.name for sequence in sequences}

@@ -27,7 +27,7 @@ class Intake:
         DeadlineExceeded when it cannot be done in time."""
         if request.request_id in state.requests:
             raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
-        num_tokens = request.sequences[0].num_tokens
+        num_tokens = max(sequence.num_tokens for sequence in request.sequences)
         if not num_tokens:
             raise InvalidArgument.field("prompt", "has no tokens")
         self._check_samples(request, state)
@@ -45,8 +45,16 @@ class Intake:
             raise InvalidArgument.field(
                 "n", f"asks for {request.num_samples} samples; {state.limits.max_num_seqs} sequences can run at a time"
             )
-        if request.committed and request.num_samples > 1:
-            raise InvalidArgument.field("committed", "must be empty for several samples: they start from the prompt")
+        counts = request.committed_counts
+        if counts and (len(counts) != request.num_samples or sum(counts) != len(request.committed)):
+            raise InvalidArgument.field(
+                "committed_counts", "must have one count for each sample, of all committed tokens"
+            )
+        is_ranked = request.beam is not None or request.num_samples > request.n
+        if request.committed and (is_ranked or (request.num_samples > 1 and not counts)):
+            raise InvalidArgument.field(
+                "committed", "must be empty for samples that are ranked: they start from the prompt"
+            )
 
     @staticmethod
     def _check_fits(num_tokens: int, state: CoreState) -> None:

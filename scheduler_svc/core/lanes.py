@@ -6,17 +6,16 @@ A lane is taken by one plan at a time, but for ranks, whose tasks wait for their
 from collections import deque
 from typing import Any
 
+from scheduler_svc.core.placement import OneWorker
 from scheduler_svc.core.request import Group
 
 
-class SchedulerGroups:
+class SchedulerGroups(OneWorker):
     """As many plans under way as there are groups; the one that is free for longest takes the next plan (R176-R179).
 
     Groups whose results came are given back before the next plan, smaller ids first. A plan may take its group though it came out
     empty; it is given back likewise.
     """
-
-    has_worker_per_lane = False
 
     def __init__(self, num_lanes: int) -> None:
         self.depth = num_lanes
@@ -89,9 +88,11 @@ class Ranks:
     """Data-parallel ranks: each call plans one step for every rank, empty ones too (R188, R190, R194).
 
     A sequence is in one plan at most, so no rank has more plans under way than tasks. `cursor`: the rank that is asked first.
+    `out`: ranks without a worker, which become nobody's owner.
     """
 
     has_worker_per_lane = True
+    out: tuple[int, ...] = ()
 
     def __init__(self, num_ranks: int, tasks_per_rank: int) -> None:
         self.num_ranks = num_ranks
@@ -109,7 +110,16 @@ class Ranks:
         """Nothing."""
 
     def reset(self) -> None:
-        """Nothing is remembered of plans."""
+        """Nothing is remembered of plans; all have workers."""
+        self.out = ()
+
+    def lose(self, lane: int) -> None:
+        """It owns nobody and gets nobody."""
+        self.out = (*self.out, lane)
+
+    def take_back(self, lane: int) -> None:
+        """It may own tasks again."""
+        self.out = tuple(rank for rank in self.out if rank != lane)
 
     def assign(self, group: Group, has_room: list[bool]) -> int | None:
         """The task's owner for life: the next rank with room. None, and the cursor where it was, when there is none."""

@@ -44,6 +44,12 @@ class Placement(Protocol):
     def reset(self) -> None:
         """Nothing is in flight any more: the workers lost it."""
 
+    def lose(self, lane: int) -> None:
+        """The worker of that lane is gone. AssertionError where lanes have no worker each."""
+
+    def take_back(self, lane: int) -> None:
+        """That lane has a worker again."""
+
 
 class View(Protocol):
     """A part that shows what it remembers."""

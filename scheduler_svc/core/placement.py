@@ -1,10 +1,22 @@
 """Placements: which lane takes the next plan."""
 
 
-class SingleLane:
-    """One worker group with at most `depth` plans under way (1: result k before plan k+1)."""
+class OneWorker:
+    """What placements share whose lanes are all one worker's."""
 
     has_worker_per_lane = False
+
+    def lose(self, lane: int) -> None:
+        """AssertionError: it is lost as a whole."""
+        raise AssertionError("lanes of one worker are lost together")
+
+    def take_back(self, lane: int) -> None:
+        """AssertionError: likewise."""
+        raise AssertionError("lanes of one worker are back together")
+
+
+class SingleLane(OneWorker):
+    """One worker group with at most `depth` plans under way (1: result k before plan k+1)."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth

@@ -35,6 +35,7 @@ class StepPlan:
     `lookups`: (request id, cached tokens found) in order. `ended`: sequences whose end was decided while planning; it is told
     here and nowhere else. `num_batched_tokens`: what the step takes of the token budget. `late`: requests whose end is
     only not handled yet and that are scheduled no more (R59).
+    `num_decode_steps`: decode steps that the worker runs for it, above 1 only where all decode (R91).
     A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets`
     that say where they stand among those; `scheduled` is all of them. `events`: changes of state and reason since the last plan.
     """
@@ -59,6 +60,7 @@ class StepPlan:
     num_preempted: int = 0
     num_cumulative_preemptions: int = 0
     num_lookahead_slots: int = 0
+    num_decode_steps: int = 1
     num_waiting: int = 0
     num_running: int = 0
     num_swapped: int = 0

@@ -29,7 +29,8 @@ class AfterResult:
         sequence.num_computed_tokens += num_tokens
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
-        """Nothing: nothing was promised."""
+        """Of several decode steps each computed a token (R91)."""
+        sequence.num_computed_tokens += num_new - 1
 
     def settle(self, sequence: Sequence, cache: CacheRules) -> None:
         """Nothing: blocks are registered when their step is planned."""

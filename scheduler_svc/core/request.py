@@ -57,7 +57,7 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Beam search of `best_of` beams: score = sum of logprobs / length ** `length_penalty`.
+    """Beam search of `best_of` beams: score = sum of logprobs / output tokens ** `length_penalty`, as in transformers.
 
     `early_stopping`: True = end when enough hypotheses are finished; False = when no live beam can beat the worst of them by
     today's length; "never" = when it cannot at any length.
@@ -209,6 +209,11 @@ class Group:
         return self.width > 1
 
     @property
+    def num_children(self) -> int:
+        """Sequences that its next sample makes: all of them at the end of the prompt (R25); beams fork by choice."""
+        return self.width if len(self.sequences) == 1 and self.request.beam is None else 1
+
+    @property
     def max_num_running_seqs(self) -> int:
         """Sequences it takes of `max_num_seqs`: all it will have while in its prompt, then those alive; beams, which come back
         when others finish, always all (R25)."""
@@ -251,8 +256,9 @@ class Request:
     `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock. `n` of `best_of` samples are wanted (default: n
     of n); `beam`: they are beams. `lora_id`: adapter, 0 = none; `long_lora_max_len`: the prompt that it was made for, under v0 in
     place of the usual limit (R50). `cache_salt`: only equal salts share prefix blocks (R138).
-    `committed`: output tokens made in an earlier life (one sample only). `deadline`: when its client stops waiting, seconds on the
-    same clock, None = never.
+    `committed`: output tokens made in an earlier life, one sample's behind the other's; `committed_counts`: of each sample, empty =
+    they are the first one's; `over`: samples that had ended then. `deadline`: when its client stops waiting, seconds on the same
+    clock, None = never.
     """
 
     request_id: str
@@ -269,6 +275,8 @@ class Request:
     no_cache_reuse: bool = False
     deadline: float | None = None
     committed: list[int] = field(default_factory=list)
+    committed_counts: list[int] = field(default_factory=list)
+    over: list[int] = field(default_factory=list)
     groups: list[Group] = field(init=False, default_factory=list)
     num_cached_tokens: int | None = None
     first_scheduled_time: float | None = None
@@ -298,9 +306,10 @@ class Request:
         return [s for s in self.sequences if not s.status.is_finished]
 
     def as_one_group(self) -> None:
-        """One group, with one sequence until the prompt is done (R29)."""
-        group = Group(self, width=self.num_samples)
-        group.sequences.append(self._sequence(group, 0))
+        """One group, with one sequence until the prompt is done (R29), or with all that were made in an earlier life."""
+        num_known = self.num_samples if self.committed_counts else 1
+        group = Group(self, width=self.num_samples, num_indexes=num_known)
+        group.sequences += [self._sequence(group, index) for index in range(num_known)]
         self.groups = [group]
 
     def as_samples(self) -> None:
@@ -312,14 +321,19 @@ class Request:
             group.sequences.append(self._sequence(group, index))
 
     def _sequence(self, group: Group, index: int) -> Sequence:
-        return Sequence(group, index, [*self.prompt_token_ids, *self.committed], len(self.prompt_token_ids))
+        start = sum(self.committed_counts[:index])
+        count = self.committed_counts[index] if self.committed_counts else (0 if index else len(self.committed))
+        outputs = self.committed[start : start + count]
+        sequence = Sequence(group, index, [*self.prompt_token_ids, *outputs], len(self.prompt_token_ids))
+        if index in self.over:
+            sequence.status = SequenceStatus.FINISHED_STOPPED
+        return sequence
 
     def score(self, sequence: Sequence) -> float:
-        """What its samples are ranked by: logprob, with beams over length ** penalty."""
+        """What its samples are ranked by: logprob, with beams over output length ** penalty."""
         if self.beam is None:
             return sequence.cumulative_logprob
-        length = sequence.num_tokens - (sequence.stop_token_id is not None)
-        return sequence.cumulative_logprob / math.pow(max(1, length), self.beam.length_penalty)
+        return sequence.cumulative_logprob / math.pow(max(1, sequence.num_output_tokens), self.beam.length_penalty)
 
     def best_sequences(self) -> list[Sequence]:
         """The `n` best finished samples, best first; ties: older first. Ignored and aborted ones come last."""

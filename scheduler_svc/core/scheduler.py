@@ -76,6 +76,11 @@ class Scheduler:
         return self._placement.depth
 
     @property
+    def has_worker_per_lane(self) -> bool:
+        """Whether each lane is a worker with a memory of its own; else one worker has them all."""
+        return self._placement.has_worker_per_lane
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request is left (R36)."""
         return bool(self._state.requests)
@@ -104,6 +109,8 @@ class Scheduler:
         self._state.journal.begin(self.step + 1, self._state.journal.now)
         self._state.requests[request.request_id] = request
         for group in request.groups:
+            if group.is_finished:
+                continue
             group.place = Place.WAITING
             self._state.num_wide += group.width > 1
             self._state.journal.arrived(group)
@@ -203,8 +210,15 @@ class Scheduler:
         self._send_back(later)
         return StepOutcome(ended=ended)
 
-    def reset_sequences_of_lost_worker(self) -> None:
-        """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known."""
+    def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
+        """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known.
+
+        `lane`: that worker's alone, where each lane has one; it gets no plan with work until `take_lane_back`, and what was its may
+        go on elsewhere. None: of all, which are there again.
+        """
+        if lane is not None:
+            self._lose_lane(lane)
+            return
         self._flights.clear()
         self._placement.reset()
         self._outputs.reset()
@@ -215,6 +229,10 @@ class Scheduler:
         self._state.left.clear()
         self._state.on_worker.clear()
         self._state.cache.reset_prefixes()
+
+    def take_lane_back(self, lane: int) -> None:
+        """The lost worker of a lane is there again, or another one, with an empty memory."""
+        self._placement.take_back(lane)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forgets all prefixes; False, and nothing forgotten, while a block is in use (R142).
@@ -324,6 +342,22 @@ class Scheduler:
             self._restart(group)
         self._state.running.clear()
         self._state.swapped.clear()
+
+    def _lose_lane(self, lane: int) -> None:
+        """As if what was its had never had a lane. Its caches forget it before it has none: they are asked by lane."""
+        self._placement.lose(lane)
+        self._flights.clear_lane(lane)
+        lost = [group for request in self._state.requests.values() for group in request.groups if group.lane == lane]
+        for group in reversed([g for g in (*self._state.running, *self._state.swapped) if g.lane == lane]):
+            self._state.take_out(group)
+            self._restart(group)
+        for group in lost:
+            for sequence in group.live:
+                self._state.cache.forget(sequence)
+                self._state.on_worker.pop(sequence.name, None)
+            group.lane = None
+        self._state.left = {name: at for name, at in self._state.left.items() if at != lane}
+        self._state.cache.ledger.parts()[lane].gpu.reset_prefixes()
 
     def _restart(self, group: Group) -> None:
         for sequence in group.live:

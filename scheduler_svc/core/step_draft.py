@@ -140,6 +140,7 @@ class StepDraft:
             num_preempted=self.num_preempted,
             num_cumulative_preemptions=state.num_cumulative_preemptions,
             num_lookahead_slots=self.num_lookahead_slots,
+            num_decode_steps=self._num_decode_steps(state),
             num_waiting=len(state.waiting),
             num_running=len(state.running),
             num_swapped=len(state.swapped),
@@ -147,6 +148,16 @@ class StepDraft:
             free_cpu=state.cache.num_free_cpu,
             events=state.journal.take(),
         )
+
+    def _num_decode_steps(self, state: CoreState) -> int:
+        """As many as the blocks in hand allow, where every share is a plain decode whose result nobody waits for in between."""
+        entries = self.entries.values()
+        if not self.num_lookahead_slots or not entries or any(e.is_prefill or not e.samples for e in entries):
+            return 1
+        if any(e.sequence.request.beam is not None for e in entries):
+            return 1
+        room = min(state.max_total_tokens - e.sequence.num_tokens for e in entries)
+        return max(1, min(1 + self.num_lookahead_slots, room))
 
     def _freeze(self, entry: DraftEntry, state: CoreState) -> ScheduledSequence:
         """An entry's form in the plan. A sequence whose table changed in the middle goes to the worker anew."""
@@ -173,4 +184,13 @@ class StepDraft:
             token_ids=list(sequence.token_ids) if fresh else None,
             num_drafts=entry.num_drafts,
             num_cached_blocks=entry.num_cached_blocks,
+            num_children=sequence.group.num_children,
+            told_token_ids=_told(entry) if not fresh else [],
         )
+
+
+def _told(entry: DraftEntry) -> list[int]:
+    """A beam's last token was chosen here; what it was to compute before is known at the worker."""
+    sequence = entry.sequence
+    is_chosen = sequence.request.beam is not None and entry.samples and sequence.num_output_tokens > 0
+    return sequence.token_ids[-1:] if is_chosen else []

@@ -100,9 +100,20 @@ class Drafted:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """The worker's memory is gone."""
+    """The worker's memory is gone; `lane`: of the worker of that lane alone."""
 
     at: float
+    lane: int | None = None
+
+    num_bytes = 100
+
+
+@dataclass(slots=True)
+class LaneBack:
+    """A lane has a worker again."""
+
+    at: float
+    lane: int
 
     num_bytes = 100
 
@@ -162,6 +173,7 @@ Event = (
     | Changed
     | CostsSeen
     | WarmedUp
+    | LaneBack
 )
 EVENTS: tuple[type[Any], ...] = (
     Added,
@@ -176,4 +188,5 @@ EVENTS: tuple[type[Any], ...] = (
     Changed,
     CostsSeen,
     WarmedUp,
+    LaneBack,
 )

@@ -55,7 +55,7 @@ class History:
     def arrived(self, request: Request) -> None:
         """A request came and was taken."""
         self.requests[request.request_id] = RequestSteps()
-        if all(s.num_output_tokens == len(request.committed) for s in request.sequences):
+        if sum(s.num_output_tokens for s in request.sequences) == len(request.committed):
             self._without_token[request.request_id] = None
 
     def planned(self, plan: StepPlan) -> None:

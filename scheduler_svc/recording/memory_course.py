@@ -50,5 +50,5 @@ class MemoryCourse:
     def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
 
-    def lost_worker(self) -> None:
+    def lost_worker(self, lane: int | None) -> None:
         """See `Watcher`."""

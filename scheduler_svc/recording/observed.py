@@ -145,9 +145,11 @@ class Observed:
         for sequence in ended:
             self.visits[sequence.request_id].left_at = event.at
 
-    def lost_worker(self) -> None:
+    def lost_worker(self, lane: int | None) -> None:
         """See `Watcher`."""
-        self._under_way.clear()
+        gone = [step for step, sent in self._under_way.items() if lane is None or sent.plan.lane == lane]
+        for step in gone:
+            del self._under_way[step]
         self._free_at.clear()
         self._idle_since = None
         self.num_lost_workers += 1

@@ -25,6 +25,7 @@ from scheduler_svc.recording.events import (
     Drafted,
     Event,
     Failed,
+    LaneBack,
     Planned,
     PrefixesReset,
     Returned,
@@ -162,12 +163,18 @@ class RecordingCore:
         self._forget(outcome.ended)
         return outcome
 
-    def reset_sequences_of_lost_worker(self) -> None:
+    def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
         """As `Scheduler.reset_sequences_of_lost_worker`."""
-        self._expected.clear()
-        self._steady.clear()
-        self.core.reset_sequences_of_lost_worker()
-        self._note(WorkerLost(self._clock()))
+        if lane is None:
+            self._expected.clear()
+            self._steady.clear()
+        self.core.reset_sequences_of_lost_worker(lane)
+        self._note(WorkerLost(self._clock(), lane))
+
+    def take_lane_back(self, lane: int) -> None:
+        """As `Scheduler.take_lane_back`."""
+        self.core.take_lane_back(lane)
+        self._note(LaneBack(self._clock(), lane))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """As `Scheduler.reset_prefix_cache`."""

@@ -23,6 +23,7 @@ from scheduler_svc.recording.events import (
     Drafted,
     Event,
     Failed,
+    LaneBack,
     Planned,
     PrefixesReset,
     Returned,
@@ -71,8 +72,8 @@ class Watcher(Protocol):
     def ended(self, event: "Aborted | StoppedAt", ended: list[EndedSequence]) -> None:
         """Ends that no step brought."""
 
-    def lost_worker(self) -> None:
-        """Results of plans under way will not come."""
+    def lost_worker(self, lane: int | None) -> None:
+        """Results of plans under way will not come; `lane`: of those for that lane alone."""
 
 
 class Replayer:
@@ -212,10 +213,14 @@ class Replayer:
         self._core.put_drafts(dict(zip(event.names, runs, strict=True)))
 
     def _worker_lost(self, event: WorkerLost) -> None:
-        self._core.reset_sequences_of_lost_worker()
-        self._shapes.clear()
+        self._core.reset_sequences_of_lost_worker(event.lane)
+        if event.lane is None:
+            self._shapes.clear()
         if self._watcher is not None:
-            self._watcher.lost_worker()
+            self._watcher.lost_worker(event.lane)
+
+    def _lane_back(self, event: LaneBack) -> None:
+        self._core.take_lane_back(event.lane)
 
     def _prefixes_reset(self, event: PrefixesReset) -> None:
         done = self._core.reset_prefix_cache(preempt_running=event.preempt_running)
@@ -249,6 +254,7 @@ _LIVE: dict[type[Any], Callable[[Replayer, Any], None]] = {
     Changed: Replayer._changed,
     CostsSeen: Replayer._costs_seen,
     WarmedUp: Replayer._warmed_up,
+    LaneBack: Replayer._lane_back,
 }
 
 

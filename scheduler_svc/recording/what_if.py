@@ -181,7 +181,9 @@ def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) 
 def _anew(request: Request) -> Request:
     """The same request; one of several samples starts from its prompt."""
     outputs = request.sequences[0].token_ids[len(request.prompt_token_ids) :] if request.num_samples == 1 else []
-    fresh = replace(request, committed=outputs, num_cached_tokens=None, first_scheduled_time=None)
+    fresh = replace(
+        request, committed=outputs, committed_counts=[], over=[], num_cached_tokens=None, first_scheduled_time=None
+    )
     fresh.as_one_group()
     return fresh
 

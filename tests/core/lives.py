@@ -48,6 +48,7 @@ class Life:
         self._over: dict[str, SequenceStatus] = {}
         self._dropped: set[str] = set()
         self._done: Counter[str] = Counter()
+        self._rank_out: int | None = None
         self._underway: deque[Underway] = deque()
         num_workers = setting.spec.dp_size
         self._workers = [self._new_worker() for _ in range(num_workers)]
@@ -113,6 +114,11 @@ class Life:
         return len(self._underway) < self.core.depth * len(self._workers)
 
     @property
+    def num_workers(self) -> int:
+        """Ranks, or one."""
+        return len(self._workers)
+
+    @property
     def num_underway(self) -> int:
         """Plans at the worker."""
         return len(self._underway)
@@ -131,6 +137,7 @@ class Life:
     def _execute(self, plan: StepPlan, fate: str) -> None:
         error = fate == "step fails" and not plan.is_empty
         worker = self._worker_of(plan)
+        assert plan.is_empty or self._rank_out is None or plan.lane != self._rank_out, "it has no worker"
         result = worker.run(plan, self.requests, self._seeds, fails=error)
         if fate == "row fails" and plan.scheduled:
             name = plan.scheduled[plan.step % len(plan.scheduled)].name
@@ -182,7 +189,26 @@ class Life:
         self._note_ended(ended)
 
     def lose_worker(self) -> None:
-        """The worker's process dies; another one takes its place."""
+        """The worker's process dies; another one takes its place. Of several workers one dies as a rule."""
+        rank = self.num_steps % (len(self._workers) + 1)
+        if len(self._workers) > 1 and rank < len(self._workers):
+            self._lose_rank(rank, is_back=self.count % 2 == 0)
+        else:
+            self._lose_all()
+
+    def _lose_rank(self, rank: int, *, is_back: bool) -> None:
+        """Unless it is back at once, it is when the next one dies."""
+        if self._rank_out is not None:
+            self.core.take_lane_back(self._rank_out)
+        self._underway = deque(under_way for under_way in self._underway if under_way.plan.lane != rank)
+        self._workers[rank].lose_everything()
+        self.core.reset_sequences_of_lost_worker(rank)
+        self._rank_out = None if is_back else rank
+        if is_back:
+            self.core.take_lane_back(rank)
+
+    def _lose_all(self) -> None:
+        self._rank_out = None
         self._underway.clear()
         for worker in self._workers:
             worker.lose_everything()

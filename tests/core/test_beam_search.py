@@ -112,7 +112,7 @@ class TestTree:
 
 @pytest.mark.parametrize(("penalty", "best"), [(0.0, [0, 1]), (1.0, [1, 0]), (2.0, [1, 0])])
 def test_the_length_penalty_favours_long_hypotheses(penalty: float, best: list[int]) -> None:
-    """R25: score = sum of logprobs / length ** penalty, prompt included: -2.0 over 6 against -2.2 over 12."""
+    """R25: score = sum of logprobs / output tokens ** penalty: -2.0 over 2 against -2.2 over 8."""
     assert scored(BeamRules(length_penalty=penalty), [(2, -2.0), (8, -2.2)], n=2) == best
 
 
@@ -122,7 +122,7 @@ def test_the_n_best_are_given() -> None:
 
 
 def early(stopping: bool | str, second: float) -> tuple[bool, list[int]]:
-    """Two beams: a hypothesis ends at once, a second one with score -0.3; is it over, and which are best? The best live one then
+    """Two beams: a hypothesis ends at once, a second one with score -0.175; is it over, and which are best? The best live one then
     has `second` as its last logprob."""
     core = make_v0()
     request = add(core, "a", 3, n=2, beam=BeamRules(early_stopping=stopping))
@@ -130,7 +130,7 @@ def early(stopping: bool | str, second: float) -> tuple[bool, list[int]]:
     tell(
         core,
         {
-            "a/0": [(EOS, -1.0), (8, second), (9, -9.0), (10, -9.0)],
+            "a/0": [(EOS, -0.15), (8, second), (9, -9.0), (10, -9.0)],
             "a/1": [(8, second), (9, -9.0), (10, -9.0), (11, -9.0)],
         },
     )
@@ -152,7 +152,7 @@ def test_a_worse_ending_is_no_hypothesis() -> None:
     add(core, "a", 3, n=2, beam=BeamRules(early_stopping="never"))
     tell(core, {"a/0": [(5, -0.1), (6, -0.2), (7, -5.0), (8, -6.0)]})
     rest = [(7, -8.0), (8, -8.0)]
-    _, outcome = tell(core, {"a/0": [(EOS, -0.1), (9, -0.2), *rest], "a/1": [(EOS, -0.1), (9, -0.2), *rest]})
+    _, outcome = tell(core, {"a/0": [(EOS, -0.1), (9, -0.2), *rest], "a/1": [(EOS, -0.05), (9, -0.2), *rest]})
     assert len(outcome.ended) == 2
     live = [s.name for s in group_of(core, "a").live]
     _, outcome = tell(core, {name: [(EOS, -7.0), (9, -0.1), *rest] for name in live})

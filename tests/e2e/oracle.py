@@ -61,3 +61,24 @@ def expected(path: Path, job: Job) -> Expected:
     tokens = out.sequences[0, len(job.prompt) :].tolist()
     logprobs = [torch.log_softmax(row[0].float(), -1)[t].item() for row, t in zip(out.logits, tokens, strict=True)]
     return Expected(tokens, logprobs)
+
+
+def beams(path: Path, job: Job, width: int = 4) -> list[list[int]]:
+    """The hypotheses of `generate(num_beams=width)`, best first, all of full length."""
+    import torch
+
+    prompt = torch.tensor([job.prompt])
+    with torch.inference_mode():
+        out = _model(path).generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=job.max_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            temperature=None,
+            top_p=None,
+        )
+    return [row[len(job.prompt) :].tolist() for row in out]

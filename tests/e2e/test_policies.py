@@ -71,7 +71,7 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
     path.write_text("base: vllm-v0\nset:\n  delay: 1\n", encoding="utf-8")
     for arguments, text in (
         (("--policy", str(path)), f"error: {path}:3: set.delay: unknown key 'delay'"),
-        (("--set", "num_scheduler_steps=2", "--policy", "vllm-v0"), "error: --set num_scheduler_steps=2: "),
+        (("--set", "sliding_window=64", "--policy", "vllm-v0"), "error: --set sliding_window=64: "),
         (("--set", "batch_queue"), "error: --set batch_queue: is no KEY=VALUE"),
     ):
         done = quire("up", "--simulated", "--grpc-port", "0", "--http-port", "0", *arguments, check=False)

@@ -44,24 +44,55 @@ def limits() -> common_pb2.ModelLimits:
     return made
 
 
-def tokens(handle: int, offset: int, ids: list[int], logprobs: list[float] | None = None) -> engine_pb2.EngineMessage:
-    """One run of tokens."""
+Tops = list[list[tuple[int, float]]]
+
+
+def tokens(
+    handle: int,
+    offset: int,
+    ids: list[int],
+    logprobs: list[float] | None = None,
+    *,
+    choice: int = 0,
+    tops: Tops | None = None,
+) -> engine_pb2.EngineMessage:
+    """One run of tokens; `tops`: for each its likeliest neighbours."""
+    flat = [pair for top in tops or [] for pair in top]
     return engine_pb2.EngineMessage(
         tokens=engine_pb2.TokenColumns(
             handles=columns.pack([handle], columns.U32),
-            choices=columns.pack([0], columns.U32),
+            choices=columns.pack([choice], columns.U32),
             token_offsets=columns.pack([offset], columns.U32),
             counts=columns.pack([len(ids)], columns.U32),
             token_ids=columns.pack(ids),
             logprobs=columns.pack(logprobs, columns.F32) if logprobs else b"",
+            top_counts=columns.pack([len(top) for top in tops or []], columns.U32),
+            top_token_ids=columns.pack([token_id for token_id, _ in flat]),
+            top_logprobs=columns.pack([logprob for _, logprob in flat], columns.F32),
         )
     )
 
 
-def finished(handle: int, num_tokens: int, reason: int = common_pb2.FINISH_REASON_LENGTH) -> engine_pb2.EngineMessage:
-    """The end of a request, with an account to recognise."""
+def finished(
+    handle: int,
+    num_tokens: int,
+    reason: int = common_pb2.FINISH_REASON_LENGTH,
+    *,
+    choice: int = 0,
+    last: bool = True,
+    score: float | None = None,
+) -> engine_pb2.EngineMessage:
+    """The end of a choice; with `last` that of the request, with an account to recognise."""
     account = engine_pb2.RequestAccount(prompt_tokens=3, cached_prompt_tokens=1, queue_ns=5_000_000, num_preemptions=2)
-    end = engine_pb2.Finished(handle=handle, reason=reason, num_output_tokens=num_tokens, last=True, account=account)
+    end = engine_pb2.Finished(
+        handle=handle,
+        choice=choice,
+        reason=reason,
+        num_output_tokens=num_tokens,
+        last=last,
+        account=account if last else None,
+        score=score,
+    )
     return engine_pb2.EngineMessage(finished=[end])
 
 
@@ -81,6 +112,14 @@ class Attachment:
     def break_off(self) -> None:
         """Ends the stream with an error."""
         self.outgoing.put_nowait(None)
+
+    async def next_submits(self, num: int) -> list[engine_pb2.Submit]:
+        """So many submits, in however many messages."""
+        found: list[engine_pb2.Submit] = []
+        while len(found) < num:
+            found += (await self.next()).submits
+        assert len(found) == num
+        return found
 
     async def next_submit(self) -> engine_pb2.Submit:
         """The next message must be one submit."""

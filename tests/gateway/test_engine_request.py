@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway_svc.engine_request import EngineRequest
 from gateway_svc.outbox import MAX_SUBMIT_BYTES, Outbox
 from gateway_svc.request_table import MESSAGES_PER_BACKLOG_CHECK, RequestTable
+from gateway_svc.token_runs import TokenRun
 from protos.engine.v1 import engine_pb2
 from svc_common import columns
 from svc_common.clock import monotonic_ns
@@ -31,16 +32,16 @@ def test_each_token_is_read_exactly_once_in_order(runs: list[tuple[int, int, boo
     async def play() -> None:
         request, read, known = new_request(), [], 0
         for offset, count, read_now in runs:
-            taken = request.add_tokens(offset, list(range(offset, offset + count)), [])
+            taken = request.add_tokens(0, TokenRun(offset, list(range(offset, offset + count))))
             assert taken == (offset <= known)
             known = max(known, offset + count) if taken else known
             if read_now and request.num_unread_tokens:
                 update = await request.next()
                 assert update is not None
-                assert update.token_offset == len(read)
-                read += update.token_ids
+                assert update.choices[0].run.token_offset == len(read)
+                read += update.choices[0].run.token_ids
         if request.num_unread_tokens:
-            read += (await request.next()).token_ids
+            read += (await request.next()).choices[0].run.token_ids
         assert read == list(range(known))
 
     asyncio.run(play())
@@ -50,11 +51,11 @@ def test_each_token_is_read_exactly_once_in_order(runs: list[tuple[int, int, boo
 async def test_tokens_come_before_the_error_and_the_first_end_wins() -> None:
     """What was made can still be read; then the error, every time."""
     request = new_request()
-    request.add_tokens(0, [1, 2], [])
+    request.add_tokens(0, TokenRun(0, [1, 2]))
     request.fail(Internal("first"))
     request.fail(Internal("second"))
     request.finish(engine_pb2.Finished(last=True))
-    assert (await request.next()).token_ids == [1, 2]
+    assert (await request.next()).choices[0].run.token_ids == [1, 2]
     for _ in range(2):
         with pytest.raises(Internal, match="first"):
             await request.next()
@@ -66,8 +67,8 @@ async def test_a_reader_that_is_cancelled_leaves_nothing_behind() -> None:
     request = new_request()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(request.next(), 0.01)
-    request.add_tokens(0, [7], [])
-    assert (await request.next()).token_ids == [7]
+    request.add_tokens(0, TokenRun(0, [7]))
+    assert (await request.next()).choices[0].run.token_ids == [7]
     assert await request.next(0.01) is None
 
 

@@ -116,6 +116,32 @@ async def test_chat_uses_the_template(stack: LocalStack) -> None:
 
 
 @asynchronous
+async def test_groups_beams_and_vectors(stack: LocalStack) -> None:
+    """R25, R94: n choices of which the first is the one of n = 1; the best of several and beams come best first; vectors."""
+    async with stub_of(stack) as stub:
+        one = (await stub.Generate(generate(), timeout=TIMEOUT_S)).choices[0]
+        several = await stub.Generate(generate(sampling=pb.SamplingParams(seed=7, n=4)), timeout=TIMEOUT_S)
+        best = await stub.Generate(generate(sampling=pb.SamplingParams(seed=7, n=2, best_of=4)), timeout=TIMEOUT_S)
+        width = pb.SamplingParams(n=3, best_of=4, beam=pb.BeamSearch())
+        beams = await stub.Generate(generate(sampling=width), timeout=TIMEOUT_S)
+        vectors = await stub.Embed(
+            pb.EmbedRequest(inputs=[pb.EmbedInput(text="ab"), pb.EmbedInput(text="abc")]), timeout=TIMEOUT_S
+        )
+    assert several.choices[0].text == one.text
+    assert len({choice.text for choice in several.choices}) == 4
+    assert several.usage.completion_tokens == 32
+    assert {choice.text for choice in best.choices} < {choice.text for choice in several.choices}
+    for ranked in (best, beams):
+        scores = [choice.finished.score for choice in ranked.choices]
+        assert scores == sorted(scores, reverse=True)
+        assert scores[0] > scores[-1]
+    assert len(beams.choices) == len({choice.text for choice in beams.choices}) == 3
+    for embedding, num_tokens in zip(vectors.embeddings, (2, 3), strict=True):
+        assert embedding.prompt_tokens == num_tokens
+        assert sum(value**2 for value in embedding.values) == pytest.approx(1)
+
+
+@asynchronous
 async def test_absent_max_tokens_means_up_to_the_context(stack: LocalStack) -> None:
     """api.md: never a hidden 16."""
     async with stub_of(stack) as stub:
@@ -135,7 +161,9 @@ async def test_text_and_models(stack: LocalStack) -> None:
         (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
         assert model == await stub.GetModel(pb.GetModelRequest(model="simulated"))
     assert (model.name, model.max_model_len, model.vocab_size, model.chat) == ("simulated", 4096, 320, True)
-    assert model.default_sampling == pb.SamplingParams(temperature=1, top_p=1, top_k=0, n=1)
+    assert model.default_sampling == pb.SamplingParams(
+        temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1, n=1
+    )
 
 
 @asynchronous
@@ -185,7 +213,7 @@ BAD = {
         "token_ids.ids[0]",
     ),
     "top_p": (generate(sampling=pb.SamplingParams(top_p=0)), InvalidArgument, "sampling.top_p"),
-    "n": (generate(sampling=pb.SamplingParams(n=2)), InvalidArgument, "sampling.n"),
+    "n": (generate(sampling=pb.SamplingParams(n=129)), InvalidArgument, "sampling.n"),
     "unknown model": (generate(model="nope"), NotFound, ""),
     "prompt too long": (generate("x" * 4096), OutOfRange, ""),
     "much too long": (generate("x" * 3_000_000), OutOfRange, ""),

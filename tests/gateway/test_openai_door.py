@@ -130,6 +130,26 @@ def test_extra_fields_of_vllm(client: openai.OpenAI) -> None:
     assert later.usage.completion_tokens >= 10
 
 
+def test_groups_and_vectors(client: openai.OpenAI) -> None:
+    """n choices in completions and chat, each its own; embeddings by the client's own base64."""
+    wish: dict[str, Any] = {"model": "simulated", "seed": 5, "max_tokens": 6, "n": 3}
+    texts = [choice.text for choice in client.completions.create(prompt="x", **wish).choices]
+    assert len(set(texts)) == 3
+    streamed = [""] * 3
+    for chunk in client.completions.create(prompt="x", stream=True, **wish):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **wish)
+    assert [choice.index for choice in chat.choices] == [0, 1, 2]
+    assert all(len(entry.top_logprobs) == 2 for choice in chat.choices for entry in choice.logprobs.content)
+    beams = client.completions.create(
+        model="simulated", prompt="x", n=2, max_tokens=6, extra_body={"use_beam_search": True}
+    )
+    assert len({choice.text for choice in beams.choices}) == 2
+    made = client.embeddings.create(model="simulated", input=["ab", "abc"])
+    assert [sum(value**2 for value in entry.embedding) for entry in made.data] == [pytest.approx(1, abs=1e-5)] * 2
+
+
 def test_chat_content_in_parts(client: openai.OpenAI) -> None:
     """Text parts are joined."""
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
@@ -152,30 +172,6 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-UNSUPPORTED: dict[str, Any] = {
-    "n": 2,
-    "best_of": 3,
-    "echo": True,
-    "suffix": "x",
-    "logit_bias": {"50": 1},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
-    "repetition_penalty": 1.1,
-    "min_p": 0.1,
-    "tools": [{"type": "function"}],
-    "response_format": {"type": "json_object"},
-    "top_logprobs": 3,
-    "logprobs": 5,
-}
-
-
-@pytest.mark.parametrize("field", UNSUPPORTED)
-def test_what_would_change_the_output_is_refused(http: httpx.Client, field: str) -> None:
-    """Never ignored silently: 400 that names the parameter."""
-    answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, field: UNSUPPORTED[field]})
-    assert answer.status_code == 400
-    assert (answer.json()["error"]["param"], answer.json()["error"]["type"]) == (field, "invalid_request_error")
 
 
 def test_neutral_values_are_accepted(http: httpx.Client) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc.aio
 
@@ -38,33 +39,58 @@ async def start_scheduler(worker: str, port: str) -> tuple[asyncio.subprocess.Pr
     return process, line.decode().split("address=")[1].strip()
 
 
+def request(max_tokens: int, **sampling: int) -> pb.GenerateRequest:
+    made = pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(seed=11, **sampling))
+    made.stop.max_tokens = max_tokens
+    return made
+
+
+async def read(call: Any, on_tokens: Callable[[int], Awaitable[None]]) -> tuple[list[list[int]], int]:
+    """Tokens of each choice, each exactly once, and usage; `on_tokens` hears of each delta how many tokens there are."""
+    ids: dict[int, list[int]] = {}
+    async for event in call:
+        if event.HasField("delta"):
+            mine = ids.setdefault(event.delta.choice, [])
+            assert event.delta.token_offset == len(mine)
+            mine += event.delta.token_ids
+            await on_tokens(sum(map(len, ids.values())))
+    return [ids[choice] for choice in sorted(ids)], event.usage.completion_tokens
+
+
 @asynchronous
-async def test_a_stream_survives_the_death_of_the_scheduler() -> None:
-    """kill -9 and a restart: every token exactly once, the same as in an undisturbed run, and no error."""
-    request = pb.GenerateRequest(
-        text="hello", sampling=pb.SamplingParams(seed=11), stop=pb.StopConditions(max_tokens=300)
-    )
+async def test_streams_survive_the_death_of_the_scheduler() -> None:
+    """kill -9 and a restart: every token of every choice exactly once, as in an undisturbed run, and no error.
+
+    R25: one choice, which goes on, and the best two of four, which start anew.
+    """
+    requests = [request(300), request(100, n=2, best_of=4)]
+    killed = asyncio.Event()
     async with simulated_worker() as worker:
         scheduler, address = await start_scheduler(worker, "0")
+
+        async def kill_once(num_tokens: int) -> None:
+            nonlocal scheduler
+            if num_tokens > 50 and not killed.is_set():
+                killed.set()
+                scheduler.kill()
+                await scheduler.wait()
+                scheduler, _ = await start_scheduler(worker, address.rpartition(":")[2])
+
+        async def listen(num_tokens: int) -> None:
+            pass
+
         try:
             async with gateway(address) as running, grpc.aio.insecure_channel(running.grpc) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                undisturbed = await stub.Generate(request, timeout=20)
-                ids: list[int] = []
-                killed = False
-                async for event in stub.GenerateStream(request, timeout=25):
-                    if event.HasField("delta"):
-                        assert event.delta.token_offset == len(ids)
-                        ids += event.delta.token_ids
-                    if len(ids) > 50 and not killed:
-                        killed = True
-                        scheduler.kill()
-                        await scheduler.wait()
-                        scheduler, _ = await start_scheduler(worker, address.rpartition(":")[2])
+                undisturbed = await asyncio.gather(*(stub.Generate(one, timeout=20) for one in requests))
+                listeners = [kill_once, listen]
+                calls = [stub.GenerateStream(one, timeout=25) for one in requests]
+                found = await asyncio.gather(*map(read, calls, listeners))
         finally:
             if scheduler.returncode is None:
                 scheduler.terminate()
             await scheduler.communicate()
-    assert killed
-    assert ids == list(undisturbed.choices[0].token_ids)
-    assert event.usage.completion_tokens == 300
+    assert killed.is_set()
+    expected = [[list(choice.token_ids) for choice in answer.choices] for answer in undisturbed]
+    assert [ids for ids, _ in found] == expected
+    assert [num_tokens for _, num_tokens in found] == [300, 200]

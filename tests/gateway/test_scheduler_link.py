@@ -84,7 +84,7 @@ async def test_what_is_submitted() -> None:
         assert submit.request_id == "mine"
         assert columns.unpack(submit.token_ids, "x").tolist() == [5, 6, 7]
         assert submit.sampling == common_pb2.ResolvedSampling(
-            temperature=0.5, top_p=0.9, top_k=7, seed=2**64 - 1, logprobs=True
+            temperature=0.5, top_p=0.9, top_k=7, seed=2**64 - 1, logprobs=True, repetition_penalty=1
         )
         assert submit.stop == common_pb2.StopRules(max_tokens=9, min_tokens=2, ignore_eos=True, stop_token_ids=[3])
         assert (submit.priority, submit.cache_salt, submit.no_cache_reuse) == (-5, "s", True)

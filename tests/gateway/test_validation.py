@@ -1,5 +1,6 @@
 """What requests may ask for: each wrong field named, every default in one place (api.md)."""
 
+import contextlib
 import math
 
 import pytest
@@ -9,9 +10,12 @@ from gateway_svc.request_ids import accept_request_id, new_request_id
 from gateway_svc.validation import SamplingDefaults
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
+from svc_common import columns
 from svc_common.errors import InvalidArgument, OutOfRange
+from tests.gateway.models import tiny
 
 LIMITS = common_pb2.ModelLimits(model="tiny", max_model_len=100, vocab_size=50, block_size=16)
+MANY = common_pb2.ModelLimits(model="tiny", max_model_len=100, vocab_size=2000, block_size=16)
 DEFAULTS = SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20)
 
 
@@ -19,18 +23,53 @@ def generate(**parts: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="hello", **parts)
 
 
+def beam(**fields: float) -> pb.SamplingParams:
+    return pb.SamplingParams(beam=pb.BeamSearch(), **fields)
+
+
 WRONG = {
     "sampling.temperature": [
         generate(sampling=pb.SamplingParams(temperature=value)) for value in (-0.1, 10.5, math.nan, math.inf)
     ],
     "sampling.top_p": [generate(sampling=pb.SamplingParams(top_p=value)) for value in (0, -1, 1.01, math.nan)],
-    "sampling.n": [generate(sampling=pb.SamplingParams(n=value)) for value in (0, 2)],
+    "sampling.n": [generate(sampling=pb.SamplingParams(n=value)) for value in (0, 129)],
+    "sampling.best_of": [generate(sampling=pb.SamplingParams(n=2, best_of=value)) for value in (0, 1, 129)],
+    "sampling.min_p": [generate(sampling=pb.SamplingParams(min_p=value)) for value in (-0.1, 1.1, math.nan)],
+    "sampling.presence_penalty": [generate(sampling=pb.SamplingParams(presence_penalty=v)) for v in (-2.1, math.nan)],
+    "sampling.frequency_penalty": [generate(sampling=pb.SamplingParams(frequency_penalty=v)) for v in (2.1, math.inf)],
+    "sampling.repetition_penalty": [
+        generate(sampling=pb.SamplingParams(repetition_penalty=value)) for value in (0, -1, 10.5, math.nan)
+    ],
+    "sampling.logit_bias": [generate(sampling=pb.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1)))],
+    "sampling.logit_bias[7]": [
+        generate(sampling=pb.SamplingParams(logit_bias={3: 1, 7: value})) for value in (-100.5, math.nan)
+    ],
+    "sampling.logit_bias[50]": [generate(sampling=pb.SamplingParams(logit_bias={50: 1}))],
+    "sampling.allowed_token_ids[1]": [generate(sampling=pb.SamplingParams(allowed_token_ids=[3, 50]))],
+    "sampling.bad_words[1]": [
+        generate(sampling=pb.SamplingParams(bad_words=["x", bad])) for bad in ("", " ", "y" * 257)
+    ],
+    "sampling.bad_words": [generate(sampling=pb.SamplingParams(bad_words=["x"] * 65))],
+    "sampling.temperature of a beam": [generate(sampling=beam(temperature=0.5))],
+    "sampling.top_p of a beam": [generate(sampling=beam(top_p=0.5))],
+    "sampling.top_k of a beam": [generate(sampling=beam(top_k=5))],
+    "sampling.min_p of a beam": [generate(sampling=beam(min_p=0.5))],
+    "sampling.beam.length_penalty": [
+        generate(sampling=pb.SamplingParams(beam=pb.BeamSearch(length_penalty=value))) for value in (10.5, math.nan)
+    ],
+    "sampling.beam.early_stopping": [generate(sampling=pb.SamplingParams(beam=pb.BeamSearch(early_stopping=9)))],
+    "response.num_top_logprobs": [generate(response=pb.ResponseOptions(num_top_logprobs=21))],
+    "response.num_prompt_logprobs": [generate(response=pb.ResponseOptions(num_prompt_logprobs=21))],
     "stop.max_tokens": [generate(stop=pb.StopConditions(max_tokens=0))],
     "stop.min_tokens": [
         generate(stop=pb.StopConditions(max_tokens=3, min_tokens=4)),
         generate(stop=pb.StopConditions(min_tokens=100)),
     ],
-    "stop.stop_strings": [generate(stop=pb.StopConditions(stop_strings=["x"] * 17))],
+    "stop.stop_strings": [
+        generate(stop=pb.StopConditions(stop_strings=["x"] * 17)),
+        generate(stop=pb.StopConditions(stop_strings=["x"]), sampling=pb.SamplingParams(best_of=2)),
+        generate(stop=pb.StopConditions(stop_strings=["x"]), sampling=beam()),
+    ],
     "stop.stop_strings[1]": [generate(stop=pb.StopConditions(stop_strings=["x", bad])) for bad in ("", "y" * 257)],
     "stop.stop_token_ids[0]": [generate(stop=pb.StopConditions(stop_token_ids=[50]))],
     "stop.stop_token_ids": [generate(stop=pb.StopConditions(stop_token_ids=[1] * 257))],
@@ -49,8 +88,9 @@ WRONG = {
 @pytest.mark.parametrize(("field", "request_"), [(field, r) for field, rs in WRONG.items() for r in rs])
 def test_a_wrong_field_is_named(field: str, request_: validation.AnyRequest) -> None:
     """INVALID_ARGUMENT with exactly this field violation."""
+    field = field.removesuffix(" of a beam")
     with pytest.raises(InvalidArgument) as caught:
-        validation.check_parameters(request_, LIMITS)
+        validation.check_parameters(request_, MANY if field == "sampling.logit_bias" else LIMITS)
     assert [violation.field for violation in caught.value.violations] == [field]
     assert field in caught.value.message
 
@@ -65,7 +105,7 @@ def test_all_wrong_fields_are_reported_at_once() -> None:
 
 def test_absent_fields_take_the_models_defaults() -> None:
     """And max_tokens goes up to the context, never a hidden 16 (api.md)."""
-    resolved = validation.resolve(generate(), [1, 2, 3], LIMITS, DEFAULTS, draw_seed=lambda: 42)
+    resolved = validation.resolve(generate(), [1, 2, 3], LIMITS, DEFAULTS, tiny(), draw_seed=lambda: 42)
     sampling, stop = resolved.sampling, resolved.stop
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (pytest.approx(0.7), pytest.approx(0.9), 20)
     assert (sampling.seed, sampling.logprobs) == (42, False)
@@ -75,22 +115,65 @@ def test_absent_fields_take_the_models_defaults() -> None:
 def test_zero_is_a_value_and_not_absence() -> None:
     """Greedy, all tokens, seed 0: proto3 zeros that were set must win over defaults."""
     asked = generate(sampling=pb.SamplingParams(temperature=0, top_k=0, seed=0))
-    sampling = validation.resolve(asked, [1], LIMITS, DEFAULTS, draw_seed=lambda: 42).sampling
+    sampling = validation.resolve(asked, [1], LIMITS, DEFAULTS, tiny(), draw_seed=lambda: 42).sampling
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0, 0, 0)
+
+
+def test_neutral_values_beside_beams_are_accepted() -> None:
+    """What clients send by default changes nothing: it is no contradiction."""
+    for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 5}):
+        validation.check_parameters(generate(sampling=beam(**fields)), LIMITS)
+    resolved = validation.resolve(generate(sampling=beam()), [1], LIMITS, DEFAULTS, tiny())
+    sampling = resolved.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 1, 0, 0)
+
+
+def test_log_probabilities_of_a_prompt_have_a_limit() -> None:
+    """They travel in one message: a long prompt takes fewer neighbours, and says so."""
+    long = common_pb2.ModelLimits(model="tiny", max_model_len=200_000, vocab_size=50, block_size=16)
+    for num_tokens, num_top, good in ((50_000, 3, True), (50_001, 3, False), (150_000, 0, True), (150_000, 1, False)):
+        asked = generate(response=pb.ResponseOptions(num_prompt_logprobs=num_top))
+        with contextlib.nullcontext() if good else pytest.raises(InvalidArgument, match="num_prompt_logprobs"):
+            validation.resolve(asked, [1] * num_tokens, long, DEFAULTS, tiny())
+
+
+def test_bad_words_as_they_appear_in_text() -> None:
+    """Every tokenisation with and without the space before them, once each."""
+    words = [" hello", "hello", "nice day"]
+    asked = generate(sampling=pb.SamplingParams(bad_words=words))
+    found = validation.resolve(asked, [1], LIMITS, DEFAULTS, tiny()).sampling.bad_words
+    assert [columns.unpack(word.token_ids, "x").tolist() for word in found] == [
+        tiny().encode(text) for text in ("hello", " hello", "nice day", " nice day")
+    ]
+
+
+def test_a_bad_grammar_is_named() -> None:
+    """Found out before the request is accepted, whatever its kind."""
+    for fields in (
+        {"json_schema": '{"type": "nope"}'},
+        {"json_schema": "{"},
+        {"regex": "("},
+        {"choice": pb.ChoiceList()},
+        {"lark": "start: nothing"},
+    ):
+        (name,) = fields
+        with pytest.raises(InvalidArgument) as caught:
+            validation.resolve(generate(**fields), [1], LIMITS, DEFAULTS, tiny())
+        assert [violation.field for violation in caught.value.violations] == [f"structured_output.{name}"]
 
 
 def test_max_tokens_is_cut_to_what_fits() -> None:
     """Started tells the value in force."""
     asked = generate(stop=pb.StopConditions(max_tokens=1000, min_tokens=99))
-    stop = validation.resolve(asked, [1] * 90, LIMITS, DEFAULTS).stop
+    stop = validation.resolve(asked, [1] * 90, LIMITS, DEFAULTS, tiny()).stop
     assert (stop.max_tokens, stop.min_tokens) == (10, 10)
 
 
 def test_a_prompt_that_leaves_no_room_is_out_of_range_with_the_limit() -> None:
     """R23 reaches clients as OUT_OF_RANGE (design.md 7)."""
-    validation.resolve(generate(), [1] * 99, LIMITS, DEFAULTS)
+    validation.resolve(generate(), [1] * 99, LIMITS, DEFAULTS, tiny())
     with pytest.raises(OutOfRange) as caught:
-        validation.resolve(generate(), [1] * 100, LIMITS, DEFAULTS)
+        validation.resolve(generate(), [1] * 100, LIMITS, DEFAULTS, tiny())
     assert caught.value.reason == "PROMPT_TOO_LONG"
     assert caught.value.metadata == {"limit": "99", "prompt_tokens": "100", "max_model_len": "100"}
 
@@ -98,7 +181,7 @@ def test_a_prompt_that_leaves_no_room_is_out_of_range_with_the_limit() -> None:
 def test_a_prompt_of_no_tokens_is_refused() -> None:
     """Text that the tokenizer turns into nothing."""
     with pytest.raises(InvalidArgument, match="no tokens"):
-        validation.resolve(generate(), [], LIMITS, DEFAULTS)
+        validation.resolve(generate(), [], LIMITS, DEFAULTS, tiny())
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x02\xff\xfe", b"\x12\x05ab"])
@@ -113,6 +196,8 @@ def test_defaults_come_from_the_generation_config() -> None:
     """Missing and null entries keep ours."""
     config = {"temperature": 0.6, "top_k": None, "eos_token_id": [0]}
     assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(0.6, 1.0, 0)
+    config = {"repetition_penalty": 1.1, "min_p": 0.05}
+    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(1.0, 1.0, 0, 0.05, 1.1)
 
 
 def test_request_ids() -> None:

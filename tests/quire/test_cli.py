@@ -140,7 +140,9 @@ def test_policies_shows_presets_and_keys() -> None:
     assert presets["vllm-v1-async"]["batch_queue"] == 2 and presets["vllm-v0"]["phases"] == "prefill_or_decode"
     assert [presets[name]["cache_type"] for name in ("chitu", "chitu-skew", "vllm-v1")] == ["paged", "skew", None]
     _assert_config_error(
-        run_quire("up", "--simulated", *FREE_PORTS, "--policy", "chitu-dp"), "chitu-dp", "needs 2 workers"
+        run_quire("up", "--simulated", *FREE_PORTS, "--policy", "chitu-dp", "--set", "dp_size=2"),
+        "dp_size=2",
+        "--workers",
     )
 
 

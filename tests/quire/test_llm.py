@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire import LLM, Client, RequestOutput, SamplingParams
+from quire import LLM, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.stack import LocalStack, default_model
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
 from tests.e2e.oracle import expected, mixed_jobs
@@ -19,6 +19,14 @@ PROMPTS = [
     "The president of the United States is",
     "The capital of France is",
     "The future of AI is",
+]
+
+
+RARE = [
+    SamplingParams(n=3, seed=1, max_tokens=12, min_p=0.05, repetition_penalty=1.2, prompt_logprobs=2, logprobs=2),
+    SamplingParams(n=2, best_of=4, seed=2, max_tokens=12, presence_penalty=0.5, frequency_penalty=0.5),
+    SamplingParams(n=3, best_of=4, use_beam_search=True, max_tokens=12, length_penalty=0.5, logprobs=True),
+    SamplingParams(seed=4, max_tokens=12, structured_outputs=StructuredOutputsParams(regex="[a-z]{4} [0-9]{3}")),
 ]
 
 
@@ -130,14 +138,22 @@ def test_step_by_step_with_abort(llm: LLM) -> None:
 def test_same_seed_same_tokens_as_the_services(llm: LLM) -> None:
     """One (seed, request): the same tokens, text and logprobs in process and through three processes (invariance contract)."""
     params = [SamplingParams(temperature=0.8, top_p=0.95, seed=seed, max_tokens=24, logprobs=1) for seed in range(4)]
-    here = llm.generate(PROMPTS, params)
+    params += RARE
+    prompts = PROMPTS * 2
+    here = llm.generate(prompts, params)
     with LocalStack(worker_args=("--dtype", "float32")) as stack, Client(stack.grpc_address) as client:
-        there = [client.generate(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+        there = [client.generate(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         with LLM(target=stack.grpc_address) as remote:
-            behind = remote.generate(PROMPTS, params)
+            behind = remote.generate(prompts, params)
+            vectors = [where.embed(PROMPTS, PoolingParams(normalize=False)) for where in (llm, remote)]
     for ours, theirs, third in zip(here, there, behind, strict=True):
-        assert ours.outputs[0] == theirs.outputs[0] == third.outputs[0]
-    assert [o.prompt for o in behind] == PROMPTS
+        assert ours.outputs == theirs.outputs == third.outputs
+        assert ours.prompt_logprobs == theirs.prompt_logprobs == third.prompt_logprobs
+    assert [[v.outputs for v in found] for found in vectors[:1]] == [
+        [v.outputs for v in found] for found in vectors[1:]
+    ]
+    assert [len(output.outputs) for output in here] == [1] * 4 + [3, 2, 3, 1]
+    assert [o.prompt for o in behind] == prompts
     assert [o.prompt_token_ids for o in behind] == [o.prompt_token_ids for o in here]
 
 

@@ -1,4 +1,4 @@
-"""`quire up`: what it prints, and that nothing outlives it (issue 2, item 8)."""
+"""`quire up`: what it prints, that what dies is started again, and that nothing outlives it (issue 2, item 8; issue 5, item 11)."""
 
 import os
 import signal
@@ -40,12 +40,21 @@ def test_services_do_not_outlive_a_killed_parent() -> None:
         assert wait_gone(pids) == []
 
 
-@pytest.mark.parametrize("victim", ["worker", "gateway"])
-def test_a_service_that_dies_ends_up_with_its_name(victim: str) -> None:
-    """Not zero, a message that names it, and the others are stopped."""
+def test_services_that_die_are_started_again() -> None:
+    """Standard output has their lines once more, with the same addresses; standard error says what died and how; all is served."""
     with UpProcess(*SIMULATED) as up:
-        up.wait_ready()
-        os.kill(up.pids[victim], signal.SIGKILL)
-        assert up.process.wait(timeout=30) == 1
-        assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
-        assert any(line.startswith(f"error: the {victim} (pid {up.pids[victim]}) was killed") for line in up.errors)
+        grpc_address, _, _ = up.wait_ready()
+        addresses, killed = up.addresses, up.pids
+        for pid in killed.values():
+            os.kill(pid, signal.SIGKILL)
+        up.read_lines(3)
+        assert up.addresses == addresses
+        assert all(up.pids[name] != pid for name, pid in killed.items())
+        for name, pid in killed.items():
+            said = f"the {name} (pid {pid}) was killed by signal 9; starting it again in 0.1 s"
+            assert [line.strip() for line in up.errors if f"pid {pid}" in line] == [said]
+        with Client(grpc_address) as client:
+            output = client.generate("abc", SamplingParams(max_tokens=4, ignore_eos=True), timeout_s=30)
+        assert len(output.outputs[0].token_ids) == 4
+        assert up.stop() == 0
+        assert wait_gone([*killed.values(), *up.pids.values()], timeout_s=0.5) == []

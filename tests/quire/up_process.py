@@ -91,6 +91,16 @@ class UpProcess:
                 return found[1], found[2], found[3]
         raise AssertionError(f"ended without getting ready: {self.lines} {self.errors}")
 
+    def read_lines(self, count: int) -> None:
+        """So many more lines of standard output."""
+        assert self.process.stdout is not None
+        self.lines += [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Addresses of the services, as printed."""
+        return {found[1]: found[3] for line in self.lines if (found := SERVICE_LINE.match(line))}
+
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the services, as printed."""

@@ -78,18 +78,24 @@ def worker(make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = Non
     )
 
 
-def scheduler(worker_address: str, **values: Any) -> Any:
+def scheduler(*worker_addresses: str, **values: Any) -> Any:
     """The scheduler; yields (address, admin address)."""
     defaults = {"port": 0, "admin_port": 0, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
-    settings = SchedulerSettings(workers=(worker_address,), **{**defaults, **values})
+    settings = SchedulerSettings(workers=worker_addresses, **{**defaults, **values})
     return service(lambda ready, stop: app.serve(settings, on_ready=ready, stop=stop))
 
 
 @dataclass
 class Output:
-    """What came for one handle. Tokens are checked for gaps and repeats as they come."""
+    """What came for one handle. Tokens are checked for gaps and repeats as they come. `others`: of choices beside the first;
+    `ends`: of choices."""
 
     tokens: list[int] = field(default_factory=list)
+    others: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, engine_pb2.Finished] = field(default_factory=dict)
+    tops: list[list[int]] = field(default_factory=list)
+    prompt_logprobs: engine_pb2.PromptLogprobs | None = None
+    embedding: bytes = b""
     logprobs: list[float] = field(default_factory=list)
     started: engine_pb2.Started | None = None
     finished: engine_pb2.Finished | None = None
@@ -99,6 +105,13 @@ class Output:
     @property
     def is_over(self) -> bool:
         return self.num_ends > 0
+
+    @property
+    def choices(self) -> list[list[int]]:
+        return [self.tokens, *(self.others[choice] for choice in sorted(self.others))]
+
+    def of(self, choice: int) -> list[int]:
+        return self.others.setdefault(choice, []) if choice else self.tokens
 
 
 class Gateway:
@@ -156,9 +169,16 @@ class Gateway:
         for started in message.started:
             self.outputs[started.handle].started = started
         self._take_tokens(message.tokens)
+        for prompt in message.prompt_logprobs:
+            self.outputs[prompt.handle].prompt_logprobs = prompt
+        for embedding in message.embeddings:
+            self.outputs[embedding.handle].embedding = embedding.values
         for finished in message.finished:
             output = self.outputs[finished.handle]
-            output.finished, output.num_ends = finished, output.num_ends + 1
+            assert finished.choice not in output.ends and not output.is_over
+            output.ends[finished.choice] = finished
+            if finished.last:
+                output.finished, output.num_ends = finished, output.num_ends + 1
         for failed in message.failed:
             output = self.outputs.setdefault(failed.handle, Output())
             output.failed, output.num_ends = failed, output.num_ends + 1
@@ -167,15 +187,17 @@ class Gateway:
         handles = columns.unpack(tokens.handles, "handles", columns.U32).tolist()
         offsets = columns.unpack(tokens.token_offsets, "offsets", columns.U32, length=len(handles)).tolist()
         counts = columns.unpack(tokens.counts, "counts", columns.U32, length=len(handles))
-        assert columns.unpack(tokens.choices, "choices", columns.U32, length=len(handles)).sum() == 0
+        choices = columns.unpack(tokens.choices, "choices", columns.U32, length=len(handles)).tolist()
         runs = columns.split(columns.unpack(tokens.token_ids, "token_ids"), counts, "token_ids")
         logprobs = columns.unpack(tokens.logprobs, "logprobs", columns.F32)
         values = columns.split(logprobs, counts, "logprobs") if len(logprobs) else [np.zeros(0)] * len(handles)
-        for handle, offset, run, value in zip(handles, offsets, runs, values, strict=True):
-            output = self.outputs[handle]
-            assert offset == len(output.tokens), f"handle {handle}: run at {offset} after {len(output.tokens)} tokens"
-            output.tokens += run.tolist()
-            output.logprobs += value.tolist()
+        for handle, choice, offset, run, value in zip(handles, choices, offsets, runs, values, strict=True):
+            output, known = self.outputs[handle], self.outputs[handle].of(choice)
+            assert offset == len(known), f"handle {handle}/{choice}: run at {offset} after {len(known)} tokens"
+            assert choice not in output.ends, f"handle {handle}/{choice}: a run after its end"
+            known += run.tolist()
+            if not choice:
+                output.logprobs += value.tolist()
 
     # --- saying things --------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ async def test_one_message_carries_everything_new() -> None:
     frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
     [live] = book.take_pending()
     book.entered(live)
-    book.scheduled("r", 1, 0)
+    book.scheduled("r", 1, 0, "worker-1")
     for step in range(1_000):
         book.put_tokens(TokenRun("r/0", "r", 0, step, [step]), step, None)
     assert attachment.wake.is_set()

@@ -14,7 +14,7 @@ WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_mod
 def refused(policy: str, *sets: str, **limits: Any) -> str:
     """The message of the refusal, at the start or once the worker is known."""
     with pytest.raises(ConfigError) as error:
-        choice = choose(policy, sets, **limits)
+        choice = choose(policy, sets, num_workers=1, **limits)
         choice.check()
         choice.core_limits(WORKER)
     return error.value.message
@@ -85,8 +85,7 @@ def test_the_ordering_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("policy", "sets", "texts"),
     [
-        ("chitu-dp", [], ["policy chitu-dp: dp_size=2: needs 2 workers"]),
-        ("chitu-dp", ["infer.dp_size=4"], ["infer.dp_size=4: dp_size=4: needs 4 workers"]),
+        ("chitu-dp", ["infer.dp_size=4"], ["infer.dp_size=4: dp_size=4: there must be as many workers", "1 is given"]),
         ("chitu", ["scheduler.type=lifo"], ["scheduler.type=lifo: ", "no scorer 'lifo'", "stride"]),
         ("chitu", ["scheduler.type=prefill_only"], ["cannot run it yet"]),
         ("chitu", ["defects=recorded"], ["cannot run it yet"]),

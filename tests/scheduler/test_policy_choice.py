@@ -199,12 +199,10 @@ def test_an_option_and_a_set_that_disagree() -> None:
     assert choose("vllm-v1", ["max_num_seqs=8"], max_num_seqs=8).largest_step(64)[1] == 8
 
 
-@pytest.mark.parametrize(
-    "text", ["num_scheduler_steps=2", "sliding_window=64", "num_spec_tokens=2", "cache=none", "defects=recorded"]
-)
+@pytest.mark.parametrize("text", ["sliding_window=64", "num_spec_tokens=2", "cache=none", "defects=recorded"])
 def test_what_no_service_can_run_yet(text: str) -> None:
     """The core plans these, no worker executes them: refused at the start instead of going wrong later."""
-    policy = "vllm-v0" if text.startswith(("num_scheduler", "sliding", "defects")) else "vllm-v1-async"
+    policy = "vllm-v0" if text.startswith(("sliding", "defects")) else "vllm-v1"
     assert f"policy_set {text}: {text}: the core plans it" in refused(policy, text)
 
 

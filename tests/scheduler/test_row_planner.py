@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan
-from scheduler_svc.row_planner import NOT_FINITE, RowPlanner, RowSampling
+from scheduler_svc.row_messages import RowSampling
+from scheduler_svc.row_planner import RowPlanner
+from scheduler_svc.worker_result import NOT_FINITE
 from svc_common import columns
 from svc_common.errors import Internal, InvalidArgument
 from tests.core.builders import answer, make_core, make_request
@@ -280,3 +282,54 @@ def test_a_plan_beyond_the_rows_is_our_bug() -> None:
     core.add(make_request("b", 5))
     with pytest.raises(Internal, match="more than 1 sequences"):
         planner.encode(core.schedule(0.0)[0], lambda request_id: SAMPLING)
+
+
+def entry(
+    name: str, num_tokens: int, computed: int, token_ids: list[int] | None = None, **values: object
+) -> ScheduledSequence:
+    """A share that reaches the end of what is known."""
+    return ScheduledSequence(
+        name=name,
+        request_id=name.partition("/")[0],
+        index=0,
+        num_tokens=num_tokens,
+        computed_before=computed,
+        new_block_ids=[1, 2] if token_ids else [],
+        fresh=token_ids is not None,
+        resumed=False,
+        samples=True,
+        is_prefill=False,
+        num_prompt_tokens=3,
+        token_ids=token_ids,
+        **values,
+    )
+
+
+def test_a_preempted_sequence_keeps_its_late_token() -> None:
+    """R154: a result of a step from before it left still finds it; one that could only be of before is forgotten then."""
+    planner, table = RowPlanner(4), make_table()
+    first = planner.encode(StepPlan(1, 0, [entry("a/0", 3, 0, [5, 6, 7])]), lambda _: SAMPLING)
+    answers = [run_step(table, first, {"a/0": 9})]
+    answers.append(run_step(table, planner.encode(StepPlan(2, 0, left=["a/0"]), lambda _: SAMPLING), {}))
+    found = [planner.decode(message) for message in answers]
+    assert [f.result.tokens for f in found if f is not None] == [{"a/0": [9]}, {}]
+    assert not planner._known
+
+
+def test_a_beam_is_told_its_token_once() -> None:
+    """R94: the core's choice goes to the worker, but not to one that came back and got all of its tokens."""
+    beam = RowSampling(0.0, 1.0, 0, 1, num_candidates=4)
+    planner, table = RowPlanner(4), make_table()
+    plans = [
+        StepPlan(1, 0, [entry("a/0", 3, 0, [5, 6, 7])]),
+        StepPlan(2, 0, [entry("a/0", 1, 3, told_token_ids=[8])]),
+        StepPlan(3, 0, [entry("a/0", 4, 0, [5, 6, 7, 8, 9])], left=["a/0"]),
+        StepPlan(4, 0, [entry("a/0", 1, 4, told_token_ids=[9])]),
+        StepPlan(5, 0, [entry("a/0", 1, 5, told_token_ids=[10])]),
+    ]
+    known = []
+    for plan in plans:
+        batch = table.apply(planner.encode(plan, lambda _: beam))
+        known.append(table.row(int(batch.rows[0])).token_ids)
+        table.commit(batch, np.zeros(0, np.int32), counts=np.zeros(len(batch.sampled_rows), np.int32))
+    assert known == [[5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10]]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.row_planner import WorkerResult
 from scheduler_svc.step_log import StepLog, StepReader
+from scheduler_svc.worker_result import WorkerResult
 from tests.core.builders import answer, make_core, make_request
 from tests.scheduler.harness import run_async, stack
 
@@ -133,8 +133,7 @@ def test_a_step_whose_worker_was_lost_says_so() -> None:
     """Its result never comes: the record closes with the reason, and the tables of the next epoch start empty."""
     log = StepLog(10, "any")
     log.begin(StepPlan(1, 0, [entry("a/0", blocks=[3], fresh=True)]), 1)
-    log.fail_open("the worker was lost")
-    log.forget_tables()
+    log.lost_worker(["a/0"], [1])
     log.begin(StepPlan(2, 0, [entry("b/0", blocks=[4], fresh=True)]), 2)
     log.complete(result(2, {"b/0": [1]}))
     first, second = StepReader(log, 0, tables=True).new()

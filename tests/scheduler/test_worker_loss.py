@@ -150,7 +150,7 @@ async def test_a_hanging_worker_is_lost_by_the_watchdog() -> None:
         handle = await gateway.submit(PROMPTS[0], max_tokens=60)
         await gateway.tokens_of(handle, 5)
         HangingEngine.hang.set()
-        await eventually(lambda: "no result for 0.3 s" in gateway.states[-1].reason or None, "the watchdog")
+        await eventually(lambda: "no result for" in gateway.states[-1].reason or None, "the watchdog")
         HangingEngine.go.set()
         output = await gateway.end_of(handle)
         assert len(output.tokens) == 60 and output.failed is None

@@ -12,19 +12,20 @@ from functools import partial
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.row_planner import RowPlanner, RowSampling
+from scheduler_svc.row_messages import RowSampling
+from scheduler_svc.row_planner import RowPlanner
 from scheduler_svc.simulation.cost_model import CostModel, StepShape
 from scheduler_svc.simulation.events import EventQueue
 from scheduler_svc.simulation.faults import Faults
 from scheduler_svc.simulation.link import Answer, Scheduling
 from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
-from worker_svc.engine import StepTokens
 from worker_svc.leases import Hello, Ownership, Verdict
 from worker_svc.rows import RowTable, StepBatch
 from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.simulated import SimulatedEngine
 from worker_svc.simulated_cache import SimulatedCache
+from worker_svc.step_results import StepResults
 
 Results = Ownership[bytes]
 OURS, RIVAL = "scheduler", "rival"
@@ -37,11 +38,11 @@ class FragileEngine(SimulatedEngine):
 
     fails_next = False
 
-    def _run(self, rows: RowTable, cache: SimulatedCache, batch: StepBatch, step: StepTokens) -> None:
+    def _run(self, rows: RowTable, cache: SimulatedCache, batch: StepBatch, results: StepResults) -> None:
         if self.fails_next:
             rows.void(batch)
             raise Internal("the step failed")
-        super()._run(rows, cache, batch, step)
+        super()._run(rows, cache, batch, results)
 
     @property
     def num_rows(self) -> int:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from scheduler_svc import step_loop
 from scheduler_svc.core import presets
 from scheduler_svc.core.request import Request, StopRules
-from scheduler_svc.row_planner import RowSampling
+from scheduler_svc.row_messages import RowSampling
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.faults import Faults
 from scheduler_svc.simulation.history import History

@@ -60,6 +60,21 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/quire.inference.v1.AdminService/LoadAdapter',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/quire.inference.v1.AdminService/UnloadAdapter',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/quire.inference.v1.AdminService/ListAdapters',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -102,6 +117,28 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a PEFT adapter into every worker, now and whenever one starts anew; requests may name it from then on. Idempotent for an
+        equal path. ALREADY_EXISTS for another path; FAILED_PRECONDITION where it does not fit the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forgets an adapter. FAILED_PRECONDITION while requests use it, NOT_FOUND for an unknown name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +166,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DumpRecording,
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +319,87 @@ class AdminService(object):
             '/quire.inference.v1.AdminService/DumpRecording',
             protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_admin__pb2.DumpRecordingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/LoadAdapter',
+            protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/UnloadAdapter',
+            protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/ListAdapters',
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -77,11 +77,11 @@ class RankBatches:
         for group in candidates:
             if group.lane is not None or not has_rows(group, entered, state):
                 continue
-            has_room = [n < self._ranks.tasks_per_rank and reservations[r].fits(group) for r, n in enumerate(num_owned)]
+            has_place = [n < self._ranks.tasks_per_rank and r not in self._ranks.out for r, n in enumerate(num_owned)]
+            has_room = [has_place[r] and reservations[r].fits(group) for r in range(self._ranks.num_ranks)]
             rank = self._ranks.assign(group, has_room)
             if rank is None:
-                has_place = min(num_owned) < self._ranks.tasks_per_rank
-                state.journal.skip(group, Reason.RESERVED if has_place else Reason.LANE_BUSY)
+                state.journal.skip(group, Reason.RESERVED if any(has_place) else Reason.LANE_BUSY)
                 continue
             reservations[rank].take(group)
             num_owned[rank] += 1

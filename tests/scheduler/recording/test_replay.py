@@ -28,7 +28,7 @@ Record = Callable[[str, object], None]
 # What a `Scheduler` offers to those who look in; all else it offers is an input.
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
-    "pool_report", "check_integrity", "view", "parts", "deadlines", "change",
+    "pool_report", "check_integrity", "view", "parts", "deadlines", "change", "has_worker_per_lane",
 }  # fmt: skip
 
 

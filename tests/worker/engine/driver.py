@@ -9,6 +9,7 @@ import torch
 
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
+from tests.cuda import TEST_DEVICE
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
@@ -16,7 +17,9 @@ BLOCK_SIZE = 16
 
 
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
-    """A loaded, profiled and allocated engine."""
+    """A loaded, profiled and allocated engine; on the tests' device unless `settings` say where."""
+    if TEST_DEVICE != "cpu" and not {"device", "backend"} & settings.keys():
+        settings["device"] = TEST_DEVICE
     engine = ModelEngine(
         WorkerSettings.of(
             model=path, block_size=BLOCK_SIZE, num_gpu_blocks_override=num_blocks, swap_space_gib=0.05, **settings
@@ -104,10 +107,10 @@ class Driver:
         self.logprobs.setdefault(name, [])
         return row
 
-    def compute(self, name: str, num_tokens: int | None = None) -> None:
-        """A row's share of this step: the next `num_tokens` (None = all known ones)."""
+    def compute(self, name: str, num_tokens: int | None = None, *, room: int = 0) -> None:
+        """A row's share of this step: the next `num_tokens` (None = all known ones); `room`: see `add`."""
         row = self.rows[name]
-        new = self._grow(row, len(row.token_ids))
+        new = self._grow(row, len(row.token_ids) + room)
         self.step.changed.append((row, len(row.token_ids) - row.computed if num_tokens is None else num_tokens, new))
 
     def pause(self, name: str) -> None:
@@ -141,7 +144,7 @@ class Driver:
         finally:
             del model.logits
         self.num_computed += outputs.num_computed_tokens
-        self._take_in(outputs, share, torch.cat(seen) if num_decode_steps == 1 else None)
+        self._take_in(outputs, share, seen)
         self.step = Step()
         return outputs
 
@@ -169,7 +172,7 @@ class Driver:
             )
         return message
 
-    def _take_in(self, outputs: worker_pb2.WorkerOutputs, share: dict[int, int], logits: torch.Tensor | None) -> None:
+    def _take_in(self, outputs: worker_pb2.WorkerOutputs, share: dict[int, int], logits: list[torch.Tensor]) -> None:
         names = {row.index: name for name, row in self.rows.items()}
         for index, name in names.items():
             row = self.rows[name]
@@ -180,12 +183,17 @@ class Driver:
         flags = columns.unpack(outputs.flags, "flags", columns.U8).tolist()
         tokens = iter(columns.unpack(outputs.token_ids, "token_ids").tolist())
         logprobs = iter(columns.unpack(outputs.logprobs, "logprobs", columns.F32).tolist())
+        reached = [count + (flag != 0) for count, flag in zip(counts, flags, strict=True)]
+        # More tokens than decode steps (guesses, children): which logits are whose is not told.
+        plain = max(reached, default=0) <= len(logits)
         for place, (index, count, flag) in enumerate(zip(rows, counts, flags, strict=True)):
             name = names[index]
             row = self.rows[name]
             self.flags[name] = flag
-            if logits is not None:
-                self.logits.setdefault(name, {})[len(row.token_ids)] = logits[place].clone()
+            # A row draws in each decode step until it fails; the places of those behind it close up.
+            for i in range(reached[place] if plain else 0):
+                at = sum(steps > i for steps in reached[:place])
+                self.logits.setdefault(name, {})[len(row.token_ids) + i] = logits[i][at].clone()
             new = [next(tokens) for _ in range(count)]
             row.computed += max(0, count - 1)
             row.token_ids += new
@@ -217,6 +225,9 @@ def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
         sequence_indexes=option("sequence_index", 0),
         logprobs=option("logprobs", 1, columns.U8),
         names=[f"r{row.index}/0" for row in rows],
+        options=[
+            worker_pb2.RowOptions(at=i, **row.options["rare"]) for i, row in enumerate(rows) if "rare" in row.options
+        ],
     )
 
 

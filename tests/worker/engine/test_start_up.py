@@ -97,8 +97,16 @@ REFUSED = {
     ),
     "bloom": ({"hidden_size": 64, "n_layer": 2, "n_head": 4}, "self_attention .BloomAttention"),
     "gptj": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attn .GPTJAttention"),
+    "mpt": ({"d_model": 64, "n_layers": 2, "n_heads": 4}, "attn .MptAttention"),
     "mamba": ({"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}, "mixer .MambaMixer"),
-    "lfm2": (config_of("llama") | {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
+    "lfm2": (
+        config_of("llama") | {"layer_types": ["conv", "full_attention"]},
+        r"layers of type conv, module model.layers.0.conv \(Lfm2ShortConv",
+    ),
+    "recurrent_gemma": (
+        config_of("llama") | {"block_types": ["recurrent", "attention"], "lru_width": 64},
+        r"temporal_block \(RecurrentGemmaRecurrentBlock",
+    ),
     "bert": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, "BertSelfAttention is not causal"),
 }
 
@@ -111,6 +119,42 @@ def test_what_is_not_attention_is_named(model_type, tmp_path):
     with pytest.raises(ConfigError, match=words) as caught:
         load(path)
     assert caught.value.reason == "MODEL_UNSUPPORTED"
+
+
+def test_an_encoder_and_decoder_is_refused(copied):
+    """T5 is no causal language model: said by name, from its configuration alone."""
+    (copied / "config.json").write_text(
+        json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
+    )
+    with pytest.raises(ConfigError, match=r"T5ForConditionalGeneration, which is no causal language model") as caught:
+        load(copied)
+    assert caught.value.reason == "MODEL_UNSUPPORTED"
+
+
+FORWARDS = {
+    "position_ids": lambda self, input_ids, logits_to_keep=0: None,
+    "logits_to_keep": lambda self, input_ids, position_ids=None: None,
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_forward_that_cannot_be_packed_is_refused(llama, monkeypatch, name):
+    """A model that takes no positions, or computes logits of every token, says which argument it lacks."""
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", FORWARDS[name])
+    with pytest.raises(ConfigError, match=f"LlamaForCausalLM cannot be served: its forward lacks {name}") as caught:
+        load(llama)
+    assert caught.value.reason == "MODEL_UNSUPPORTED"
+
+
+def test_hidden_states_that_cannot_be_seen(llama, monkeypatch):
+    """A model whose forward goes round its own decoder could not give embeddings: refused."""
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM cannot be served: its last hidden states"):
+        load(llama)
 
 
 def test_a_layer_that_is_not_reached_is_found_by_the_probe(llama, monkeypatch):

@@ -144,7 +144,7 @@ def test_a_step_that_breaks_spares_the_engine(engine, monkeypatch):
     driver = Driver(engine)
     driver.add("p", PROMPT)
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.step_runner.sample", lambda *_: 1 / 0)
+        patch.setattr("worker_svc.step_runner.plan_draws", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             driver.run()
     driver.step = Step()

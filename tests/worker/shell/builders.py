@@ -28,6 +28,9 @@ class Row:
     index: int = 0
     logprobs: bool = False
     trace: common_pb2.TraceContext | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    options: worker_pb2.RowOptions | None = None
 
     @property
     def name(self) -> str:
@@ -48,14 +51,27 @@ def added(rows: Sequence[Row]) -> worker_pb2.AddedRows:
         num_blocks=pack([len(r.blocks) for r in rows]),
         block_ids=pack([b for r in rows for b in r.blocks]),
         temperatures=pack([r.temperature for r in rows], columns.F32),
-        top_ps=pack([1.0 for _ in rows], columns.F32),
-        top_ks=pack([0 for _ in rows]),
+        top_ps=pack([r.top_p for r in rows], columns.F32),
+        top_ks=pack([r.top_k for r in rows]),
         seeds=pack([r.seed for r in rows], columns.U64),
         sequence_indexes=pack([r.index for r in rows]),
         logprobs=pack([r.logprobs for r in rows], columns.U8),
         names=[r.name for r in rows],
         traces=[r.trace or common_pb2.TraceContext() for r in rows] if traced else [],
+        options=[_options(i, r.options) for i, r in enumerate(rows) if r.options],
     )
+
+
+def _options(at: int, given: worker_pb2.RowOptions) -> worker_pb2.RowOptions:
+    made = worker_pb2.RowOptions()
+    made.CopyFrom(given)
+    made.at = at
+    return made
+
+
+def rare(sampling: common_pb2.ResolvedSampling | None = None, **fields: object) -> worker_pb2.RowOptions:
+    """Options of a row: `sampling`, and the fields of RowOptions."""
+    return worker_pb2.RowOptions(sampling=sampling, **fields)
 
 
 @dataclass(slots=True)
@@ -66,6 +82,8 @@ class Change:
     num_tokens: int
     new_blocks: Sequence[int] = ()
     incarnation: int = 1
+    told: Sequence[int] = ()
+    num_drafts: int = 0
 
 
 def changed(rows: Sequence[Change]) -> worker_pb2.ChangedRows:
@@ -75,6 +93,9 @@ def changed(rows: Sequence[Change]) -> worker_pb2.ChangedRows:
         num_tokens=columns.pack([r.num_tokens for r in rows]),
         num_new_blocks=columns.pack([len(r.new_blocks) for r in rows]),
         new_block_ids=columns.pack([b for r in rows for b in r.new_blocks]),
+        num_new_tokens=columns.pack([len(r.told) for r in rows]) if any(r.told for r in rows) else b"",
+        new_token_ids=columns.pack([t for r in rows for t in r.told]),
+        num_draft_tokens=columns.pack([r.num_drafts for r in rows]) if any(r.num_drafts for r in rows) else b"",
     )
 
 

@@ -1,0 +1,154 @@
+"""Grammars of structured output, checked before a request is accepted. Pure: no I/O, no torch; also used in process by `quire.LLM`.
+
+checker = GrammarChecker(bundle.tokenizer_json, limits.eos_token_ids, limits.vocab_size)
+grammar = checker.check(common_pb2.GRAMMAR_KIND_REGEX, "[a-z]+")        normalised, for ResolvedSampling.grammar
+"""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from protos.common.v1 import common_pb2
+from svc_common.errors import InvalidArgument
+from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler, GrammarError
+
+# Regular expressions cost with the square of their length in the worst case: 0.2 s at this size. Lark grammars are full of them.
+MAX_GRAMMAR_BYTES = {JSON_SCHEMA: 256 * 1024, REGEX: 32 * 1024, CHOICE: 256 * 1024, LARK: 64 * 1024}
+MAX_CHOICES = 10_000
+MAX_REMEMBERED = 1024
+
+FIELDS = {JSON_SCHEMA: "json_schema", REGEX: "regex", CHOICE: "choice", LARK: "lark"}
+"""Name of the field of each kind."""
+
+
+class GrammarChecker:
+    """Compiles grammars for one model to refuse bad ones; remembers the last verdicts by digest. Safe to share between threads.
+
+    A check costs well under a millisecond for most grammars and up to seconds for the worst that pass the size limit: call it off
+    the event loop (it lets other threads run). The first check also reads the tokenizer (about 1 s for 100,000 tokens).
+    """
+
+    def __init__(self, tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._model = (tokenizer_json, tuple(eos_ids), vocab_size)
+        self._compiler: GrammarCompiler | None = None
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, kind: common_pb2.GrammarKind, text: str, *, field: str = "structured_output") -> common_pb2.Grammar:
+        """The grammar as the worker takes it: JSON texts compact, the others verbatim.
+
+        InvalidArgument names the field (`structured_output.regex`) and what is wrong: the grammar itself, its size, or a model
+        whose tokenizer cannot be used.
+        """
+        if kind not in FIELDS:
+            raise InvalidArgument.field(field, "is of no known kind; give json_schema, regex, choice or lark")
+        place = f"{field}.{FIELDS[kind]}"
+        try:
+            grammar = common_pb2.Grammar(kind=kind, text=_normalised(kind, text))
+            verdict = self._verdict(grammar)
+        except GrammarError as error:
+            verdict = str(error)
+        if verdict:
+            raise InvalidArgument.field(place, verdict)
+        return grammar
+
+    def _verdict(self, grammar: common_pb2.Grammar) -> str:
+        """What is wrong with it; empty = nothing."""
+        digest = hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
+        with self._lock:
+            known = self._verdicts.get(digest)
+            if known is not None:
+                self._verdicts.move_to_end(digest)
+                return known
+        verdict = self._compile(grammar)
+        with self._lock:
+            self._verdicts[digest] = verdict
+            if len(self._verdicts) > MAX_REMEMBERED:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    def _compile(self, grammar: common_pb2.Grammar) -> str:
+        compiler = self._need_compiler()
+        try:
+            compiler.compile(grammar)
+        except GrammarError as error:
+            return str(error)
+        return ""
+
+    def _need_compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(*self._model)
+            return self._compiler
+
+
+# --- one text for each grammar ------------------------------------------------------------------------------------------
+
+
+def _normalised(kind: common_pb2.GrammarKind, text: str) -> str:
+    _check_text(kind, text)
+    if kind == JSON_SCHEMA:
+        return _compact(_schema(text))
+    if kind == CHOICE:
+        return _compact(_choices(text))
+    return text
+
+
+def _check_text(kind: common_pb2.GrammarKind, text: str) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError("is no valid Unicode: it has a lone surrogate") from error
+    if not text.strip():
+        raise GrammarError("is empty")
+    if num_bytes > MAX_GRAMMAR_BYTES[kind]:
+        raise GrammarError(f"has {num_bytes} bytes; at most {MAX_GRAMMAR_BYTES[kind]} are allowed")
+
+
+def _schema(text: str) -> Any:
+    schema = _parsed(text)
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("must be a JSON object or true (any JSON)")
+    return schema
+
+
+def _choices(text: str) -> list[str]:
+    choices = _parsed(text)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        raise GrammarError("must be a list of strings")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise GrammarError(f"has {len(choices)} strings; give 1 to {MAX_CHOICES}")
+    if not all(choices):
+        raise GrammarError("has an empty string; an output has at least one character")
+    return list(dict.fromkeys(choices))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise GrammarError(f"is no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except RecursionError as error:
+        raise GrammarError("is nested too deeply") from error
+    except GrammarError:
+        raise
+    except ValueError as error:  # a number with thousands of digits
+        raise GrammarError(f"is no JSON of use: {error}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise GrammarError(f"is no JSON: it has the number {name}")
+
+
+def _compact(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError("is no valid Unicode: it has a lone surrogate") from error
+    except ValueError as error:  # 1e999 became infinite
+        raise GrammarError("is no JSON of use: it has a number that is out of range") from error
+    return text

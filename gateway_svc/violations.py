@@ -1,0 +1,38 @@
+"""What is wrong with a request, collected to be told all at once. Pure."""
+
+from collections.abc import Sequence
+
+from protos.common.v1 import common_pb2
+from svc_common.errors import FieldViolation, InvalidArgument
+
+MAX_VIOLATIONS = 16
+
+
+class Violations:
+    """Owner of the violations found so far in one request."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldViolation] = []
+
+    def add(self, field: str, description: str) -> None:
+        """One more; beyond the first 16 nobody reads on."""
+        if len(self._found) < MAX_VIOLATIONS:
+            self._found.append(FieldViolation(field, description))
+
+    def add_unless(self, good: object, field: str, description: str) -> None:
+        """One more, where `good` is false."""
+        if not good:
+            self.add(field, description)
+
+    def add_unknown_ids(self, token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
+        """The first id that is outside the vocabulary, if any."""
+        if not token_ids or max(token_ids) < limits.vocab_size:
+            return
+        i = next(i for i, token_id in enumerate(token_ids) if token_id >= limits.vocab_size)
+        self.add(f"{field}[{i}]", f"is {token_ids[i]}; the vocabulary has {limits.vocab_size} tokens, from 0")
+
+    def raise_if_any(self) -> None:
+        """InvalidArgument with all of them."""
+        if self._found:
+            message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
+            raise InvalidArgument(message, reason="INVALID_FIELD", violations=self._found)

@@ -1,0 +1,41 @@
+"""What a request needs of the model's tokenizer beside its prompt: tokens of bad words, and grammars that compile. Pure."""
+
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common import columns
+
+_GRAMMAR_KINDS = {
+    "json_schema": common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    "regex": common_pb2.GRAMMAR_KIND_REGEX,
+    "choice": common_pb2.GRAMMAR_KIND_CHOICE,
+    "lark": common_pb2.GRAMMAR_KIND_LARK,
+}
+
+
+class Wording(Protocol):
+    """What a request needs of the model's tokenizer beside its prompt (`bundle.TextModel`)."""
+
+    def word_sequences(self, word: str) -> list[list[int]]:
+        """Token sequences that a word appears as in text."""
+
+    def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
+        """The grammar, known to compile; InvalidArgument where it does not."""
+
+
+def bad_word_sequences(words: Sequence[str], wording: Wording) -> list[common_pb2.TokenSequence]:
+    """The token sequences of all words, each once."""
+    found = {tuple(ids): None for word in words for ids in wording.word_sequences(word) if ids}
+    return [common_pb2.TokenSequence(token_ids=columns.pack(ids)) for ids in found]
+
+
+def compiled_grammar(request: pb.GenerateRequest | pb.ChatRequest, wording: Wording) -> common_pb2.Grammar | None:
+    """What the output must match, known to compile; None = anything. InvalidArgument where it does not compile."""
+    kind = request.WhichOneof("structured_output")
+    if kind is None:
+        return None
+    text = json.dumps(list(request.choice.choices), ensure_ascii=False) if kind == "choice" else getattr(request, kind)
+    return wording.compiled_grammar(_GRAMMAR_KINDS[kind], text)

@@ -1,0 +1,169 @@
+"""Triton kernels of paged attention: one tile of query rows over one range of keys, and the sum of a tile's ranges.
+
+Decode, chunks and prefill are the same kernel with tiles of different height. A tile is `TOKENS` consecutive tokens of one sequence
+times the query heads that share a kv head (`GROUP`), so that keys are read once for all of them:
+
+    row of a tile   0 .. GROUP - 1   GROUP .. 2 * GROUP - 1   ...   rest up to ROWS
+    is              token 0's heads  token 1's heads                nothing
+
+Long contexts of few tiles are cut into ranges that different programs take ("flash decoding", Dao et al. 2023); `triton_plan.py`
+says which. Softmax is online, in base 2 and float32 (Milakov and Gimelshein 2018). What a sequence does not hold is never loaded,
+so stale blocks may hold anything. Block layout: [kv_heads, block_size, head_dim] for keys and for values.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def dot(a, b, UPCAST: tl.constexpr):
+    """Matrix product in float32. UPCAST: the interpreter cannot multiply bfloat16."""
+    if UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def attend(
+    queries, acc, peak, total, keys, values, table, low, high, begin, end, positions, kv_head, scale, softcap, window,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over keys `low` (a multiple of KEYS) up to `high`; `acc` [ROWS, PADDED_DIM], `peak` and `total` [ROWS] go on.
+
+    Keys in [begin, end) exist. Not MASKED: all of the range do, and every row sees them.
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    for start in range(low, high, KEYS):
+        places = start + tl.arange(0, KEYS)
+        exists = (places >= begin) & (places < end)
+        blocks = tl.load(table + places // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+        at = ((blocks * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE) * HEAD_DIM
+        held = exists[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(keys + at[:, None] + dims[None, :], mask=held, other=0.0).to(queries.dtype)
+        scores = dot(queries, tl.trans(key), UPCAST) * scale
+        if HAS_SOFTCAP:
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both ends.
+            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
+        scores = scores * LOG2_E
+        if MASKED:
+            seen = exists[None, :] & (places[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                seen = seen & (positions[:, None] - places[None, :] < window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(peak - base)
+        total = total * fade + tl.sum(weights, 1)
+        value = tl.load(values + at[:, None] + dims[None, :], mask=held, other=0.0).to(queries.dtype)
+        acc = acc * fade[:, None] + dot(weights.to(value.dtype), value, UPCAST)
+        peak = new_peak
+    return acc, peak, total
+
+
+@triton.jit
+def attention_kernel(
+    query, out, keys, values, tables, sequences, slots, positions, tiles, items, num_items, partial, logs,
+    num_tiles, max_items, table_stride, scale, softcap, window,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Program (item, kv head): one range of keys for one tile; see `triton_plan.Plan` for the tensors that say which.
+
+    A tile with one range is written to `out` [T, heads, HEAD_DIM]; parts of others, each normalised, to
+    `partial` [part, kv head, ROWS, HEAD_DIM] with the logarithm of their weight, base 2, in `logs` [part, kv head, ROWS].
+    """
+    item = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if item < tl.load(num_items):
+        tile = tl.load(items + item)
+        low = tl.load(items + max_items + item)
+        high = tl.load(items + 2 * max_items + item)
+        part = tl.load(items + 3 * max_items + item)
+        first = tl.load(tiles + tile)
+        count = tl.load(tiles + num_tiles + tile)
+        position = tl.load(positions + first)
+        table = tables + tl.load(sequences + first).to(tl.int64) * table_stride
+        rows = tl.arange(0, ROWS)
+        dims = tl.arange(0, PADDED_DIM)
+        tokens = rows // GROUP
+        real = tokens < count
+        at = ((first + tokens).to(tl.int64) * KV_HEADS + kv_head) * GROUP + rows % GROUP
+        places = at[:, None] * HEAD_DIM + dims[None, :]
+        held = real[:, None] & (dims < HEAD_DIM)[None, :]
+        queries = tl.load(query + places, mask=held, other=0.0)
+        row_positions = tl.where(real, position + tokens, -1)
+        acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        end = position + count
+        begin = 0
+        # Every row sees the keys before the first row's position; a window takes some of them away again.
+        bare = tl.minimum(high, (position + 1) // KEYS * KEYS)
+        if HAS_WINDOW:
+            begin = tl.maximum(0, position - window + 1)
+            bare = low
+        else:
+            acc, peak, total = attend(
+                queries, acc, peak, total, keys, values, table, low, bare, begin, end, row_positions, kv_head, scale,
+                softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS, HAS_WINDOW, HAS_SOFTCAP, False, UPCAST,
+            )  # fmt: skip
+        acc, peak, total = attend(
+            queries, acc, peak, total, keys, values, table, tl.maximum(low, bare), high, begin, end, row_positions,
+            kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS, HAS_WINDOW, HAS_SOFTCAP,
+            True, UPCAST,
+        )  # fmt: skip
+        # Rows that saw nothing become 0, with no weight; NaN stays NaN.
+        divisor = tl.where(total == 0.0, 1.0, total)
+        result = acc / divisor[:, None]
+        if part < 0:
+            written = tl.load(slots + first + tokens, mask=real, other=-1) >= 0
+            result = tl.where(written[:, None], result, 0.0)
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=held)
+        else:
+            line = (part.to(tl.int64) * KV_HEADS + kv_head) * ROWS + rows
+            tl.store(partial + line[:, None] * HEAD_DIM + dims[None, :], result, mask=held)
+            tl.store(logs + line, tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor)))
+
+
+@triton.jit
+def combine_kernel(
+    out, slots, tiles, tile_parts, partial, logs, num_tiles,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, kv head): the weighted sum of the tile's parts, where it has any, to `out`."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    begin = tl.load(tile_parts + tile)
+    num_parts = tl.load(tile_parts + num_tiles + tile)
+    if num_parts > 0:
+        first = tl.load(tiles + tile)
+        count = tl.load(tiles + num_tiles + tile)
+        rows = tl.arange(0, ROWS)
+        dims = tl.arange(0, PADDED_DIM)
+        tokens = rows // GROUP
+        real = tokens < count
+        held = real[:, None] & (dims < HEAD_DIM)[None, :]
+        acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        line = (begin.to(tl.int64) * KV_HEADS + kv_head) * ROWS + rows
+        for _ in range(0, num_parts):
+            log = tl.load(logs + line, mask=real, other=float("-inf"))
+            new_peak = tl.maximum(peak, log)
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weight = tl.exp2(log - base)
+            fade = tl.exp2(peak - base)
+            piece = tl.load(partial + line[:, None] * HEAD_DIM + dims[None, :], mask=held, other=0.0)
+            acc = acc * fade[:, None] + piece * weight[:, None]
+            total = total * fade + weight
+            peak = new_peak
+            line += KV_HEADS * ROWS
+        at = ((first + tokens).to(tl.int64) * KV_HEADS + kv_head) * GROUP + rows % GROUP
+        written = tl.load(slots + first + tokens, mask=real, other=-1) >= 0
+        result = tl.where(written[:, None], acc / tl.where(total == 0.0, 1.0, total)[:, None], 0.0)
+        tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=held)

@@ -1,0 +1,113 @@
+"""The backend "cuda": attention and cache writes by Triton, on a GPU, or on CPU tensors in Triton's interpreter.
+
+The interpreter is chosen by TRITON_INTERPRET=1 before triton is imported; it is for tests, thousands of times slower.
+"""
+
+import torch
+import triton
+
+from paged_kernels import triton_cache
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.triton_attention import attention_kernel, combine_kernel
+from paged_kernels.triton_plan import Plan, Sharing, make_plans, padded_dim
+from svc_common.errors import ConfigError
+
+_WAVES = 4
+_MIN_PROGRAM_BYTES = 32 * 1024
+_INTERPRETED_PROGRAMS = 16
+
+
+def is_interpreted() -> bool:
+    """Kernels run in the interpreter, so tensors may lie in the CPU's memory."""
+    return not isinstance(attention_kernel, triton.JITFunction)
+
+
+def sharing_of(device: torch.device) -> Sharing:
+    """How finely to cut work on `device`: some waves of programs over its processors."""
+    if device.type != "cuda":
+        return Sharing(_INTERPRETED_PROGRAMS, 0)
+    return Sharing(_WAVES * torch.cuda.get_device_properties(device).multi_processor_count, _MIN_PROGRAM_BYTES)
+
+
+def make() -> "TritonBackend":
+    """The backend for this process' device. ConfigError where there is none."""
+    if is_interpreted():
+        return TritonBackend(sharing_of(torch.device("cpu")))
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "no CUDA device is to be seen: use --backend cpu, or TRITON_INTERPRET=1 to try the kernels on a CPU",
+            reason="NO_CUDA_DEVICE",
+        )
+    return TritonBackend(sharing_of(torch.device("cuda")))
+
+
+class TritonBackend:
+    """Kernels for one device. Not invariant: how keys are shared among programs depends on the batch."""
+
+    name = "cuda"
+    invariant = False
+
+    def __init__(self, sharing: Sharing) -> None:
+        self.blocks = triton_cache.TritonBlocks()
+        self._sharing = sharing
+        self._upcast = is_interpreted()
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
+    ) -> None:
+        """See KernelBackend."""
+        triton_cache.write_kv(key, value, cache, slots, shape)
+
+    def paged_attention(
+        self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
+    ) -> torch.Tensor:
+        """See KernelBackend."""
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        out[int(batch.offsets[-1]) :] = 0
+        for plan in self.plans(query, batch, shape, rule):
+            self._run(plan, query, out, cache, batch, shape, rule)
+        return out
+
+    def plans(self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule) -> list[Plan]:
+        """Who computes what in this step, worked out once for all layers that attend alike. `query`: [T, heads, head_dim]."""
+        group = query.shape[1] // shape.num_kv_heads
+        key = (shape, group, query.dtype, rule.sliding_window)
+        if key not in batch.plans:
+            batch.plans[key] = make_plans(batch, shape, group, query.dtype, rule.sliding_window, self._sharing)
+        return batch.plans[key]
+
+    def _run(
+        self, plan: Plan, query: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch,
+        shape: CacheShape, rule: AttentionRule,
+    ) -> None:  # fmt: skip
+        tile, num_tiles, max_items = plan.shape, plan.tiles.shape[1], plan.items.shape[1]
+        scratch = (plan.max_parts, shape.num_kv_heads, tile.rows)
+        partial = torch.empty(*scratch, shape.head_dim, dtype=torch.float32, device=query.device)
+        logs = torch.empty(scratch, dtype=torch.float32, device=query.device)
+        constants = {
+            "GROUP": query.shape[1] // shape.num_kv_heads,
+            "KV_HEADS": shape.num_kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "PADDED_DIM": padded_dim(shape.head_dim),
+            "ROWS": tile.rows,
+        }
+        attention_kernel[(max_items, shape.num_kv_heads)](
+            query, out, cache[0], cache[1], batch.block_tables, batch.sequences, batch.slots, batch.positions, plan.tiles,
+            plan.items, plan.num_items, partial, logs, num_tiles, max_items, batch.block_tables.stride(0),
+            float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0, **constants, BLOCK_SIZE=shape.block_size,
+            KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None, HAS_SOFTCAP=rule.softcap is not None,
+            UPCAST=self._upcast, num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+        )  # fmt: skip
+        combine_kernel[(num_tiles, shape.num_kv_heads)](
+            out,
+            batch.slots,
+            plan.tiles,
+            plan.tile_parts,
+            partial,
+            logs,
+            num_tiles,
+            **constants,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )

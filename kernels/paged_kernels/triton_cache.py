@@ -1,0 +1,146 @@
+"""Triton kernels that move keys, values and blocks: writing a step's tokens, copies within a pool, swaps through a staging buffer.
+
+Blocks are moved as they are, by id, whatever lies in them. A move of many blocks over all layers is one launch; what crosses to the
+host goes through one contiguous buffer, so that the copy engine sees few long runs instead of many short ones.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from paged_kernels.backend import CacheShape, Pairs
+
+_ROWS = 32
+_PIECE = 2048
+
+
+@triton.jit
+def write_kernel(
+    key, value, keys, values, slots, num_rows, key_stride, value_stride,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program i: ROWS pairs (token, kv head) of [tokens, KV_HEADS, HEAD_DIM] to their slots; layout as in triton_attention.py."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, PADDED_DIM)
+    tokens = (rows // KV_HEADS).to(tl.int64)
+    heads = rows % KV_HEADS
+    slot = tl.load(slots + tokens, mask=rows < num_rows, other=-1)
+    # Rows without a slot take part with slot 0 and are masked.
+    kept = slot >= 0
+    slot = tl.where(kept, slot, 0)
+    to = (((slot // BLOCK_SIZE) * KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
+    held = kept[:, None] & (dims < HEAD_DIM)[None, :]
+    source = (heads * HEAD_DIM)[:, None] + dims[None, :]
+    read = tl.load(key + (tokens * key_stride)[:, None] + source, mask=held, other=0.0)
+    tl.store(keys + to[:, None] + dims[None, :], read.to(keys.dtype.element_ty), mask=held)
+    read = tl.load(value + (tokens * value_stride)[:, None] + source, mask=held, other=0.0)
+    tl.store(values + to[:, None] + dims[None, :], read.to(values.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def move_kernel(
+    source, destination, source_ids, destination_ids, planes, elements, source_plane, source_block, destination_plane,
+    destination_block, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Program (pair * planes + plane, piece): a piece of a block's share of one layer's keys or values, from pool to pool.
+
+    Pools are [planes, blocks, elements] with any strides of the first two axes.
+    """
+    pair = tl.program_id(0) // planes
+    plane = (tl.program_id(0) % planes).to(tl.int64)
+    at = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    held = at < elements
+    read = source + plane * source_plane + tl.load(source_ids + pair) * source_block
+    written = destination + plane * destination_plane + tl.load(destination_ids + pair) * destination_block
+    tl.store(written + at, tl.load(read + at, mask=held), mask=held)
+
+
+def write_kv(
+    key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
+) -> None:
+    """See KernelBackend. A token's heads are contiguous; tokens may be far apart."""
+    key, value = _tokens_apart(key), _tokens_apart(value)
+    num_rows = len(slots) * shape.num_kv_heads
+    if num_rows:
+        write_kernel[(triton.cdiv(num_rows, _ROWS),)](
+            key, value, cache[0], cache[1], slots, num_rows, key.stride(0), value.stride(0),
+            KV_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, PADDED_DIM=triton.next_power_of_2(shape.head_dim),
+            BLOCK_SIZE=shape.block_size, ROWS=_ROWS, enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def _tokens_apart(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+class TritonBlocks:
+    """backend.BlockMover on a device, with Triton.
+
+    A host pool is best block-major in memory: then a block is one run of bytes, and blocks with neighbouring ids go in one copy.
+    """
+
+    def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies blocks (source, destination) within `pool` over all layers; all pairs read the state before (R123, R124)."""
+        if not pairs:
+            return
+        sources, destinations = _columns(pairs, pool.device)
+        if {source for source, _ in pairs}.isdisjoint(destination for _, destination in pairs):
+            _move(pool, sources, pool, destinations)
+        else:
+            self.scatter(self.gather(pool, sources), pool, destinations)
+
+    def gather(self, pool: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Blocks `ids` (int64 [n], on the pool's device) in one new contiguous buffer [n, num_layers, 2, block_elements]."""
+        staging = torch.empty(len(ids), *pool.shape[:2], pool.shape[3], dtype=pool.dtype, device=pool.device)
+        _move(pool, ids, staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device))
+        return staging
+
+    def scatter(self, staging: torch.Tensor, pool: torch.Tensor, ids: torch.Tensor) -> None:
+        """The reverse of `gather`."""
+        _move(staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device), pool, ids)
+
+    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies (host block, device block) over all layers (R123); asynchronous where the host pool is pinned."""
+        if pairs:
+            ordered = sorted(pairs)
+            sizes = (len(pairs), *device_pool.shape[:2], device_pool.shape[3])
+            staging = torch.empty(sizes, dtype=device_pool.dtype, device=device_pool.device)
+            for host, part in _runs(host_pool, [host for host, _ in ordered], staging):
+                part.copy_(host, non_blocking=True)
+            self.scatter(staging, device_pool, _columns(ordered, device_pool.device)[1])
+
+    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
+        """Copies (device block, host block) over all layers (R123); asynchronous where the host pool is pinned."""
+        if pairs:
+            ordered = sorted(pairs, key=lambda pair: pair[1])
+            staging = self.gather(device_pool, _columns(ordered, device_pool.device)[0])
+            for host, part in _runs(host_pool, [host for _, host in ordered], staging):
+                host.copy_(part, non_blocking=True)
+
+
+def _runs(pool: torch.Tensor, ids: list[int], staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ascending `ids` as runs of neighbours: views [m, num_layers, 2, block_elements] of a host pool and of `staging`."""
+    blocks = pool.permute(2, 0, 1, 3)
+    for _, run in itertools.groupby(enumerate(ids), key=lambda entry: entry[1] - entry[0]):
+        places = list(run)
+        begin, first, count = places[0][0], places[0][1], len(places)
+        yield blocks[first : first + count], staging[begin : begin + count]
+
+
+def _columns(pairs: Pairs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    columns = torch.tensor(pairs, dtype=torch.int64).T.contiguous().to(device, non_blocking=True)
+    return columns[0], columns[1]
+
+
+def _move(
+    source: torch.Tensor, source_ids: torch.Tensor, destination: torch.Tensor, destination_ids: torch.Tensor
+) -> None:
+    source, destination = (pool.view(-1, *pool.shape[2:]) for pool in (source, destination))
+    planes, _, elements = source.shape
+    move_kernel[(len(source_ids) * planes, triton.cdiv(elements, _PIECE))](
+        source, destination, source_ids, destination_ids, planes, elements, source.stride(0), source.stride(1),
+        destination.stride(0), destination.stride(1), PIECE=_PIECE, enable_fp_fusion=True,
+    )  # fmt: skip

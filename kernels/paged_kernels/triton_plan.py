@@ -1,0 +1,155 @@
+"""Who computes what in Triton attention: query tiles, cut on the host, and ranges of their keys, cut on the device.
+
+The host knows how many tokens each sequence has in a step, the device how long its context is. So the grid is a bound that needs no
+lengths (no synchronisation, and fit for a graph), and `plan_kernel` shares the keys of this very step among its programs: equal
+ranges, as many as fill the device, none so short that starting it costs more than it saves.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from paged_kernels.backend import AttentionBatch, CacheShape
+
+_SHORT_ROWS = 16
+"""Fewest rows that a matrix unit takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How finely work is cut: programs wanted (some waves over all processors), fewest bytes of keys and values for each."""
+
+    num_programs: int
+    min_program_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Constants of one compiled kernel: rows of a tile, keys per turn of its loop, warps, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tiles of one height for one step. `tiles`: int32 [2, n], first packed token and number of tokens.
+
+    `items`: int32 [4, most items]: tile, first key, key after the last, part (-1 = the tile's only one); the first `num_items` [1]
+    count. `tile_parts`: int32 [2, n]: first part, number of parts (0 = not cut). `max_parts` bounds them all.
+    """
+
+    shape: TileShape
+    tiles: torch.Tensor
+    items: torch.Tensor
+    num_items: torch.Tensor
+    tile_parts: torch.Tensor
+    max_parts: int
+
+
+def padded_dim(head_dim: int) -> int:
+    """Elements of a head as kernels see it: a power of two that matrix units take."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShape, TileShape]:
+    """Tiles for sequences with few tokens and with many. They fit the shared memory of sm_80 with all their stages."""
+    row_bytes, least = padded_dim(head_dim) * dtype.itemsize, max(_SHORT_ROWS, triton.next_power_of_2(group))
+    if row_bytes <= 256:
+        return TileShape(least, 64, 4, 3), TileShape(max(128, least), 64, 8, 3)
+    if row_bytes <= 512:
+        return TileShape(least, 32, 4, 3), TileShape(max(64, least), 32, 4, 2)
+    return TileShape(least, 16, 4, 2), TileShape(max(32, least), 16, 4, 2)
+
+
+def make_plans(
+    batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing
+) -> list[Plan]:
+    """The plans of a step for layers that attend alike: tiles of few tokens, tiles of many; none that would be empty."""
+    short, tall = tile_shapes(shape.head_dim, group, dtype)
+    offsets = batch.offsets.astype(np.int32)
+    few = np.diff(offsets) * group <= short.rows
+    plans = []
+    for tile, chosen in ((short, few), (tall, ~few)):
+        tiles = cut(offsets, chosen, tile.rows // group)
+        if tiles.shape[1]:
+            plans.append(_plan(batch, shape, tile, tiles, dtype, window, sharing))
+    return plans
+
+
+def cut(offsets: NDArray[np.int32], chosen: NDArray[np.bool_], height: int) -> NDArray[np.int32]:
+    """Tiles of at most `height` tokens of the chosen sequences: int32 [2, n], first packed token and number of tokens."""
+    counts = np.where(chosen, np.diff(offsets), 0)
+    num_tiles = -(-counts // height)
+    of = np.repeat(np.arange(len(counts)), num_tiles)
+    begins = (np.arange(len(of)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * height
+    return np.stack([offsets[:-1][of] + begins, np.minimum(height, counts[of] - begins)]).astype(np.int32)
+
+
+def _plan(
+    batch: AttentionBatch, shape: CacheShape, tile: TileShape, tiles: NDArray[np.int32], dtype: torch.dtype,
+    window: int | None, sharing: Sharing,
+) -> Plan:  # fmt: skip
+    device, num_tiles = batch.positions.device, tiles.shape[1]
+    # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles that are cut have less
+    # than twice as many parts as their share of `target`.
+    target = max(1, sharing.num_programs // shape.num_kv_heads)
+    max_items = num_tiles + target
+    plan = Plan(
+        tile,
+        torch.from_numpy(tiles).to(device, non_blocking=True),
+        torch.empty(4, max_items, dtype=torch.int32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device),
+        torch.empty(2, num_tiles, dtype=torch.int32, device=device),
+        2 * target,
+    )
+    turn_bytes = tile.keys * 2 * shape.head_dim * dtype.itemsize
+    block = triton.next_power_of_2(num_tiles)
+    plan_kernel[(1,)](
+        plan.tiles, batch.positions, plan.items, plan.num_items, plan.tile_parts, num_tiles, max_items, target,
+        -(-sharing.min_program_bytes // turn_bytes), window or 0,
+        KEYS=tile.keys, HAS_WINDOW=window is not None, BLOCK=block, num_warps=4 if block <= 1024 else 16,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return plan
+
+
+@triton.jit
+def plan_kernel(
+    tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, window,
+    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: cuts the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys."""
+    tile = tl.arange(0, BLOCK)
+    real = tile < num_tiles
+    first = tl.load(tiles + tile, mask=real, other=0)
+    count = tl.load(tiles + num_tiles + tile, mask=real, other=0)
+    position = tl.load(positions + first, mask=real, other=0)
+    begin = tl.zeros([BLOCK], tl.int32)
+    if HAS_WINDOW:
+        begin = tl.maximum(0, position - window + 1) // KEYS
+    end = position + count
+    turns = tl.where(real, (end + KEYS - 1) // KEYS - begin, 0)
+    share = tl.maximum((tl.sum(turns, 0) + target - 1) // target, min_turns)
+    ranges = (turns + share - 1) // share
+    last_item = tl.cumsum(ranges, 0)
+    parts = tl.where(ranges > 1, ranges, 0)
+    first_part = tl.cumsum(parts, 0) - parts
+    tl.store(num_items, tl.sum(ranges, 0))
+    tl.store(tile_parts + tile, first_part, mask=real)
+    tl.store(tile_parts + num_tiles + tile, parts, mask=real)
+    # Within a tile, ranges differ by a turn at most.
+    even = (turns + ranges - 1) // tl.maximum(ranges, 1)
+    for i in range(0, tl.max(ranges, 0)):
+        used = real & (i < ranges)
+        item = items + last_item - ranges + i
+        tl.store(item, tile, mask=used)
+        tl.store(item + max_items, (begin + i * even) * KEYS, mask=used)
+        tl.store(item + 2 * max_items, tl.minimum((begin + (i + 1) * even) * KEYS, end), mask=used)
+        tl.store(item + 3 * max_items, tl.where(parts > 0, first_part + i, -1), mask=used)

@@ -1,0 +1,36 @@
+"""AdminService's calls about adapters: messages from and to `adapters.AdapterTable`."""
+
+from protos.inference.v1 import admin_pb2
+from scheduler_svc.adapters import Adapter, AdapterTable
+
+
+class AdapterCalls:
+    """What `admin_service` answers with."""
+
+    def __init__(self, table: AdapterTable) -> None:
+        self._table = table
+
+    async def load(self, request: admin_pb2.LoadAdapterRequest) -> admin_pb2.LoadAdapterResponse:
+        """See AdminService."""
+        adapter = await self._table.load(request.name, request.path)
+        return admin_pb2.LoadAdapterResponse(adapter=_message(adapter, 0))
+
+    async def unload(self, request: admin_pb2.UnloadAdapterRequest) -> admin_pb2.UnloadAdapterResponse:
+        """See AdminService."""
+        await self._table.unload(request.name)
+        return admin_pb2.UnloadAdapterResponse()
+
+    def list(self) -> admin_pb2.ListAdaptersResponse:
+        """See AdminService."""
+        return admin_pb2.ListAdaptersResponse(adapters=[_message(*entry) for entry in self._table.all()])
+
+
+def _message(adapter: Adapter, num_requests: int) -> admin_pb2.Adapter:
+    return admin_pb2.Adapter(
+        name=adapter.name,
+        adapter_id=adapter.adapter_id,
+        path=adapter.path,
+        num_bytes=adapter.num_bytes,
+        rank=adapter.rank,
+        num_requests=num_requests,
+    )

@@ -1,0 +1,71 @@
+"""What all workers of one scheduler must have in common: the model and the block's size, and how many blocks each allocates."""
+
+import asyncio
+from dataclasses import dataclass
+
+from protos.common.v1 import common_pb2
+from svc_common.errors import FailedPrecondition
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """What was allocated at a worker, or fits there. Device blocks include the null block."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+
+
+class CacheAgreement:
+    """Owner of what each worker said it is and has. All profile first, then all allocate the least of each count (worker.proto).
+
+    A worker that starts anew says it again. What a worker says is kept while it is away: the others go by it.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._said: dict[str, tuple[common_pb2.ModelLimits, CacheCounts]] = {}
+        self._is_complete = asyncio.Event()
+
+    async def reach(self, address: str, limits: common_pb2.ModelLimits, fit: CacheCounts) -> CacheCounts:
+        """The counts to allocate at a worker where `fit` fit; waits until every worker has said what it has.
+
+        FailedPrecondition where it has another model or other blocks than those that said so before it.
+        """
+        self._said.pop(address, None)
+        for other, (known, _) in self._said.items():
+            _check_same(address, limits, other, known)
+        self._said[address] = (limits, fit)
+        if len(self._said) == self._num_workers:
+            self._is_complete.set()
+        await self._is_complete.wait()
+        return least([counts for _, counts in self._said.values()])
+
+
+def least(counts: list[CacheCounts]) -> CacheCounts:
+    """The least of each, of workers with equal blocks."""
+    return CacheCounts(
+        num_gpu_blocks=min(c.num_gpu_blocks for c in counts),
+        num_cpu_blocks=min(c.num_cpu_blocks for c in counts),
+        block_size=counts[0].block_size,
+    )
+
+
+def _check_same(address: str, limits: common_pb2.ModelLimits, other: str, known: common_pb2.ModelLimits) -> None:
+    for name, ours, theirs in (
+        ("model", _model(limits), _model(known)),
+        ("block size", str(limits.block_size), str(known.block_size)),
+        ("longest sequence", str(limits.max_model_len), str(known.max_model_len)),
+        ("model bundle", limits.bundle_digest[:12], known.bundle_digest[:12]),
+    ):
+        if ours != theirs:
+            raise FailedPrecondition(
+                f"its {name} is {ours}, and that of the worker at {other} is {theirs}; start all workers of a scheduler with the "
+                "same model and options",
+                reason="WORKERS_DIFFER",
+                metadata={"worker": address, "other": other, "field": name},
+            )
+
+
+def _model(limits: common_pb2.ModelLimits) -> str:
+    return f"{limits.model} ({limits.model_digest[:12]}, {limits.dtype})"

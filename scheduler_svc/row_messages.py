@@ -1,0 +1,178 @@
+"""The tables of `SchedulerOutputs` while they are filled: rows that join and rows that change (worker.proto)."""
+
+from dataclasses import dataclass, field
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from scheduler_svc.core.plan import ScheduledSequence
+from svc_common import columns
+from svc_common.errors import Internal
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one sequence is sampled; what the worker needs beside tokens and blocks. `trace`: context of its request.
+
+    `options`: what goes beyond the columns, None = nothing. `min_tokens`: below that many output tokens none of `end_ids` is drawn.
+    `ranked`: its tokens' log probabilities rank it. `num_candidates`: it is a beam, and gives so many. `adapter_id`: 0 = none.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    logprobs: bool = False
+    trace: common_pb2.TraceContext | None = None
+    options: common_pb2.ResolvedSampling | None = None
+    min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
+    ranked: bool = False
+    num_candidates: int = 0
+    adapter_id: int = 0
+    task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
+
+    @property
+    def is_plain(self) -> bool:
+        """The columns say all."""
+        return self.options is None and not (self.min_tokens or self.num_candidates or self.adapter_id or self.task)
+
+
+@dataclass(slots=True)
+class Row:
+    """What the worker holds of one sequence. `repeats`: unmentioned, it computes its next token by itself.
+
+    `num_children`: tokens that it yields the next time, for as many sequences. `num_known`: tokens that it was told, of a beam all.
+    """
+
+    name: str
+    index: int
+    incarnation: int
+    sampling: RowSampling
+    num_children: int = 1
+    num_known: int = 0
+    repeats: bool = False
+
+
+@dataclass(slots=True)
+class AddedColumns:
+    """Rows that join."""
+
+    rows: list[int] = field(default_factory=list)
+    incarnations: list[int] = field(default_factory=list)
+    num_known_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: list[int] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_blocks: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    samplings: list[RowSampling] = field(default_factory=list)
+    sequence_indexes: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    options: list[worker_pb2.RowOptions] = field(default_factory=list)
+
+    def put(self, entry: ScheduledSequence, row: Row) -> None:
+        """One that the worker does not hold, with all of its tokens and blocks."""
+        if entry.token_ids is None:
+            raise Internal(f"plan carries no tokens for {entry.name}, which the worker does not hold")
+        if not row.sampling.is_plain or row.num_children > 1:
+            self.options.append(_options(len(self.rows), row))
+        self.rows.append(row.index)
+        self.incarnations.append(row.incarnation)
+        self.num_known_tokens.append(len(entry.token_ids))
+        self.token_ids.extend(entry.token_ids)
+        self.num_prompt_tokens.append(entry.num_prompt_tokens)
+        self.num_computed_tokens.append(entry.computed_before)
+        self.num_tokens.append(entry.num_tokens)
+        self.num_blocks.append(len(entry.new_block_ids))
+        self.block_ids.extend(entry.new_block_ids)
+        self.samplings.append(row.sampling)
+        self.sequence_indexes.append(entry.index)
+        self.names.append(entry.name)
+
+    def message(self) -> worker_pb2.AddedRows:
+        """The wire form."""
+        pack, samplings = columns.pack, self.samplings
+        traces = [s.trace or common_pb2.TraceContext() for s in samplings]
+        return worker_pb2.AddedRows(
+            rows=pack(self.rows),
+            incarnations=pack(self.incarnations),
+            num_known_tokens=pack(self.num_known_tokens),
+            token_ids=pack(self.token_ids),
+            num_prompt_tokens=pack(self.num_prompt_tokens),
+            num_computed_tokens=pack(self.num_computed_tokens),
+            num_tokens=pack(self.num_tokens),
+            num_blocks=pack(self.num_blocks),
+            block_ids=pack(self.block_ids),
+            temperatures=pack([s.temperature for s in samplings], columns.F32),
+            top_ps=pack([s.top_p for s in samplings], columns.F32),
+            top_ks=pack([s.top_k for s in samplings]),
+            seeds=pack([s.seed for s in samplings], columns.U64),
+            sequence_indexes=pack(self.sequence_indexes),
+            logprobs=pack([int(s.logprobs or s.ranked) for s in samplings], columns.U8),
+            names=self.names,
+            traces=traces if any(t.traceparent for t in traces) else [],
+            options=self.options,
+        )
+
+
+def _options(at: int, row: Row) -> worker_pb2.RowOptions:
+    sampling = row.sampling
+    return worker_pb2.RowOptions(
+        at=at,
+        sampling=sampling.options,
+        min_tokens=sampling.min_tokens,
+        min_tokens_ids=columns.pack(sampling.end_ids) if sampling.min_tokens else b"",
+        num_children=row.num_children if row.num_children > 1 else 0,
+        num_candidates=sampling.num_candidates,
+        adapter_id=sampling.adapter_id,
+        task=sampling.task,
+    )
+
+
+@dataclass(slots=True)
+class ChangedColumns:
+    """Rows that stay and do not simply repeat."""
+
+    rows: list[int] = field(default_factory=list)
+    incarnations: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_new_blocks: list[int] = field(default_factory=list)
+    new_block_ids: list[int] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    new_token_ids: list[int] = field(default_factory=list)
+    num_draft_tokens: list[int] = field(default_factory=list)
+
+    def put(self, row: Row, entry: ScheduledSequence) -> None:
+        """Its share of the step. A beam that came back was told its last token with all others."""
+        told = entry.told_token_ids if row.num_known < entry.computed_before + entry.num_tokens else []
+        row.num_known += len(told)
+        self._put(row, entry.num_tokens, entry.new_block_ids, told, entry.num_drafts)
+
+    def pause(self, row: Row) -> None:
+        """It computes nothing until it is mentioned again."""
+        self._put(row, 0, [], [], 0)
+
+    def _put(self, row: Row, num_tokens: int, blocks: list[int], tokens: list[int], num_drafts: int) -> None:
+        self.rows.append(row.index)
+        self.incarnations.append(row.incarnation)
+        self.num_tokens.append(num_tokens)
+        self.num_new_blocks.append(len(blocks))
+        self.new_block_ids.extend(blocks)
+        self.num_new_tokens.append(len(tokens))
+        self.new_token_ids.extend(tokens)
+        self.num_draft_tokens.append(num_drafts)
+
+    def message(self) -> worker_pb2.ChangedRows:
+        """The wire form."""
+        pack = columns.pack
+        return worker_pb2.ChangedRows(
+            rows=pack(self.rows),
+            incarnations=pack(self.incarnations),
+            num_tokens=pack(self.num_tokens),
+            num_new_blocks=pack(self.num_new_blocks),
+            new_block_ids=pack(self.new_block_ids),
+            num_new_tokens=pack(self.num_new_tokens) if self.new_token_ids else b"",
+            new_token_ids=pack(self.new_token_ids),
+            num_draft_tokens=pack(self.num_draft_tokens) if any(self.num_draft_tokens) else b"",
+        )

@@ -1,0 +1,154 @@
+"""A step's result, read from the wire: by sequence name, in the core's terms and beside them what only readers get."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from scheduler_svc.core.plan import StepResult
+from svc_common import columns
+from svc_common.errors import InvalidArgument
+
+NOT_FINITE = "the model's output was not finite (NaN or infinity)"
+NO_TOKEN_LEFT = "no token was left that the request's grammar or other constraints allow"
+
+Top = list[tuple[int, float]]
+NameOf = Callable[[int, int], str | None]
+"""The sequence of a row index and incarnation; None for one that is not known any more."""
+
+
+@dataclass(slots=True)
+class TokenExtras:
+    """Beside the tokens of one sequence: natural logarithms, and the likeliest tokens at each place; empty = not asked."""
+
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)
+
+    def one(self, at: int) -> "TokenExtras":
+        """Those of one token."""
+        return TokenExtras(self.logprobs[at : at + 1], self.tops[at : at + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRun:
+    """Log probabilities [n] of prompt tokens from place `start` >= 1 on, and the likeliest tokens [n, k] there."""
+
+    start: int
+    logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """A step's result by sequence name. `extras`: beside `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
+
+    `error`: the whole step failed and `result` is empty. `num_computed_tokens` and `duration_ns` as counted by the worker.
+    """
+
+    step_id: int
+    result: StepResult
+    extras: dict[str, TokenExtras]
+    num_computed_tokens: int
+    duration_ns: int
+    prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
+    embeddings: dict[str, bytes] = field(default_factory=dict)
+    error: common_pb2.ErrorStatus | None = None
+
+    @property
+    def branches(self) -> bool:
+        """The core decides which tokens go on, or as whom."""
+        return bool(self.result.children or self.result.candidates)
+
+
+@dataclass(slots=True)
+class RowResults:
+    """What the columns say, by name; rows that are not known any more are left out."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    extras: dict[str, TokenExtras] = field(default_factory=dict)
+    candidates: dict[str, Top] = field(default_factory=dict)
+
+
+def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
+    """InvalidArgument when columns do not fit together."""
+    found = RowResults()
+    rows = columns.unpack(message.rows, "rows")
+    n = len(rows)
+    lives = columns.unpack(message.incarnations, "incarnations", length=n)
+    counts = columns.unpack(message.num_tokens, "num_tokens", length=n, minimum=0)
+    ids = columns.unpack(message.token_ids, "token_ids", length=int(counts.sum()), minimum=0).tolist()
+    flags = columns.unpack(message.flags, "flags", columns.U8, length=n).tolist()
+    logprobs = _logprobs(message, len(ids))
+    tops = _tops(message.tops, len(ids)) if message.HasField("tops") else []
+    start = 0
+    for row, life, count, flag in zip(rows.tolist(), lives.tolist(), counts.tolist(), flags, strict=True):
+        end = start + count
+        name = name_of(row, life)
+        if name is not None and flag:
+            found.failed[name] = NOT_FINITE if flag & worker_pb2.ROW_FLAG_NOT_FINITE else NO_TOKEN_LEFT
+        elif name is not None and count:
+            found.tokens[name] = ids[start:end]
+            if logprobs or tops:
+                found.extras[name] = TokenExtras(logprobs[start:end], tops[start:end])
+        start = end
+    if message.HasField("candidates"):
+        found.candidates.update(_candidates(message.candidates, name_of))
+    return found
+
+
+def _logprobs(message: worker_pb2.WorkerOutputs, num_tokens: int) -> list[float]:
+    logprobs: list[float] = columns.unpack(message.logprobs, "logprobs", columns.F32).tolist()
+    if logprobs and len(logprobs) != num_tokens:
+        raise InvalidArgument.field("logprobs", f"has {len(logprobs)} elements where {num_tokens} tokens are")
+    return logprobs
+
+
+def _tops(message: worker_pb2.TopColumns, num_tokens: int) -> list[Top]:
+    counts = columns.unpack(message.counts, "tops.counts", length=num_tokens, minimum=0)
+    return _pairs(counts, message.token_ids, message.logprobs, "tops")
+
+
+def _candidates(message: worker_pb2.CandidateColumns, name_of: NameOf) -> Iterator[tuple[str, Top]]:
+    rows = columns.unpack(message.rows, "candidates.rows")
+    lives = columns.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
+    counts = columns.unpack(message.counts, "candidates.counts", length=len(rows), minimum=0)
+    runs = _pairs(counts, message.token_ids, message.logprobs, "candidates")
+    for row, life, run in zip(rows.tolist(), lives.tolist(), runs, strict=True):
+        name = name_of(row, life)
+        if name is not None:
+            yield name, run
+
+
+def _pairs(counts: NDArray[np.int32], ids: bytes, logprobs: bytes, field_name: str) -> list[Top]:
+    total = int(counts.sum(dtype=np.int64))
+    tokens = columns.unpack(ids, f"{field_name}.token_ids", length=total, minimum=0).tolist()
+    values = columns.unpack(logprobs, f"{field_name}.logprobs", columns.F32, length=total).tolist()
+    pairs = list(zip(tokens, values, strict=True))
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    return [pairs[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+
+
+def read_prompts(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> list[tuple[str, PromptRun]]:
+    """Log probabilities of prompt tokens. InvalidArgument as above."""
+    found = []
+    for run in message.prompt_logprobs:
+        name = name_of(run.row, run.incarnation)
+        if name is not None:
+            logprobs = columns.unpack(run.logprobs, "prompt_logprobs.logprobs", columns.F32)
+            shape = (len(logprobs), run.num_top)
+            size = len(logprobs) * run.num_top
+            ids = columns.unpack(run.top_token_ids, "prompt_logprobs.top_token_ids", length=size, minimum=0)
+            tops = columns.unpack(run.top_logprobs, "prompt_logprobs.top_logprobs", columns.F32, length=size)
+            found.append((name, PromptRun(run.start, logprobs, ids.reshape(shape), tops.reshape(shape))))
+    return found
+
+
+def read_embeddings(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> dict[str, bytes]:
+    """Vectors as they came."""
+    named = ((name_of(e.row, e.incarnation), e.values) for e in message.embeddings)
+    return {name: values for name, values in named if name is not None}

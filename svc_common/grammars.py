@@ -1,0 +1,160 @@
+"""Grammars of structured output, compiled: what the gateway refuses bad ones with and the worker masks tokens with.
+
+Both sides compile the same text with the same limits, so that what the gateway accepts compiles at the worker. The grammar
+engine is llguidance; here is all that is known of how it wants grammars and tokenizers. No rows, no requests, no torch.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from protos.common.v1 import common_pb2
+
+JSON_SCHEMA = common_pb2.GRAMMAR_KIND_JSON_SCHEMA
+REGEX = common_pb2.GRAMMAR_KIND_REGEX
+CHOICE = common_pb2.GRAMMAR_KIND_CHOICE
+LARK = common_pb2.GRAMMAR_KIND_LARK
+
+# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Unbounded whitespace is what a model that has
+# lost its way goes on with until its length limit.
+WHITESPACE = r"(\n[ \t]{0,32}|[ ])?"
+
+# What one grammar may cost: some 20 ms and 50 MiB to build, 15 ms for one mask, whatever the text says.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=2_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+
+
+class GrammarError(ValueError):
+    """A grammar or tokenizer of no use; the message is a clause for people: "is no regular expression that can be used: ..."."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for the vocabulary of one model. Immutable, may be used from several threads.
+
+    `tokenizer_json`: of the checkpoint; `eos_ids`: the ids that end an output, at least one; `vocab_size`: logits per position,
+    which may be more than the tokenizer has tokens (the rest is never allowed) or fewer.
+    Making one takes about 10 µs per token of the vocabulary. GrammarError when llguidance does not know the tokenizer's kind.
+    """
+
+    def __init__(self, tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._tokenizer = _tokenizer(tokenizer_json, eos_ids, vocab_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Bits of a mask: `vocab_size`, or the tokenizer's size where that is more."""
+        return self._tokenizer.vocab_size
+
+    def compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
+        """A matcher at the start of `grammar`, with its first mask computed once. GrammarError says what is wrong."""
+        matcher = LLMatcher(self._tokenizer, _engine_text(grammar.kind, grammar.text), log_level=0, limits=LIMITS)
+        self._check(matcher, grammar.kind)
+        matcher.compute_bitmask()
+        if matcher.is_error() and "NoExtension" in matcher.get_error():
+            raise GrammarError("matches nothing: no output could satisfy it")
+        self._check(matcher, grammar.kind)
+        return matcher
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, special tokens taken as text."""
+        return self._tokenizer.tokenize_str(text)
+
+    @staticmethod
+    def _check(matcher: LLMatcher, kind: common_pb2.GrammarKind) -> None:
+        if matcher.is_error():
+            raise GrammarError(readable(kind, matcher.get_error()))
+
+
+def _tokenizer(tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
+    try:
+        text = tokenizer_json.decode()
+        own_size = LLTokenizer(text, eos_token=0, slices=[]).vocab_size
+        # An end that is no token of the tokenizer (a number of the padding) can be drawn by nobody.
+        ends = sorted({eos_id for eos_id in eos_ids if eos_id < own_size})
+        if ends:
+            return LLTokenizer(text, n_vocab=max(own_size, vocab_size), eos_token=ends)
+    except Exception as error:  # llguidance raises ValueError, and what its Rust side panics with
+        raise GrammarError(f"is not possible with this model's tokenizer: {_line(str(error))}") from error
+    raise GrammarError("is not possible: the model has no end-of-sequence token, an output could not end")
+
+
+# --- the forms that llguidance reads ------------------------------------------------------------------------------------
+
+
+def _engine_text(kind: common_pb2.GrammarKind, text: str) -> str:
+    """The grammar as llguidance's envelope. Built from parsed values: no text can break out of its place in it."""
+    if kind == JSON_SCHEMA:
+        return _envelope(json_schema=_with_whitespace(json.loads(text)))
+    if kind == REGEX:
+        return LLMatcher.grammar_from_regex(text)
+    if kind == CHOICE:
+        return _envelope(lark_grammar=_choice_lark(json.loads(text)))
+    if kind == LARK:
+        return _envelope(lark_grammar=text)
+    raise GrammarError("is of a kind that this release does not know")
+
+
+def _envelope(**grammar: Any) -> str:
+    return json.dumps({"grammars": [grammar]})
+
+
+def _with_whitespace(schema: Any) -> Any:
+    """`schema` with bounded whitespace, unless its own `x-guidance` speaks of whitespace."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return schema
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict) or any(name.startswith("whitespace") for name in options):
+        return schema
+    return schema | {"x-guidance": options | {"whitespace_pattern": WHITESPACE}}
+
+
+def _choice_lark(choices: Any) -> str:
+    if not (choices and isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)):
+        raise GrammarError("must be a list of strings, at least one")
+    # One terminal, not one rule of many: the lexer then keeps every choice open that the text so far begins.
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices)
+
+
+# --- what llguidance says, for people -----------------------------------------------------------------------------------
+
+_WHAT = {
+    JSON_SCHEMA: "is no JSON schema that can be used",
+    REGEX: "is no regular expression that can be used",
+    CHOICE: "is no choice that can be used",
+    LARK: "is no Lark grammar that can be used",
+}
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_REGEX_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+
+
+def readable(kind: common_pb2.GrammarKind, error: str) -> str:
+    """One clause out of an error of llguidance, without its excerpts of the grammar."""
+    return f"{_WHAT.get(kind, 'is no grammar that can be used')}: {_reason(kind, error)}"
+
+
+def _reason(kind: common_pb2.GrammarKind, error: str) -> str:
+    if found := _UNIMPLEMENTED.search(error):
+        return f"the keywords {found[1]} are not supported; leave them out"
+    if "recursion limit" in error:
+        return "it is nested too deeply"
+    if "TooComplex" in error or "fuel" in error or "too large" in error:
+        return f"it is too complex ({_line(error)}); use fewer alternatives or smaller bounds"
+    place = _PLACE.match(error) if kind == LARK else None
+    reason = found[1] if (found := _REGEX_ERROR.search(error)) else _line(_PLACE.sub("", error))
+    return f"line {place[1]}, column {place[2]}: {reason}" if place else reason
+
+
+def _line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown reason")[:300]

@@ -1,0 +1,136 @@
+"""A stack whose dead services are started again, streams read from it meanwhile, and services killed under them."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from quire import SamplingParams
+from quire.client import Client
+from quire.restarts import RestartRules
+from quire.stack import LocalStack
+from tests.quire.up_process import is_running, wait_gone
+
+OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05)
+"""For tests that kill by the dozen."""
+_READ_S = 1500.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request."""
+
+    prompt: str
+    params: SamplingParams
+
+
+class Supervised:
+    """A running stack with a thread that revives it. `deaths`: what `quire up` would say about each."""
+
+    def __init__(self, stack: LocalStack, deaths: list[str]) -> None:
+        self.stack = stack
+        self.deaths = deaths
+        self.all_pids = set(stack.pids.values())
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._revive, name="revive")
+        self._thread.start()
+
+    def _revive(self) -> None:
+        try:
+            while not self._stop.wait(0.02):
+                self.stack.revive()
+                self.all_pids |= set(self.stack.pids.values())
+        except Exception as error:
+            self.error = error
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Signals the service's process, once it is there; its pid."""
+        deadline = time.monotonic() + 60
+        while not is_running(self.stack.pids[name]):
+            assert self.error is None and time.monotonic() < deadline, f"the {name} is not started again: {self.error}"
+            time.sleep(0.01)
+        pid = self.stack.pids[name]
+        os.kill(pid, number)
+        return pid
+
+
+@contextmanager
+def supervised(**options: object) -> Iterator[Supervised]:
+    """A stack with the fields `options` of StackOptions, revived on a thread. Nothing outlives it, and its thread saw no error."""
+    deaths: list[str] = []
+    with LocalStack(on_restart=lambda death, pause_s: deaths.append(death), **{"restart": OFTEN, **options}) as stack:
+        running = Supervised(stack, deaths)
+        try:
+            yield running
+        finally:
+            running.close()
+    assert running.error is None, running.error
+    assert wait_gone(sorted(running.all_pids), timeout_s=5) == [], "processes outlived their stack"
+
+
+@dataclass
+class Readings:
+    """Streams being read, one thread each. `num_tokens` so far, over all of them."""
+
+    futures: list[Future[list[list[int]]]] = field(default_factory=list)
+    num_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, client: Client, case: Case) -> list[list[int]]:
+        """Tokens of each choice; AssertionError for one that is lost or repeated on the way."""
+        stream = client.generate_stream(case.prompt, case.params, timeout_s=_READ_S)
+        counts: Counter[int] = Counter()
+        for delta in stream:
+            assert delta.token_offset == counts[delta.choice], "tokens are lost or repeated"
+            counts[delta.choice] += len(delta.token_ids)
+            with self._lock:
+                self.num_tokens += len(delta.token_ids)
+        found = [list(output.token_ids) for output in stream.result.outputs]
+        assert [len(tokens) for tokens in found] == [counts[i] for i in range(len(found))]
+        return found
+
+    def wait_for(self, num_tokens: int) -> None:
+        """Returns when that many have come; raises what ended a stream before."""
+        while self.num_tokens < num_tokens:
+            for future in self.futures:
+                if future.done():
+                    future.result()
+            assert not all(future.done() for future in self.futures), "all streams are over"
+            time.sleep(0.002)
+
+
+def read_all(
+    address: str, cases: Sequence[Case], meanwhile: Callable[[Readings], None] | None = None
+) -> list[list[list[int]]]:
+    """Tokens of each choice of each case, all read at the same time while `meanwhile` runs here."""
+    readings = Readings()
+    with Client(address) as client, ThreadPoolExecutor(len(cases)) as threads:
+        readings.futures = [threads.submit(readings.read, client, case) for case in cases]
+        if meanwhile is not None:
+            meanwhile(readings)
+        return [future.result() for future in readings.futures]
+
+
+def kills(running: Supervised, name: str, count: int, total_tokens: int, seed: int) -> Callable[[Readings], None]:
+    """Kills the service `count` times while `total_tokens` are generated, after random numbers of them."""
+    draw = random.Random(seed)
+    moments = sorted(draw.sample(range(total_tokens // 50, total_tokens * 19 // 20), count))
+
+    def kill(readings: Readings) -> None:
+        for moment in moments:
+            readings.wait_for(moment)
+            time.sleep(draw.uniform(0, 0.02))
+            running.kill(name)
+
+    return kill

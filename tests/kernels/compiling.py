@@ -1,0 +1,74 @@
+"""Compiles Triton kernels for GPUs that are not here, with the very arguments that the backend would launch them with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+"""Shared memory that one program may have."""
+_TYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64",
+    torch.int32: "i32", torch.uint8: "u8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, its arguments by name, and its options."""
+
+    kernel: triton.JITFunction
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+    def compile(self, capability: int) -> CompiledKernel:
+        """The kernel for that compute capability."""
+        signature, constants, attributes = {}, {}, {}
+        for i, parameter in enumerate(self.kernel.params):
+            value = self.arguments[parameter.name]
+            if parameter.is_constexpr:
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
+            else:
+                signature[parameter.name] = _type_of(value)
+                if _divisible(value):
+                    attributes[i,] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + _TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _divisible(value: object) -> bool:
+    """What Triton finds out about arguments when it launches."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and value % 16 == 0
+
+
+@contextmanager
+def launches() -> Iterator[list[Launch]]:
+    """Inside, kernels are not launched but written down."""
+    found: list[Launch] = []
+
+    def run(kernel: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        names = [parameter.name for parameter in kernel.params]
+        arguments = dict(zip(names, args, strict=False))
+        arguments |= {name: options.pop(name) for name in list(options) if name in names}
+        found.append(Launch(kernel, arguments, options))
+
+    with mock.patch.object(triton.JITFunction, "run", run):
+        yield found

@@ -1,0 +1,90 @@
+"""Every Triton kernel compiles for sm_80 and sm_90 without a GPU, and fits there."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from paged_kernels import triton_sampling
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.triton_backend import TritonBackend
+from paged_kernels.triton_plan import Sharing
+from tests.kernels.compiling import SHARED_BYTES, Launch, launches
+from worker_svc.sampler import SamplingRows
+
+H200 = Sharing(4 * 132, 32 * 1024)
+KERNELS = {
+    "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def attention_launches(shape: CacheShape, group: int, dtype: torch.dtype, rule: AttentionRule) -> list[Launch]:
+    """What a step with a decoding sequence and a prompt launches for one layer."""
+    tokens = 1 + 100
+    kv = torch.zeros(tokens, shape.num_kv_heads, shape.head_dim, dtype=dtype)
+    batch = AttentionBatch(
+        torch.zeros(tokens, dtype=torch.int32),
+        torch.zeros(tokens, dtype=torch.int32),
+        torch.zeros(tokens, dtype=torch.int64),
+        torch.zeros(2, 16, dtype=torch.int32),
+        np.array([0, 1, tokens], np.int32),
+    )
+    cache, backend = torch.zeros(2, 8, shape.block_elements, dtype=dtype), TritonBackend(H200)
+    with launches() as found:
+        backend.write_kv(kv, kv, cache, batch.slots, shape)
+        backend.paged_attention(kv.repeat(1, group, 1), cache, batch, shape, rule)
+    return found
+
+
+def other_launches(dtype: torch.dtype) -> list[Launch]:
+    """Copies of blocks and draws of tokens."""
+    rows, ones = 4, torch.ones(4, dtype=torch.int64)
+    parameters = SamplingRows(
+        torch.ones(rows), ones, torch.ones(rows), ones, ones, ones, ones.bool(), torch.zeros(rows)
+    )
+    with launches() as found:
+        TritonBackend(H200).blocks.copy(torch.zeros(2, 2, 4, 1024, dtype=dtype), [(0, 1)])
+        triton_sampling.draw(torch.zeros(rows, 128_256), parameters, ones.bool())
+        triton_sampling.chosen_logprobs(torch.zeros(rows, 128_256), ones, ones.bool())
+    return found
+
+
+def check(found: list[Launch]) -> set[str]:
+    """Compiles for both; names of the kernels."""
+    for launch, (capability, limit) in itertools.product(found, SHARED_BYTES.items()):
+        made = launch.compile(capability)
+        assert f".target sm_{capability}" in made.asm["ptx"]
+        assert len(made.asm["cubin"]) > 0
+        assert made.metadata.shared <= limit, (launch.name, capability)
+    return {launch.name for launch in found}
+
+
+def test_every_kernel_compiles(record_property):
+    """All kernels, bfloat16 heads of 128, for sm_80 and sm_90; matrix products on the matrix units, keys by asynchronous copies."""
+    found = attention_launches(CacheShape(16, 8, 128), 4, torch.bfloat16, AttentionRule(0.1))
+    assert check(found + other_launches(torch.bfloat16)) == KERNELS
+    decode, prefill = (launch for launch in found if launch.name == "attention_kernel")
+    for launch in (decode, prefill):
+        assert "cp.async" in launch.compile(80).asm["ptx"]
+        assert "mma.sync" in launch.compile(80).asm["ptx"]
+    assert "wgmma" in prefill.compile(90).asm["ptx"]
+    record_property("size", f"triton compiled: {len(KERNELS)} kernels, 1 shape, sm_80 and sm_90")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+def test_every_shape_compiles(head_dim, dtype, record_property):
+    """Head sizes 64-256, groups of 1 to 8, odd blocks, windows and soft caps, for sm_80 and sm_90."""
+    rules = [AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)]
+    for (group, block_size), rule in zip([(1, 16), (7, 48)], rules, strict=True):
+        check(attention_launches(CacheShape(block_size, 2, head_dim), group, dtype, rule))
+    check(other_launches(dtype))
+    record_property("size", f"triton compiled: heads of {head_dim}, {dtype}, 2 rules, sm_80 and sm_90")

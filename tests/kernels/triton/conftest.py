@@ -1,0 +1,17 @@
+"""Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own.
+
+They are collected only where that process was set up: by `tests/kernels/test_triton.py` (TRITON_INTERPRET=1, CPU tensors) or by
+`make test-cuda` (QUIRE_TEST_DEVICE=cuda; skipped where there is no such device).
+"""
+
+import os
+
+import pytest
+
+from tests.cuda import skip_without_device
+
+collect_ignore_glob = [] if {"TRITON_INTERPRET", "QUIRE_TEST_DEVICE"} & os.environ.keys() else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_without_device(items, "tests/kernels/triton")

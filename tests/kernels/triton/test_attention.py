@@ -1,0 +1,98 @@
+"""Triton's attention against the reference over random shapes: decode, prefill and everything mixed."""
+
+import pytest
+import torch
+
+from paged_kernels import triton_backend
+from paged_kernels.backend import AttentionRule
+from paged_kernels.reference import ReferenceBackend
+from paged_kernels.triton_backend import TritonBackend, sharing_of
+from paged_kernels.triton_plan import Sharing, make_plans
+from tests.kernels.triton.cases import DEVICE, Problem, attend, distance, make_inputs, narrowed, random_problem
+
+KINDS = ("decode", "prefill", "mixed")
+QUICK, WHOLE = 4, 60
+
+
+def backend() -> TritonBackend:
+    return TritonBackend(sharing_of(DEVICE))
+
+
+def difference(problem: Problem, given: TritonBackend) -> float:
+    expected = attend(ReferenceBackend(), problem)
+    assert distance(torch.zeros_like(expected), expected, problem.dtype) > 5, "zeros would not pass"
+    return distance(attend(given, problem), expected, problem.dtype)
+
+
+def compare(kind: str, seeds: range, record) -> None:
+    for seed in seeds:
+        problem = random_problem(kind, seed)
+        assert difference(problem, backend()) <= 1, problem
+    record("size", f"triton {kind} attention: {len(seeds)} random shapes of {WHOLE}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference(kind, record_property):
+    """R18: block tables, grouped heads, windows, soft caps; NaN in every block that nobody may read. A sample of the shapes."""
+    compare(kind, range(QUICK), record_property)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference_whole(kind, record_property):
+    """R18: the same over all random shapes."""
+    compare(kind, range(WHOLE), record_property)
+
+
+def test_every_way_to_share_gives_the_same(record_property):
+    """One program for all keys, or many: the parts of a tile add up."""
+    problem = random_problem("mixed", 3)
+    expected = attend(ReferenceBackend(), problem)
+    for num_programs in (1, 5, 64, 1000):
+        found = attend(TritonBackend(Sharing(num_programs, 0)), problem)
+        assert distance(found, expected, problem.dtype) <= 1
+    record_property("size", "triton attention: 4 ways to share keys among programs")
+
+
+def test_long_contexts_are_cut_and_short_ones_are_not():
+    """The plan follows the lengths: parts for who has many keys, none where there are programs enough."""
+    problem = narrowed(
+        random_problem("decode", 0),
+        group=2,
+        dtype=torch.float32,
+        sequences=((700, 1), (3, 1), (0, 8)),
+        rule=AttentionRule(0.1),
+    )
+    inputs = make_inputs(problem)
+    (plan,) = make_plans(
+        inputs.batch, problem.shape, 1, problem.dtype, None, Sharing(16 * problem.shape.num_kv_heads, 0)
+    )
+    parts = plan.tile_parts[1].tolist()
+    assert parts[0] > 4
+    assert parts[1:] == [0, 0]
+    items = plan.items[:, : int(plan.num_items)].T.tolist()
+    assert len(items) == parts[0] + 2
+    assert sum(high - low for tile, low, high, _ in items if tile == 0) == 701
+    assert sum(parts) <= plan.max_parts
+    (alone,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, None, Sharing(1, 0))
+    assert int(alone.num_items) == 3
+    (coarse,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, None, Sharing(4096, 1 << 30))
+    assert not coarse.tile_parts[1].any(), "a program has at least so many bytes to read"
+
+
+@pytest.mark.parametrize("name", ["attention_kernel", "combine_kernel"])
+def test_a_kernel_that_does_nothing_is_noticed(name, monkeypatch):
+    """The comparison sees it when a kernel leaves zeros."""
+    problem = narrowed(random_problem("decode", 1), sequences=((300, 1), (2, 1)))
+    # Freshly allocated memory may hold the right result of an earlier run.
+    monkeypatch.setattr(triton_backend.torch, "empty_like", torch.zeros_like)
+    monkeypatch.setattr(triton_backend, name, Idle())
+    with pytest.raises(AssertionError):
+        assert difference(problem, TritonBackend(Sharing(1000, 0))) <= 1
+
+
+class Idle:
+    """A kernel that starts and writes nothing."""
+
+    def __getitem__(self, _grid):
+        return lambda *_args, **_options: None

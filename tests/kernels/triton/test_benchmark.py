@@ -1,0 +1,44 @@
+"""The GPU benchmark at tiny shapes in the interpreter: all of it runs, and says what it did."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import gpu
+from tests.kernels.triton.cases import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the interpreter is not there")
+
+
+@pytest.mark.long
+def test_every_part_runs():
+    """Ceilings before and after, each kernel, decode steps; as JSON."""
+    app = typer.Typer()
+    app.command()(gpu.main)
+    done = CliRunner().invoke(app, ["--interpret", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert set(result["ceilings"]) == {"memory", "gemm", "to host", "to device"}
+    assert all(row["first"] >= 0 and row["last"] >= 0 for row in result["ceilings"].values())
+    names = {row["name"] for row in result["figures"]}
+    assert names == {
+        "decode attention", "plan of a step", "prefill attention", "cache write", "block copy", "swap out", "swap in",
+        "sampling, greedy", "sampling, temperature", "sampling, top-k and top-p", "decode step", "decode step, graph",
+    }  # fmt: skip
+    assert all(row["us"] > 0 and 0 <= row["share"] < 1 for row in result["figures"])
+    assert result["skipped"] == []
+
+
+def test_what_has_no_time_is_named():
+    """After the budget nothing new begins, and each thing left out is said."""
+    app = typer.Typer()
+    app.command()(gpu.main)
+    done = CliRunner().invoke(app, ["--interpret", "--part", "kernels", "--budget-s", "1e-9"])
+    assert done.exit_code != 0, "a budget is at least a second"
+    bench = gpu.Bench(DEVICE, 0.0, tiny=True)
+    gpu._measure(bench, ["kernels"])
+    assert bench.figures == []
+    assert len(bench.skipped) == 11
+    assert all("out of time" in line for line in bench.skipped)

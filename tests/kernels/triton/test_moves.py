@@ -1,0 +1,151 @@
+"""Triton's writes and moves of keys, values and blocks: byte for byte what plain torch does."""
+
+import random
+
+import pytest
+import torch
+
+from paged_kernels import triton_cache
+from paged_kernels.backend import PADDING_SLOT, CacheShape, TorchBlocks
+from paged_kernels.triton_cache import TritonBlocks
+from tests.kernels.triton.cases import ALLOWED, BLOCK_SIZES, DEVICE, HEAD_DIMS
+from tests.kernels.triton.test_attention import Idle
+
+QUICK, WHOLE = 5, 60
+DTYPES = tuple(ALLOWED)
+
+
+def random_shape(rng: random.Random, seed: int) -> CacheShape:
+    return CacheShape(BLOCK_SIZES[seed % 4], rng.randint(1, 3), HEAD_DIMS[seed % 7])
+
+
+def written(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what write_kv left, what it should have left), [2, blocks, kv_heads, block_size, head_dim]."""
+    rng = random.Random(seed)
+    shape, tokens, num_blocks = random_shape(rng, seed), rng.randint(1, 60), rng.randint(3, 9)
+    torch.manual_seed(seed)
+    # The projections' result: queries, keys and values of a token lie side by side.
+    merged = torch.randn(tokens, 3, shape.num_kv_heads, shape.head_dim).to(DTYPES[seed % 3]).to(DEVICE)
+    key, value = merged[:, 1], merged[:, 2]
+    slots = torch.randperm(num_blocks * shape.block_size)[:tokens].to(DEVICE)
+    slots[:: rng.randint(2, 9)] = PADDING_SLOT
+    cache = torch.full((2, num_blocks, shape.block_elements), 7.0, dtype=merged.dtype, device=DEVICE)
+    expected = cache.clone().view(2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    for token, slot in enumerate(slots.tolist()):
+        if slot != PADDING_SLOT:
+            expected[0, slot // shape.block_size, :, slot % shape.block_size] = key[token]
+            expected[1, slot // shape.block_size, :, slot % shape.block_size] = value[token]
+    triton_cache.write_kv(key, value, cache, slots, shape)
+    return cache.view(expected.shape), expected
+
+
+def check_writes(seeds: range, record) -> None:
+    for seed in seeds:
+        found, expected = written(seed)
+        assert torch.equal(found, expected), seed
+    record("size", f"triton cache write: {len(seeds)} random shapes of {WHOLE}")
+
+
+def test_writes(record_property):
+    """R18: each token's keys and values at its slot, padding nowhere, nothing else touched; a sample."""
+    check_writes(range(QUICK), record_property)
+
+
+@pytest.mark.long
+def test_writes_whole(record_property):
+    """R18: the same over all random shapes."""
+    check_writes(range(WHOLE), record_property)
+
+
+class Pools:
+    """A device pool and a host pool of random contents, NaN among them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        shape, layers = random_shape(self.rng, seed), self.rng.randint(1, 3)
+        self.counts = self.rng.randint(3, 7), self.rng.randint(3, 7)
+        torch.manual_seed(seed)
+        dtype = DTYPES[seed % 3]
+        self.device = torch.randn(layers, 2, self.counts[0], shape.block_elements).to(dtype).to(DEVICE)
+        self.device[:, :, 1] = float("nan")
+        block_major = torch.randn(self.counts[1], layers, 2, shape.block_elements).to(dtype)
+        self.host = block_major.permute(1, 2, 0, 3) if seed % 2 else block_major.permute(1, 2, 0, 3).contiguous()
+
+    def pairs(self, sources: int, destinations: int) -> list[tuple[int, int]]:
+        count = self.rng.randint(2, min(sources, destinations))
+        picked = self.rng.choices(range(sources), k=count), self.rng.sample(range(destinations), count)
+        return list(zip(*picked, strict=True))
+
+
+def moved(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(found, expected) bytes of the pool that `kind` of move writes to."""
+    pools = Pools(seed)
+    on_device, on_host = pools.counts
+    if kind == "copy":
+        pairs, expected = pools.pairs(on_device, on_device), pools.device.clone()
+        TorchBlocks().copy(expected, pairs)
+        TritonBlocks().copy(pools.device, pairs)
+        return pools.device.view(torch.uint8), expected.view(torch.uint8)
+    if kind == "swap in":
+        pairs, expected = pools.pairs(on_host, on_device), pools.device.clone()
+        TorchBlocks().swap_in(pools.host, expected, pairs)
+        TritonBlocks().swap_in(pools.host, pools.device, pairs)
+        return pools.device.view(torch.uint8), expected.view(torch.uint8)
+    pairs, expected = pools.pairs(on_device, on_host), pools.host.clone()
+    TorchBlocks().swap_out(pools.device, expected, pairs)
+    TritonBlocks().swap_out(pools.device, pools.host, pairs)
+    return pools.host.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
+
+
+def check_moves(kind: str, seeds: range, record) -> None:
+    for seed in seeds:
+        found, expected = moved(seed, kind)
+        assert torch.equal(found, expected), (kind, seed)
+    record("size", f"triton {kind}: {len(seeds)} random pools of {WHOLE}")
+
+
+@pytest.mark.parametrize("kind", ["copy", "swap in", "swap out"])
+def test_moves(kind, record_property):
+    """R123, R124: blocks arrive over all layers with the bytes they had before the call, others stay; a sample."""
+    check_moves(kind, range(QUICK), record_property)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["copy", "swap in", "swap out"])
+def test_moves_whole(kind, record_property):
+    """R123, R124: the same over all random pools."""
+    check_moves(kind, range(WHOLE), record_property)
+
+
+def test_a_destination_that_is_a_source():
+    """R124: chains of copies read what was there before, though the programs of a launch run in any order."""
+    pool = torch.arange(2 * 2 * 5 * 64, dtype=torch.float32, device=DEVICE).view(2, 2, 5, 64)
+    before = pool.clone()
+    TritonBlocks().copy(pool, [(0, 1), (1, 2), (2, 0), (1, 3)])
+    assert torch.equal(pool, before[:, :, [2, 0, 1, 1, 4]])
+
+
+def test_nothing_to_do():
+    """No pairs, no tokens, no launch."""
+    pool = torch.ones(1, 2, 3, 64, device=DEVICE)
+    TritonBlocks().copy(pool, [])
+    TritonBlocks().swap_in(torch.zeros(1, 2, 3, 64), pool, [])
+    TritonBlocks().swap_out(pool, torch.zeros(1, 2, 3, 64), [])
+    nothing = torch.zeros(0, 1, 64, device=DEVICE)
+    triton_cache.write_kv(
+        nothing, nothing, pool[0], torch.zeros(0, dtype=torch.int64, device=DEVICE), CacheShape(1, 1, 64)
+    )
+    assert bool((pool == 1).all())
+
+
+def test_kernels_that_do_nothing_are_noticed(monkeypatch):
+    """The comparisons see it when nothing was moved."""
+    # Fresh memory may be what plain torch has just gathered the same blocks in.
+    monkeypatch.setattr(triton_cache.torch, "empty", torch.zeros)
+    monkeypatch.setattr(triton_cache, "write_kernel", Idle())
+    monkeypatch.setattr(triton_cache, "move_kernel", Idle())
+    found, expected = written(1)
+    assert not torch.equal(found, expected)
+    for kind in ("copy", "swap in", "swap out"):
+        pairs = [moved(seed, kind) for seed in range(QUICK)]
+        assert sum(torch.equal(found, expected) for found, expected in pairs) < 2, kind

@@ -1,0 +1,209 @@
+"""`python -m tests.models_page [--write]`: docs/models.md, made from the families that tests run with and from their docstrings.
+
+A test counts for a family when it is parametrised by it: through `parametrize` or through a fixture of its module, by one of the
+tuples of `tests/checkpoints.py`. What a family is, is read from its checkpoint's configuration.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import checkpoints
+from worker_svc.settings import KV_CACHE_DTYPES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "models.md"
+FOLDERS = ("tests/worker/engine", "tests/e2e")
+REFUSALS = ROOT / "tests" / "worker" / "engine" / "test_start_up.py"
+
+# Numbers of requirements and issues say nothing here.
+_REFERENCE = re.compile(r"^R\d+(, R\d+)*: | \((issue|R)[^)]*\)")
+_TITLES = {
+    "llama": "Llama 2, 3",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2, 2.5",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "phi3": "Phi-3, 3.5, 4",
+    "gpt2": "GPT-2",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "opt": "OPT",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+}
+_INTRODUCTION = """\
+# Models
+
+Made by `python -m tests.models_page --write` from the tests themselves.
+
+A model is a folder of a checkpoint: `config.json`, `tokenizer.json`, `*.safetensors`. It runs in its own class of
+`transformers`, with paged attention in place of its own; nothing of a family is written anew here. Other decoders whose every
+layer is attention through transformers' `AttentionInterface` are served as well: what is checked when one is loaded is that
+every layer is really reached, once, and that nothing changes attention unseen. Those below are the ones that tests run, as
+small random checkpoints, on every change.
+
+## Families
+"""
+_NOTES = """\
+## What to know
+
+* **Sliding windows.** A layer with a window never looks at what is before it, so those blocks may be anybody's: a model whose
+  every layer has one needs window / block + 2 blocks per sequence, where the cache rules give the others back. Beside layers
+  without a window all blocks are kept.
+* **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors where no
+  sequence can be longer than the original length, long ones otherwise. `dynamic` is refused, because it depends on the
+  longest sequence of a batch.
+* **Experts.** How many rows an expert gets depends on the batch, so the last bits of a mixture's logits may: the invariance
+  contract is off for them where the processor's products depend on the number of rows, and the worker says so. Tokens are
+  those of `generate` within rounding.
+* **Embeddings** are pooled from the last hidden states of any of them: the mean over the prompt's tokens, or the last
+  token's. A mean has to see all of its prompt, so it takes no prefix hits and starts over when it is preempted.
+* **Cache.** `--kv-cache-dtype` is one of {dtypes}: keys and values are rounded when they are stored; `auto` stores what the
+  model computes in. There are no 8-bit caches.
+"""
+_LEGEND = """\
+`yes`: in `make test`, all of it or some families (`make test-long` then has the others); `long`: in `make test-long`.
+"""
+_REFUSED = """\
+## Refused
+
+Whatever mixes tokens in another way than by attention through that interface, and encoders, is refused when it is loaded, with
+the module at fault. Tested: {types}, `t5`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A test that runs with `families`. `path`: below the root; `words`: its first sentence; `long`: not in `make test`."""
+
+    path: str
+    name: str
+    words: str
+    families: tuple[str, ...]
+    long: bool
+
+
+# --- what tests say ---------------------------------------------------------------------------------------------------
+
+
+def _families_in(node: ast.AST) -> tuple[str, ...]:
+    """Families of the tuples of `checkpoints` that an expression names."""
+    names = [child.id for child in ast.walk(node) if isinstance(child, ast.Name) and child.id.endswith("FAMILIES")]
+    return tuple(family for name in names for family in getattr(checkpoints, name, ()))
+
+
+def _decorators(node: ast.FunctionDef, word: str) -> Iterator[ast.expr]:
+    return (expr for expr in node.decorator_list if word in ast.unparse(expr).partition("(")[0])
+
+
+def _families_of(node: ast.FunctionDef, fixtures: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    given = [family for expr in _decorators(node, "parametrize") for family in _families_in(expr)]
+    given += [family for argument in node.args.args for family in fixtures.get(argument.arg, ())]
+    return tuple(dict.fromkeys(given))
+
+
+def _first_sentence(node: ast.FunctionDef) -> str:
+    text = _REFERENCE.sub("", " ".join((ast.get_docstring(node) or "").split()))
+    return text[:1].upper() + text[1:].partition(". ")[0].rstrip(".")
+
+
+def checks_in(source: str, path: str) -> list[Check]:
+    """The checks of one test module."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    fixtures = {
+        node.name: tuple(family for expr in _decorators(node, "fixture") for family in _families_in(expr))
+        for node in functions
+    }
+    return [
+        Check(path, node.name, _first_sentence(node), families, any(_decorators(node, "mark.long")))
+        for node in functions
+        if node.name.startswith("test_") and (families := _families_of(node, fixtures))
+    ]
+
+
+def collect(root: Path = ROOT) -> list[Check]:
+    """All checks, in order of their files."""
+    return [
+        check
+        for folder in FOLDERS
+        for path in sorted((root / folder).glob("test_*.py"))
+        for check in checks_in(path.read_text(encoding="utf-8"), path.relative_to(root).as_posix())
+    ]
+
+
+def refused(source: str) -> list[str]:
+    """Model types whose refusal is tested: the keys of REFUSED."""
+    for node in ast.parse(source).body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "REFUSED"
+            and isinstance(node.value, ast.Dict)
+        ):
+            return sorted(ast.literal_eval(key) for key in node.value.keys if key is not None)
+    return []
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def _traits(config: Mapping[str, object]) -> Iterator[str]:
+    """What sets the tested checkpoint's attention and layers apart, from its configuration."""
+    layer_types = config.get("layer_types")
+    if config.get("sliding_window"):
+        mixed = isinstance(layer_types, list) and "full_attention" in layer_types
+        yield "windowed and full layers" if mixed else "sliding window in every layer"
+    if config.get("num_key_value_heads", config.get("num_attention_heads", 0)) != config.get("num_attention_heads", 0):
+        yield "grouped heads"
+    if config.get("attn_logit_softcapping"):
+        yield "soft-capped scores and logits"
+    if config.get("query_pre_attn_scalar"):
+        yield "query scale of its own"
+    if config.get("num_local_experts"):
+        yield f"{config['num_experts_per_tok']} of {config['num_local_experts']} experts"
+
+
+def _table(checks: list[Check]) -> Iterator[str]:
+    numbers = range(1, len(checks) + 1)
+    yield "| family | `model_type` | tested with | " + " | ".join(str(number) for number in numbers) + " |"
+    yield "|---|---|---|" + ":-:|" * len(checks)
+    for family in checkpoints.FAMILIES:
+        config = checkpoints.config_of(family)
+        marks = [("long" if check.long else "yes") if family in check.families else "" for check in checks]
+        traits = ", ".join(_traits(config)) or "plain attention"
+        yield f"| {_TITLES[family]} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
+
+
+def page(checks: list[Check], refusals: list[str]) -> str:
+    """The whole of docs/models.md."""
+    named = [
+        f"{i}. {check.words} ([{check.path.removeprefix('tests/')}::{check.name}](../{check.path}))"
+        for i, check in enumerate(checks, start=1)
+    ]
+    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES))
+    parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
+    return "\n".join(parts)
+
+
+def main(argv: list[str]) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.models_page", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/models.md instead of printing it")
+    text = page(collect(), refused(REFUSALS.read_text(encoding="utf-8")))
+    if parser.parse_args(argv).write:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,12 @@
+"""On which device these tests run: see tests/cuda.py."""
+
+import pytest
+
+from tests.cuda import TEST_DEVICE, skip_without_device
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_without_device(items, "tests/worker/engine")
+    for item in items:
+        if TEST_DEVICE != "cpu" and item.path.as_posix().endswith("tests/worker/engine/test_invariance.py"):
+            item.add_marker(pytest.mark.skip(reason="the invariance contract is the CPU backend's"))

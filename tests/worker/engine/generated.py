@@ -1,0 +1,55 @@
+"""What `transformers` itself makes of a checkpoint: greedy tokens, logprobs and hidden states, computed without any of our code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+LOGPROB_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Greedy continuation of one prompt: token ids and their log probabilities."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+    def check(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Equal tokens, logprobs within the tolerance; of two continuations the shorter counts."""
+        count = min(len(token_ids), len(self.token_ids))
+        assert list(token_ids[:count]) == self.token_ids[:count]
+        pairs = zip(logprobs[:count], self.logprobs[:count], strict=True)
+        assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
+
+
+def reference_model(path: Path) -> PreTrainedModel:
+    """The checkpoint as transformers runs it, in float32; its generation never stops by itself."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Generated:
+    """`generate` for one prompt alone."""
+    ids = torch.tensor([list(prompt)])
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    tokens = made.sequences[0, len(prompt) :]
+    logprobs = torch.stack(made.logits)[:, 0].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return Generated(tokens.tolist(), logprobs.tolist())
+
+
+@torch.inference_mode()
+def last_hidden(model: PreTrainedModel, prompt: Sequence[int]) -> torch.Tensor:
+    """[tokens, hidden size]: the last hidden states, as AutoModel gives them."""
+    return model.base_model(torch.tensor([list(prompt)])).last_hidden_state[0]

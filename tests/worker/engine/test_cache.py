@@ -1,0 +1,161 @@
+"""The cache engine: what is swapped is what was there, what is stored in another dtype, what is refused."""
+
+import time
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from paged_kernels.backend import CacheShape
+from svc_common.errors import ConfigError
+from tests.checkpoints import make_checkpoint
+from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.worker.engine.generated import greedy, reference_model
+from tests.worker.engine.test_invariance import check_schedules
+from worker_svc.cache_engine import CacheEngine
+from worker_svc.settings import WorkerSettings
+
+PROMPT = list(b"The quick brown fox jumps over the lazy dog, and then sits down to think.")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_checkpoint("llama", tmp_path_factory.mktemp("checkpoint") / "llama")
+
+
+# --- swap ------------------------------------------------------------------------------------------------------------
+
+
+def test_swapped_bytes_are_those_of_the_device(path):
+    """R122, R123: after a step that swaps out, the host holds bit for bit what the device held, over all layers; and back again."""
+    engine = make_engine(path)
+    driver = Driver(engine)
+    row = driver.add("p", PROMPT, room=1)
+    driver.run()
+    device, host = engine.cache.device_pool, engine.cache.host_pool
+    before = device[:, :, row.blocks].clone()
+    assert before.any(dim=-1).all()
+    driver.remove("p")
+    hosts = [7, 3, 30, 11, 0][: len(row.blocks)]
+    driver.step.swap_out = list(zip(row.blocks, hosts, strict=True))
+    driver.run()
+    assert torch.equal(host[:, :, hosts], before)
+    device.fill_(float("nan"))
+    back = [100 + 2 * i for i in range(len(hosts))]
+    driver.step.swap_in = list(zip(hosts, back, strict=True))
+    driver.add("p", row.token_ids, num_prompt=len(PROMPT), blocks=back, computed=row.computed)
+    driver.run()
+    written = row.computed % BLOCK_SIZE
+    assert torch.equal(device[:, :, back[:-1]], before[:, :, :-1])
+    assert written, "the last block was to be written to by the step"
+    assert driver.tokens["p"] == generate(Driver(engine), "p", PROMPT, 2)
+
+
+def rate(num_bytes: int, move) -> float:
+    """GB/s of the fastest of a few."""
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        move()
+        times.append(time.perf_counter() - begin)
+    return num_bytes / min(times) / 1e9
+
+
+def test_swap_beside_a_plain_copy(record_property):
+    """R123: scattered blocks of all layers in one move, bit for bit; how fast, beside a plain copy of the same bytes."""
+    sizes = CacheShape(16, 8, 64)
+    cache = CacheEngine(sizes, num_layers=4, num_gpu_blocks=192, num_cpu_blocks=96, dtype=torch.float32, device=CPU)
+    cache.device_pool.normal_(generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(192, generator=torch.Generator().manual_seed(1)).tolist()
+    blocks, hosts = order[:96], [block % 96 for block in range(50, 146)]
+    pairs = list(zip(blocks, hosts, strict=True))
+    before = cache.device_pool[:, :, blocks].clone()
+    plain = torch.empty_like(before)
+    rates = [
+        rate(before.nbytes, lambda: cache.swap_out(pairs)),
+        rate(before.nbytes, lambda: cache.swap_in([(host, device) for device, host in pairs])),
+        rate(before.nbytes, lambda: plain.copy_(before)),
+    ]
+    assert torch.equal(cache.host_pool[:, :, hosts], before)
+    assert torch.equal(cache.device_pool[:, :, blocks], before)
+    words = "{:.1f} GB/s out, {:.1f} GB/s in, {:.1f} GB/s plain copy".format(*rates)
+    record_property("size", f"swap on cpu: {len(pairs)} blocks, {before.nbytes / 2**20:.0f} MiB: {words}")
+
+
+# --- dtype -----------------------------------------------------------------------------------------------------------
+
+
+def rounding(dtype):
+    """Attention as transformers has it, but of keys and values rounded to `dtype`: the oracle of a cache of that dtype."""
+
+    def forward(module, query, key, value, mask, **options):
+        return sdpa_attention_forward(
+            module, query, key.to(dtype).to(key.dtype), value.to(dtype).to(value.dtype), mask, **options
+        )
+
+    return forward
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_smaller_cache(path, dtype, backend, monkeypatch):
+    """Half the bytes; results are those of a model whose keys and values are rounded so, not of the exact one."""
+    if backend == "torch":
+        monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
+    name = str(dtype).removeprefix("torch.")
+    kernels = "reference" if backend == "reference" else "cpu"
+    engine = make_engine(path, kv_cache_dtype=name, backend=kernels)
+    assert engine.cache.device_pool.dtype == engine.cache.host_pool.dtype == dtype
+    assert engine._loaded.block_bytes * 2 == make_engine(path)._loaded.block_bytes
+    exact = reference_model(path)
+    wanted = greedy(exact, PROMPT, 16)
+    AttentionInterface.register("quire_test_rounding", rounding(dtype))
+    AttentionMaskInterface.register("quire_test_rounding", sdpa_mask)
+    exact.set_attn_implementation("quire_test_rounding")
+    rounded = greedy(exact, PROMPT, 16)
+    driver = Driver(engine)
+    assert generate(driver, "p", PROMPT, 16) == rounded.token_ids
+
+    def distance(made) -> float:
+        assert made.token_ids == rounded.token_ids, "choose another prompt: the distance is of equal tokens"
+        return max(abs(a - b) for a, b in zip(driver.logprobs["p"], made.logprobs, strict=True))
+
+    assert distance(rounded) < distance(wanted) / 4
+
+
+@pytest.mark.parametrize(
+    ("computed", "stored"), [("bfloat16", "float32"), ("bfloat16", "float16"), ("float16", "bfloat16")]
+)
+def test_other_pairs_of_dtypes(path, computed, stored):
+    """What the model computes in and what is stored may be any two: kernels agree with the oracle."""
+    tokens = [
+        generate(Driver(make_engine(path, dtype=computed, kv_cache_dtype=stored, backend=backend)), "p", PROMPT, 12)
+        for backend in ("cpu", "reference")
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_invariance_with_a_smaller_cache(path):
+    """The contract holds: every token's keys and values are rounded alike, wherever and whenever they are computed."""
+    engine = make_engine(path, kv_cache_dtype="bfloat16")
+    assert engine.invariant
+    check_schedules(engine, seeds=range(3))
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int8", "float64", ""])
+def test_unsupported_cache_dtypes(path, name):
+    """Refused before anything is loaded, with what there is (issue 5, Bad input)."""
+    words = r"--kv-cache-dtype: .* is not supported; use auto, float32, bfloat16, float16"
+    with pytest.raises(ConfigError, match=words) as caught:
+        WorkerSettings.of(model=path, kv_cache_dtype=name)
+    assert caught.value.violations[0].field == "kv_cache_dtype"
+
+
+def test_auto_is_what_the_model_computes_in(path):
+    """Without the option the cache has the model's dtype."""
+    for dtype in ("float32", "bfloat16"):
+        engine = make_engine(path, dtype=dtype)
+        assert str(engine.cache.device_pool.dtype) == f"torch.{dtype}"

@@ -1,0 +1,105 @@
+"""Where a model runs, what is said where it cannot, and that all of a pass gets there."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paged_kernels.backend import AttentionBatch
+from paged_kernels.registry import make_backend
+from svc_common.errors import ConfigError
+from worker_svc import device_memory, memory, model_loading
+from worker_svc.input_batch import ModelInput
+from worker_svc.settings import WorkerSettings
+
+CPU = torch.device("cpu")
+
+
+def chosen(monkeypatch, device: str, backend: str, *, interpret: bool = False, num_devices: int = 0) -> tuple[str, str]:
+    if interpret:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    else:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
+    settings = WorkerSettings.of(model="models/tiny", device=device, backend=backend)
+    return model_loading.choose_device(settings), model_loading.choose_backend(settings)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "how", "expected"),
+    [
+        ("auto", "auto", {}, ("cpu", "cpu")),
+        ("auto", "reference", {}, ("cpu", "reference")),
+        ("auto", "cuda", {"interpret": True}, ("cpu", "cuda")),
+        ("cpu", "cuda", {"interpret": True}, ("cpu", "cuda")),
+        ("auto", "cuda", {"num_devices": 1}, ("cuda:0", "cuda")),
+        ("cuda", "auto", {"num_devices": 1}, ("cuda:0", "cuda")),
+        ("cuda:1", "reference", {"num_devices": 2}, ("cuda:1", "reference")),
+    ],
+)
+def test_device_and_backend(device, backend, how, expected, monkeypatch):
+    """A CUDA device where one is asked for; Triton's kernels on the CPU in the interpreter alone."""
+    assert chosen(monkeypatch, device, backend, **how) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "num_devices", "message"),
+    [
+        ("cuda", "auto", 0, "no cuda:0 here, torch sees 0 CUDA devices: use --device cpu"),
+        ("cuda:1", "cuda", 1, "no cuda:1 here, torch sees 1"),
+        ("auto", "cuda", 0, "no cuda:0 here"),
+        ("cpu", "cuda", 1, "use --backend cpu"),
+        ("cuda", "cpu", 1, "use --backend cuda"),
+    ],
+)
+def test_what_does_not_go_together(device, backend, num_devices, message, monkeypatch):
+    """Refused before anything is loaded, with what to do."""
+    with pytest.raises(ConfigError, match=message):
+        chosen(monkeypatch, device, backend, num_devices=num_devices)
+
+
+def test_the_variable_must_be_there_from_the_start():
+    """Triton decides when it is imported: a variable that came later is refused, not half obeyed."""
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET before"):
+        make_backend("cuda", {"TRITON_INTERPRET": "1"}, print)
+
+
+def test_all_of_a_pass_is_moved():
+    """Every tensor of a forward pass goes to the model's device; what the host needs stays."""
+    ones = torch.ones(3, dtype=torch.int64)
+    batch = AttentionBatch(ones.int(), ones.int(), ones, ones.int()[None], np.array([0, 3], np.int32))
+    step = ModelInput(token_ids=ones[None], positions=ones[None], attention=batch, logit_rows=ones, num_logits=3)
+    assert step.to(CPU) is step
+    moved = step.to(torch.device("meta"))
+    tensors = [getattr(at, name) for at in (moved, moved.attention) for name in at.__slots__]
+    kinds = [x.device.type for x in tensors if isinstance(x, torch.Tensor)]
+    assert kinds == ["meta"] * 7
+    assert moved.attention.offsets is batch.offsets
+    assert (moved.num_tokens, moved.num_logits) == (3, 3)
+
+
+def test_room_for_the_cache_on_a_gpu(monkeypatch):
+    """R9: what is free there after weights and the largest step, less a tenth; the host's swap space does not count."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    assert device_memory.cache_bytes(gpu, None, 10**9, 200) == 720
+    assert device_memory.cache_bytes(gpu, 800, 10**9, 200) == 800
+    with pytest.raises(ConfigError, match="kv-cache-memory"):
+        device_memory.cache_bytes(gpu, 801, 0, 200)
+    assert device_memory.cache_bytes(CPU, None, 0, 0) <= memory.DEFAULT_CPU_CACHE_BYTES
+
+
+def test_peak_of_work_on_a_gpu(monkeypatch):
+    """R8: the allocator's own high-water mark during the work, over what was there before."""
+    calls: list[str] = []
+    marks = SimpleNamespace(before=100, peak=350)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: marks.before)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: marks.peak)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    assert device_memory.peak_bytes(torch.device("cuda", 0), lambda: calls.append("work")) == 250
+    assert calls == ["synchronize", "reset", "work", "synchronize", "empty"]
+    assert device_memory.peak_bytes(CPU, lambda: bytearray(1 << 20)) >= 0

@@ -1,0 +1,211 @@
+"""Every model family on the worker: tokens and logprobs of `transformers.generate` through whatever a scheduler may do to a row,
+vectors of AutoModel's hidden states (issue 5, Build 9). A sample here, the whole in `make test-long`; both sizes are printed.
+
+docs/models.md is made from the names below (`tests/models_page.py`).
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from paged_kernels.backend import AttentionRule
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.worker.engine.chaos import EVENTS, Chaos, origin
+from tests.worker.engine.driver import BLOCK_SIZE, make_engine
+from tests.worker.engine.generated import Generated, greedy, last_hidden, reference_model
+from worker_svc import attention
+from worker_svc.cache_engine import CacheEngine
+from worker_svc.input_batch import model_inputs
+from worker_svc.invariance import FREE
+from worker_svc.model_engine import ModelEngine
+from worker_svc.pooling import LAST, MEAN, Pools
+from worker_svc.profile import Chunk, pack
+
+# A few more than asked for may come: rows run several decode steps at a time.
+_SPARE = 3
+_SAMPLE_TOKENS = 8
+_LENGTHS = (1, 15, 16, 33, 50, 130)
+_HIDDEN_TOLERANCE = 1e-4
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4],
+}
+
+
+def prompts_of(seed: int) -> dict[str, list[int]]:
+    """Prompts of several lengths, one long; "tail" begins like one of them, by more than two blocks."""
+    rng = random.Random(seed)
+    prompts = {f"p{n}": [rng.randrange(256) for _ in range(n)] for n in _LENGTHS}
+    prompts["tail"] = prompts["p50"][: 2 * BLOCK_SIZE] + prompts["p15"][:3]
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """An engine, the same checkpoint in transformers, and what that makes of each prompt."""
+
+    family: str
+    engine: ModelEngine
+    reference: PreTrainedModel
+    prompts: Mapping[str, list[int]]
+    expected: Mapping[str, Generated]
+
+
+def make_world(family: str, path: Path, num_tokens: int) -> World:
+    reference, prompts = reference_model(path), prompts_of(1)
+    expected = {name: greedy(reference, prompt, num_tokens + _SPARE) for name, prompt in prompts.items()}
+    # A model that repeats itself would not notice a wrong cache.
+    assert len({token for made in expected.values() for token in made.token_ids}) >= 3 * len(expected)
+    return World(family, make_engine(path), reference, prompts, expected)
+
+
+def check_lives(world: World, *, seeds: Sequence[int], num_tokens: int, poisoned: bool = False) -> str:
+    """Random lives of all prompts at once, in which everything happens that may; says how much there was."""
+    events, count, num_steps = set(), 0, 0
+    for seed in seeds:
+        chaos = Chaos(world.engine, world.prompts, seed, num_tokens=num_tokens, poisoned=poisoned)
+        driver = chaos.run()
+        for name, tokens in driver.tokens.items():
+            assert len(tokens) >= num_tokens, name
+            world.expected[origin(name)].check(tokens, driver.logprobs[name])
+        events |= chaos.events
+        count += sum(len(tokens) for tokens in driver.tokens.values())
+        num_steps += chaos.num_steps
+    assert events == EVENTS
+    return f"{world.family}, {len(seeds)} lives of {len(world.prompts)} prompts, {num_steps} steps, {count} tokens"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request, tmp_path_factory) -> World:
+    path = make_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint") / request.param)
+    return make_world(request.param, path, _SAMPLE_TOKENS)
+
+
+def test_sample(world, record_property):
+    """Chunks, recompute, swap, prefix hits, copy on write, several decode steps, a long neighbour: what generate gives."""
+    size = check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
+    record_property("size", f"equal to generate on the worker: {size}")
+
+
+def test_poisoned_sample(world, record_property):
+    """R123: blocks that were freed or never written are full of NaN, and free lists shuffled: what generate gives."""
+    size = check_lives(world, seeds=range(3, 6), num_tokens=_SAMPLE_TOKENS, poisoned=True)
+    record_property("size", f"equal to generate with NaN in free blocks: {size}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole(family, tmp_path, record_property):
+    """What generate gives, in 16 random lives of 48 tokens and more, half of them with NaN in all that is free."""
+    world = make_world(family, make_checkpoint(family, tmp_path / "m"), 48)
+    plain = check_lives(world, seeds=range(8), num_tokens=48)
+    poisoned = check_lives(world, seeds=range(8, 16), num_tokens=48, poisoned=True)
+    record_property("size", f"equal to generate on the worker: {plain}")
+    record_property("size", f"equal to generate with NaN in free blocks: {poisoned}")
+
+
+@pytest.mark.parametrize("part", ["scale", "sliding_window", "softcap"])
+def test_what_is_left_out_is_seen(part, tmp_path, monkeypatch):
+    """The tests above can fail: Gemma 2 without its query scale, its windows or its soft cap gives other tokens."""
+    world = make_world("gemma2", make_checkpoint("gemma2", tmp_path / "m"), _SAMPLE_TOKENS)
+    inner, plain = attention._rule, AttentionRule(16**-0.5)
+    monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), **{part: getattr(plain, part)}))
+    with pytest.raises(AssertionError):
+        check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
+
+
+def test_moves_that_are_left_out_are_seen(tmp_path, monkeypatch):
+    """The same for block moves: without copies, and without swaps, tokens are others."""
+    world = make_world("llama", make_checkpoint("llama", tmp_path / "m"), _SAMPLE_TOKENS)
+    for move in ("copy", "swap_in", "swap_out"):
+        with monkeypatch.context() as patch, pytest.raises(AssertionError):
+            patch.setattr(CacheEngine, move, lambda *_: None)
+            check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS, poisoned=True)
+
+
+def test_the_text_of_a_model_that_sees(tmp_path):
+    """A Gemma 3 checkpoint with a vision tower is served as the text model it contains."""
+    text = config_of("gemma3_text") | {
+        "vocab_size": VOCAB_SIZE,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    text.pop("model_type")
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": tower | {"image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+        "tie_word_embeddings": False,
+        "image_token_index": 5,
+    }
+    world = make_world("gemma3", make_model(config, tmp_path / "m"), _SAMPLE_TOKENS)
+    check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
+
+
+@pytest.mark.parametrize("original", [256, 8], ids=["short", "long"])
+def test_phi3_longrope(original, tmp_path):
+    """Phi-3's rotary scaling is what max_model_len says, whoever else is in the packed row: short factors where no sequence can be
+    long, long ones otherwise; equal to generate where generate takes the same ones for the whole sequence."""
+    rope = _LONGROPE | {"original_max_position_embeddings": original}
+    path = make_checkpoint("phi3", tmp_path / "m", rope_parameters=rope, original_max_position_embeddings=original)
+    reference = reference_model(path)
+    prompts = {name: prompt for name, prompt in prompts_of(2).items() if original == 256 or len(prompt) > original}
+    expected = {name: greedy(reference, prompt, _SAMPLE_TOKENS + _SPARE) for name, prompt in prompts.items()}
+    engine = make_engine(path, max_model_len=256)
+    check_lives(World("phi3", engine, reference, prompts, expected), seeds=range(3), num_tokens=_SAMPLE_TOKENS)
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def _chunked(model_shape, prompts, cuts):
+    """Packed steps in which several prompts come in chunks: (packed tokens, rows, done) each, over tables of their own."""
+    width = -(-max(map(len, prompts)) // model_shape.block_size)
+    tables = np.arange(len(prompts) * width, dtype=np.int32)[::-1].reshape(len(prompts), width).copy()
+    done = [0] * len(prompts)
+    while any(n < len(prompt) for n, prompt in zip(done, prompts, strict=True)):
+        chunks = []
+        for row, prompt in enumerate(prompts):
+            count = min(cuts[row], len(prompt) - done[row])
+            if count:
+                chunks.append(Chunk(row, done[row], prompt[done[row] : done[row] + count], samples=row == 0))
+                done[row] += count
+        rows = np.array([chunk.row for chunk in chunks], np.int32)
+        ends = np.array([done[row] == len(prompts[row]) for row in rows], np.bool_)
+        yield pack(chunks, tables, model_shape.block_size), tables, rows, ends
+
+
+def test_vectors_are_of_the_last_hidden_states(world):
+    """Mean and last vectors of chunked prompts beside each other equal AutoModel's; logits may come from the same pass."""
+    model, shape = world.engine._loaded.model, world.engine._loaded.shape
+    prompts = [world.prompts[name] for name in ("p33", "p130", "p15", "p16", "p1")]
+    tasks = {1: MEAN, 2: LAST, 3: MEAN, 4: MEAN}  # row 0 wants tokens
+    pools = Pools(model.hidden_size, torch.device("cpu"))
+    for row, task in tasks.items():
+        pools.open(row, task)
+    vectors = {}
+    for packed, tables, rows, done in _chunked(shape, prompts, cuts=(7, 40, 4, 16, 1)):
+        inputs = list(model_inputs(packed, tables, FREE))
+        logits, hidden = model.logits_and_hidden(inputs)
+        assert torch.equal(logits, model.logits(inputs))
+        assert torch.equal(hidden, model.hidden(inputs))
+        assert pools.wants(rows) == bool(set(rows.tolist()) & tasks.keys())
+        vectors |= dict(pools.step(hidden, rows, packed.row_offsets, done))
+        assert not pools.wants(rows[done])
+    assert vectors.keys() == tasks.keys()
+    for row, vector in vectors.items():
+        states = last_hidden(world.reference, prompts[row])
+        wanted = states.mean(0) if tasks[row] == MEAN else states[-1]
+        assert np.abs(vector - wanted.numpy()).max() < _HIDDEN_TOLERANCE

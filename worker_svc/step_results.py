@@ -1,0 +1,176 @@
+"""What the rows of a step produced over all its decode steps, and the wire form of it. No torch."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from svc_common import columns
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tops:
+    """The likeliest tokens at the place of each of n tokens, best first: `counts` [n]; of [n, most] the first `counts` count."""
+
+    counts: IntArray
+    token_ids: IntArray
+    logprobs: FloatArray
+
+    @classmethod
+    def none(cls, n: int) -> "Tops":
+        """Nobody asked."""
+        return cls(np.zeros(n, np.int32), np.zeros((n, 0), np.int32), np.zeros((n, 0), np.float32))
+
+    def taken(self, at: NDArray[np.int64]) -> "Tops":
+        """Those of some tokens."""
+        return Tops(self.counts[at], self.token_ids[at], self.logprobs[at])
+
+    def flat(self) -> tuple[IntArray, FloatArray]:
+        """Those that count, one after the other."""
+        inside = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
+        return self.token_ids[inside], self.logprobs[inside]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """One decode step: n rows, distinct, with `counts` tokens each, `token_ids` and `logprobs` [sum of counts] and their `tops`.
+
+    Rows with a flag have failed and have no token.
+    """
+
+    rows: IntArray
+    incarnations: IntArray
+    counts: IntArray
+    flags: NDArray[np.uint8]
+    token_ids: IntArray
+    logprobs: FloatArray
+    tops: Tops
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """m beams: `tops` [m], the tokens each may go on with."""
+
+    rows: IntArray
+    incarnations: IntArray
+    tops: Tops
+
+
+@dataclass(slots=True)
+class StepResults:
+    """Collects decode steps; `outputs` makes one message of them."""
+
+    _yields: list[Yield] = field(default_factory=list)
+    _candidates: list[Candidates] = field(default_factory=list)
+    _prompts: list[worker_pb2.PromptLogprobs] = field(default_factory=list)
+    _embeddings: list[worker_pb2.RowEmbedding] = field(default_factory=list)
+
+    def add(self, found: Yield) -> None:
+        """Tokens and failures of the next decode step."""
+        self._yields.append(found)
+
+    def add_candidates(self, found: Candidates) -> None:
+        """Candidates of its beams."""
+        if len(found.rows):
+            self._candidates.append(found)
+
+    def add_prompt(self, row: int, incarnation: int, start: int, logprobs: FloatArray, tops: Tops) -> None:
+        """Log probabilities of a row's prompt tokens from place `start` on; `tops` of each, equally many."""
+        ids, top_logprobs = tops.flat()
+        self._prompts.append(
+            worker_pb2.PromptLogprobs(
+                row=row,
+                incarnation=incarnation,
+                start=start,
+                logprobs=columns.pack(logprobs, columns.F32),
+                num_top=int(tops.counts[0]),
+                top_token_ids=columns.pack(ids),
+                top_logprobs=columns.pack(top_logprobs, columns.F32),
+            )
+        )
+
+    def add_embedding(self, row: int, incarnation: int, vector: FloatArray) -> None:
+        """A row's vector."""
+        self._embeddings.append(
+            worker_pb2.RowEmbedding(row=row, incarnation=incarnation, values=columns.pack(vector, columns.F32))
+        )
+
+    def outputs(
+        self, num_computed_tokens: int, timings: worker_pb2.StepTimings, *, logprobs: bool
+    ) -> worker_pb2.WorkerOutputs:
+        """The step's result, rows ascending; `logprobs`: some row asked for those of its tokens."""
+        result = worker_pb2.WorkerOutputs(
+            num_computed_tokens=num_computed_tokens,
+            timings=timings,
+            prompt_logprobs=self._prompts,
+            embeddings=self._embeddings,
+        )
+        if self._yields:
+            _fill_tokens(result, _joined(self._yields), logprobs=logprobs)
+        if self._candidates:
+            _fill_candidates(result, self._candidates)
+        return result
+
+
+def _joined(yields: list[Yield]) -> Yield:
+    if len(yields) == 1:
+        return yields[0]
+
+    def column(name: str) -> NDArray[np.generic]:
+        return np.concatenate([getattr(found, name) for found in yields])
+
+    names = ("rows", "incarnations", "counts", "flags", "token_ids", "logprobs")
+    return Yield(*(column(name) for name in names), _joined_tops([found.tops for found in yields]))  # type: ignore[arg-type]
+
+
+def _joined_tops(tops: list[Tops]) -> Tops:
+    most = max(top.token_ids.shape[1] for top in tops)
+
+    def wide(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+        return np.pad(matrix, ((0, 0), (0, most - matrix.shape[1])))
+
+    return Tops(
+        np.concatenate([top.counts for top in tops]),
+        np.concatenate([wide(top.token_ids) for top in tops]).astype(np.int32),
+        np.concatenate([wide(top.logprobs) for top in tops]).astype(np.float32),
+    )
+
+
+def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bool) -> None:
+    rows, first, entries = np.unique(found.rows, return_index=True, return_inverse=True)
+    owners = np.repeat(entries, found.counts)
+    # Stable: a row's tokens stay in the order of the decode steps.
+    order = np.argsort(owners, kind="stable")
+    flags = np.zeros(len(rows), np.uint8)
+    np.maximum.at(flags, entries, found.flags)
+    result.rows = columns.pack(rows)
+    result.incarnations = columns.pack(found.incarnations[first])
+    result.num_tokens = columns.pack(np.bincount(owners, minlength=len(rows)))
+    result.token_ids = columns.pack(found.token_ids[order])
+    result.flags = columns.pack(flags, columns.U8)
+    if logprobs:
+        result.logprobs = columns.pack(found.logprobs[order], columns.F32)
+    if found.tops.counts.any():
+        tops = found.tops.taken(order)
+        result.tops.CopyFrom(worker_pb2.TopColumns(counts=columns.pack(tops.counts), **_packed(tops)))
+
+
+def _fill_candidates(result: worker_pb2.WorkerOutputs, found: list[Candidates]) -> None:
+    tops = _joined_tops([candidates.tops for candidates in found])
+    result.candidates.CopyFrom(
+        worker_pb2.CandidateColumns(
+            rows=columns.pack(np.concatenate([candidates.rows for candidates in found])),
+            incarnations=columns.pack(np.concatenate([candidates.incarnations for candidates in found])),
+            counts=columns.pack(tops.counts),
+            **_packed(tops),
+        )
+    )
+
+
+def _packed(tops: Tops) -> dict[str, bytes]:
+    ids, logprobs = tops.flat()
+    return {"token_ids": columns.pack(ids), "logprobs": columns.pack(logprobs, columns.F32)}
