@@ -1,6 +1,6 @@
 """Every preset through the services: mixed requests in few blocks give the tokens of an undisturbed run, in the preset's own way.
 
-A sample here (three presets, 15 requests), the whole in `make test-long` (all, 64 requests); sizes are printed.
+A sample here (two presets, 15 requests), the whole in `make test-long` (all, 64 requests); sizes are printed.
 """
 
 from collections.abc import Callable
@@ -79,12 +79,13 @@ class Case:
 
 
 SAMPLE = [
+    Case("quire", (mixes,), ("restraint=null",), num_blocks=36),
+    Case("vllm-v0", (never_mixes, preempts, swaps), ("preemption_mode=swap",), num_blocks=36),
+]
+WHOLE = [
     Case("quire", (mixes, preempts), ("restraint=null",)),
     Case("vllm-v0", (never_mixes, preempts, swaps), ("preemption_mode=swap",)),
     Case("chitu-dp", (stays,), stack={"workers": 2}, num_blocks=96),
-]
-WHOLE = [
-    *SAMPLE,
     Case("vllm-v0", (never_mixes, preempts)),
     Case("vllm-v0", (never_mixes, preempts), ("policy=priority",)),
     Case("vllm-v0", (never_mixes, preempts), ("delay_factor=0.5",)),
@@ -123,7 +124,7 @@ def compare(case: Case, count: int) -> str:
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
 def test_sample(case: Case, record_property: Callable[[str, object], None]) -> None:
-    """R21, R25, R48: three presets."""
+    """R21, R25, R48: two presets."""
     record_property("size", compare(case, 15))
 
 
