@@ -1,5 +1,6 @@
 """LoRA adapters through the services: loaded while serving, several in one batch, each as PEFT alone computes it (design.md 6)."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def test_adapters_are_loaded_named_and_unloaded_while_serving(tmp_path: Path) ->
     ):
         for name in ("one", "two"):
             assert admin.load_adapter(name, str(tmp_path / name)).rank == 4
-        assert {card.name for card in client.models()} >= {"one", "two"}
+        deadline = time.monotonic() + 20
+        while not {card.name for card in client.models()} >= {"one", "two"}:
+            assert time.monotonic() < deadline, "the gateway was not told of the adapters"
+            time.sleep(0.02)
 
         def ask(name: str) -> tuple[list[int], int | None]:
             output = client.generate(PROMPT, PARAMS, options=RequestOptions(model=name), timeout_s=60)

@@ -1,5 +1,6 @@
 """One batch of everything through the services: vectors, an adapter, a schema, guesses, beams, plain requests, each as if alone."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +60,10 @@ def test_everything_at_once(tmp_path: Path) -> None:
         AdminClient(stack.admin_address) as admin,
     ):
         admin.load_adapter("one", str(tmp_path / "one"))
+        deadline = time.monotonic() + 20
+        while "one" not in {card.name for card in client.models()}:
+            assert time.monotonic() < deadline, "the gateway was not told of the adapter"
+            time.sleep(0.02)
         alone = {name: ask() for name, ask in asks(client).items()}
         with ThreadPoolExecutor(len(alone)) as threads:
             together = dict(zip(alone, threads.map(lambda ask: ask(), asks(client).values()), strict=True))
