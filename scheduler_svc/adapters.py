@@ -5,8 +5,9 @@ one adapter is never taken for another's. An operator's call loads at the worker
 all of them before its first step.
 """
 
+import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,13 +40,17 @@ class AdapterHost(Protocol):
 
 
 class AdapterTable:
-    """Owner of names and numbers. `on_change`: the names are others now; `num_users(id)`: requests that use one."""
+    """Owner of names and numbers. `on_change`: the names are others now; `num_users(id)`: requests that use one.
+
+    One change at a time: a worker that comes while an adapter is loaded gets that one, too.
+    """
 
     def __init__(self, on_change: Callable[[], None], num_users: Callable[[int], int]) -> None:
         self._on_change = on_change
         self._num_users = num_users
         self._by_name: dict[str, Adapter] = {}
         self._ids = itertools.count(1)
+        self._changing = asyncio.Lock()
         self.hosts: list[AdapterHost] = []
 
     @property
@@ -72,36 +77,35 @@ class AdapterTable:
             )
         return adapter.adapter_id
 
-    def declare(self, name: str, path: str) -> Adapter:
-        """An adapter that workers get when they start. Errors as `load`."""
-        adapter = self._new(name, path)
-        self._by_name[name] = adapter
-        self._on_change()
-        return adapter
-
     async def load(self, name: str, path: str) -> Adapter:
         """Loads at all workers that are there, then requests may name it. InvalidArgument, AlreadyExists, or a worker's error; then
         no worker keeps it."""
-        known = self._by_name.get(name)
-        if known is not None and known.path == path:
-            return known
-        adapter = self._new(name, path)
+        async with self._changing:
+            known = self._by_name.get(name)
+            return known if known is not None and known.path == path else await self._load(self._new(name, path))
+
+    async def _load(self, adapter: Adapter) -> Adapter:
         told: list[AdapterHost] = []
         try:
             for host in self.hosts:
                 told.append(host)
-                adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, path)
+                adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
         except BaseException:
             for host in told[:-1]:
                 await host.unload_adapter(adapter.adapter_id)
             raise
-        self._by_name[name] = adapter
+        self._by_name[adapter.name] = adapter
         self._on_change()
         return adapter
 
     async def unload(self, name: str) -> None:
-        """Requests may not name it any more, and no worker has it. NotFound; FailedPrecondition while requests use it."""
-        adapter_id = self.id_of(name)
+        """Requests may not name it any more, and no worker has it. InvalidArgument, NotFound; FailedPrecondition while in use."""
+        if not name:
+            raise InvalidArgument.field("name", "is empty: which adapter?")
+        async with self._changing:
+            await self._unload(name, self.id_of(name))
+
+    async def _unload(self, name: str, adapter_id: int) -> None:
         num_users = self._num_users(adapter_id)
         if num_users:
             raise FailedPrecondition(
@@ -116,8 +120,9 @@ class AdapterTable:
 
     async def restore(self, host: AdapterHost) -> None:
         """A worker starts anew: it gets all of them."""
-        for adapter in list(self._by_name.values()):
-            adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
+        async with self._changing:
+            for adapter in self._by_name.values():
+                adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
 
     def _new(self, name: str, path: str) -> Adapter:
         if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
@@ -131,14 +136,3 @@ class AdapterTable:
                 reason="ADAPTER_EXISTS",
             )
         return Adapter(name, next(self._ids), path)
-
-
-def parse_declarations(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """ "NAME=PATH" each, as in `--adapter`. InvalidArgument."""
-    found = []
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            raise InvalidArgument.field("adapter", f"is {text!r}; write NAME=PATH")
-        found.append((name, path))
-    return found

@@ -37,7 +37,7 @@ class Reader(Protocol):
 class Outlet:
     """A request's way to its reader. `cursors`: output tokens of each choice written so far; what lies beyond is new.
 
-    `ends_written`: choices whose end was written. `extras_written`: what comes once, a vector or the prompt's logprobs.
+    `ends_written`: choices whose end was written.
     """
 
     reader: Reader
@@ -46,7 +46,6 @@ class Outlet:
     cursors: list[int] = field(default_factory=list)
     ends_written: set[int] = field(default_factory=set)
     started_written: bool = False
-    extras_written: bool = False
     end_written: bool = False
 
 
