@@ -142,13 +142,12 @@ class RowPlanner:
         found = read_rows(message, name_of)
         prompts, embeddings = read_prompts(message, name_of), read_embeddings(message, name_of)
         step = self._open.pop(message.step_id)
-        duration_ns = _duration_ns(message.timings)
         result = WorkerResult(
             step_id=message.step_id,
-            result=_result(step, found, answered, embeddings, duration_ns),
+            result=_result(step, found, answered, embeddings, message.timings),
             extras=found.extras,
             num_computed_tokens=message.num_computed_tokens,
-            duration_ns=duration_ns,
+            duration_ns=_duration_ns(message.timings),
             prompts=prompts,
             embeddings=embeddings,
             error=message.error if message.HasField("error") else None,
@@ -159,7 +158,7 @@ class RowPlanner:
 
 
 def _result(
-    step: int, found: RowResults, answered: dict[str, Row], embeddings: dict[str, bytes], duration_ns: int
+    step: int, found: RowResults, answered: dict[str, Row], embeddings: dict[str, bytes], timings: worker_pb2.StepTimings
 ) -> StepResult:
     """In the core's terms: several tokens of a row that branches are its children's, and a vector is one token."""
     branching = [row for name in found.tokens if (row := answered[name]).num_children > 1]
@@ -172,7 +171,8 @@ def _result(
         failed=found.failed,
         candidates=found.candidates,
         logprobs={name: e.logprobs for name, e in found.extras.items() if answered[name].sampling.ranked},
-        duration_s=duration_ns / NS_PER_S,
+        duration_s=_duration_ns(timings) / NS_PER_S,
+        queued_s=timings.queued_ns / NS_PER_S,
     )
 
 

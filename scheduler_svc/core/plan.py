@@ -118,7 +118,8 @@ class StepResult:
     others are forks of it, none drops it (R94). `candidates`: (token, logprob) guesses of a beam, best first; the core chooses.
     `logprobs`: of `tokens` or `children`, where samples are ranked. `failed`: sequences that failed alone, and why.
     `column`: instead of `tokens` for the plan's `steady` rows: int64, one token for each in order, -1 = none.
-    `duration_s`: how long the worker took, 0 = it did not say; decides nothing, is for recordings.
+    `duration_s`: how long the worker took, 0 = it did not say; `queued_s`: how long the plan had waited there. Both decide nothing,
+    are for recordings.
     """
 
     step: int
@@ -129,6 +130,7 @@ class StepResult:
     logprobs: dict[str, list[float]] = field(default_factory=dict)
     column: Ints | None = None
     duration_s: float = 0.0
+    queued_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -205,13 +205,14 @@ class _Decoder:
         return Decision(step, lane, self._shapes[shape], *rest)
 
     def _returned(self, at: float, now: float | None, result: list[Any], *rest: Any) -> tuple[Any, ...]:
-        step, names, counts, tokens, duration_s, logprobs, logprobs_of, failed, children, candidates = result
+        step, names, counts, tokens, duration_s, queued_s, logprobs, logprobs_of, failed, children, candidates = result
         record = ResultRecord(
             step=step,
             names=names,
             counts=self._bytes(counts),
             tokens=self._ids(tokens),
             duration_s=duration_s,
+            queued_s=queued_s,
             logprobs=self._bytes(logprobs),
             logprobs_of=logprobs_of,
             failed=failed,

@@ -96,8 +96,8 @@ class RequestRecord:
 class ResultRecord:
     """A step's result. `names`: whose tokens they are; None: of all that sample in the plan, in its order.
 
-    `counts`: int32, tokens of each; empty: one each. `duration_s`: at the worker, 0 = not known. `logprobs`: float64, one for each
-    token, or by name where they are of others.
+    `counts`: int32, tokens of each; empty: one each. `duration_s`: at the worker, 0 = not known; `queued_s`: its wait there before.
+    `logprobs`: float64, one for each token, or by name where they are of others.
     """
 
     step: int
@@ -105,6 +105,7 @@ class ResultRecord:
     counts: bytes
     tokens: Tokens
     duration_s: float = 0.0
+    queued_s: float = 0.0
     logprobs: bytes = b""
     logprobs_of: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class ResultRecord:
             counts=b"" if one_each else ints([len(run) for run in runs]),
             tokens=tokens(flat),
             duration_s=result.duration_s,
+            queued_s=result.queued_s,
             logprobs=logprobs,
             logprobs_of=others,
             failed=dict(result.failed),
@@ -158,6 +160,7 @@ class ResultRecord:
             candidates={name: _pairs(*found) for name, found in self.candidates.items()},
             logprobs=logprobs,
             duration_s=self.duration_s,
+            queued_s=self.queued_s,
         )
 
 

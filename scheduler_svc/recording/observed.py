@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
@@ -40,9 +40,10 @@ class _UnderWay:
 @dataclass(slots=True)
 class Observed:
     """A `Watcher` that notes everything. `samples`: (shape, seconds at the worker) or, where that is not known, from planning, or
-    from when its lane was free, to the result; `overheads`: what the one is more than the other.
+    from when its lane was free, to the result.
 
-    `gaps`: seconds between a result and the next plan while there was work.
+    Overlap hides what a plain loop would lose between steps, so that is summed up from its parts. `overheads`: seconds from plan to
+    result in which the worker neither ran the step nor let it wait for another; `gaps`: from a result to the plan that follows it.
     """
 
     visits: dict[str, Visit] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Observed:
     _block_size: int = 1
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _free_at: dict[int, float] = field(default_factory=dict)
-    _idle_since: float | None = None
+    _result_at: float | None = None
     _core: Scheduler | None = None
 
     @property
@@ -71,7 +72,7 @@ class Observed:
     @property
     def overhead_s(self) -> float:
         """What passes, as a rule, between the worker's end of a step and its beginning of the next in the plain loop."""
-        return sum(median(times) for times in (self.gaps, self.overheads) if times)
+        return sum(fmean(times) for times in (self.gaps, self.overheads) if times)
 
     def close(self) -> None:
         """The life is over: what rows know is written to their requests."""
@@ -106,9 +107,10 @@ class Observed:
         self._recorder.planned(at, plan)
         self._recorder.ended(at, plan.ended)
         if not plan.is_empty:
-            if self._idle_since is not None and not self._under_way:
-                self.gaps.append(at - self._idle_since)
+            if self._result_at is not None:
+                self.gaps.append(at - self._result_at)
             self._under_way[plan.step] = _UnderWay(plan, at)
+        self._result_at = None
 
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
         """See `Watcher`."""
@@ -123,14 +125,10 @@ class Observed:
         error = event.why if isinstance(event, Failed) else None
         self._recorder.answered(at, Answer(plan, StepResult(step), error, shape, started, at - started), outcome)
         if sent is not None and isinstance(event, Returned):
-            self._sample(shape, at - started, event.result.duration_s)
-        self._idle_since = at if self._core.num_unfinished_groups else None
-
-    def _sample(self, shape: StepShape, took_s: float, at_worker_s: float) -> None:
-        """What the worker says is the step; what is left of the time is lost on the way."""
-        self.samples.append((shape, at_worker_s or took_s))
-        if at_worker_s:
-            self.overheads.append(max(0.0, took_s - at_worker_s))
+            self.samples.append((shape, event.result.duration_s or at - started))
+            if event.result.duration_s:
+                self.overheads.append(at - sent.planned_at - event.result.queued_s - event.result.duration_s)
+        self._result_at = at if self._core.num_unfinished_groups else None
 
     def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
@@ -151,5 +149,5 @@ class Observed:
         for step in gone:
             del self._under_way[step]
         self._free_at.clear()
-        self._idle_since = None
+        self._result_at = None
         self.num_lost_workers += 1

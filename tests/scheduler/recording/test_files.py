@@ -65,7 +65,7 @@ def test_files_that_are_no_recordings(path: Path) -> None:
 def test_other_versions(path: Path) -> None:
     """Another format, or another release: says which made it and which reads it."""
     data = path.read_bytes()
-    number = data.replace(b"QUIREREC\x01\0\0\0", b"QUIREREC\x02\0\0\0", 1)
+    number = data.replace(file_format.MAGIC + b"\x02\0\0\0", file_format.MAGIC + b"\x63\0\0\0", 1)
     assert _reason(path, number) == "OTHER_VERSION"
     release = data.replace(VERSION.encode(), b"9" * len(VERSION), 1)
     assert _reason(path, release) == "OTHER_VERSION"

@@ -15,7 +15,8 @@ from tests.scheduler.harness import Stack, stack
 
 WORKER = {"time_scale": 1.0, "step_base_s": 0.025, "decode_row_s": 2e-4, "prefill_token_s": 1e-4, "num_gpu_blocks": 200}
 SERVICE: dict[str, Any] = {"max_num_seqs": 8}
-RATE = 8.0
+RATE = 6.0
+"""Requests each second. At 8 the plain loops are just at their limit, where two real runs of one policy differ by 40 % in TTFT."""
 
 
 async def run_load(s: Stack, num_requests: int) -> tuple[float, float]:
@@ -59,7 +60,9 @@ async def real_run(policy: str, num_requests: int, tapes: list[Tape]) -> tuple[t
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("recorded", "asked"), [("quire", "vllm-v0"), ("vllm-v0", "quire"), ("vllm-v1", "chitu")])
+@pytest.mark.parametrize(
+    ("recorded", "asked"), [("quire", "vllm-v0"), ("vllm-v0", "quire"), ("vllm-v1", "chitu"), ("chitu", "vllm-v1")]
+)
 def test_medians_are_predicted_within_a_fifth(
     recorded: str, asked: str, tapes: list[Tape], record_property: Callable[[str, object], None]
 ) -> None:
