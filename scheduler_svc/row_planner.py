@@ -158,7 +158,11 @@ class RowPlanner:
 
 
 def _result(
-    step: int, found: RowResults, answered: dict[str, Row], embeddings: dict[str, bytes], timings: worker_pb2.StepTimings
+    step: int,
+    found: RowResults,
+    answered: dict[str, Row],
+    embeddings: dict[str, bytes],
+    timings: worker_pb2.StepTimings,
 ) -> StepResult:
     """In the core's terms: several tokens of a row that branches are its children's, and a vector is one token."""
     branching = [row for name in found.tokens if (row := answered[name]).num_children > 1]

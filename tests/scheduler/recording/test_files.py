@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.recording import codec, file_format, snapshot
-from scheduler_svc.recording.file_format import Recording, RecordingError, RecordingWriter
+from scheduler_svc.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.recording.ring import Ring
 from scheduler_svc.recording.snapshot import Snapshot, SnapshotError
@@ -65,7 +65,7 @@ def test_files_that_are_no_recordings(path: Path) -> None:
 def test_other_versions(path: Path) -> None:
     """Another format, or another release: says which made it and which reads it."""
     data = path.read_bytes()
-    number = data.replace(file_format.MAGIC + b"\x02\0\0\0", file_format.MAGIC + b"\x63\0\0\0", 1)
+    number = data.replace(MAGIC + FORMAT.to_bytes(4, "little"), MAGIC + (FORMAT + 1).to_bytes(4, "little"), 1)
     assert _reason(path, number) == "OTHER_VERSION"
     release = data.replace(VERSION.encode(), b"9" * len(VERSION), 1)
     assert _reason(path, release) == "OTHER_VERSION"
