@@ -23,7 +23,8 @@ from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.reasons import Event, Reason
-from scheduler_svc.core.request import Group, Place, Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.timelines import Timelines
 
 GOAL = 0.05

@@ -16,7 +16,8 @@ from scheduler_svc import memory_view
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 
 # What one request may ask for: as many sequences as run at a time.

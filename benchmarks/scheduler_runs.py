@@ -15,7 +15,8 @@ from benchmarks.scheduler_model import Model
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.row_messages import RowSampling
 from scheduler_svc.row_planner import RowPlanner

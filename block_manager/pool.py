@@ -93,18 +93,23 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference each; a free block comes back to life with its contents."""
+        """One more reference each; a free block comes back to life with its contents. Reserved ones are nobody's."""
         refs = self.refs
         for block in blocks:
             if refs[block] == 0:
+                if block in self.reserved:
+                    continue
                 self.free_blocks.remove(block)
                 self._num_free_hashed -= self.hash_of[block] is not None
             refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less each; at zero the block is free, in the order given (R17). ValueError when it is free already."""
+        """One reference less each; at zero the block is free, in the order given (R17). ValueError when it is free already.
+        Reserved ones are nobody's."""
         for block in blocks:
             if self.refs[block] <= 0:
+                if block in self.reserved:
+                    continue
                 raise ValueError(f"block {block} is freed twice")
             self.refs[block] -= 1
             if self.refs[block] == 0:

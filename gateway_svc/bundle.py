@@ -17,6 +17,7 @@ from typing import Any
 
 import tokenizers
 from google.protobuf.message import DecodeError
+from tokenizers import models as tokenizer_models
 
 from gateway_svc.chat_template import ChatTemplate
 from gateway_svc.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
@@ -24,6 +25,12 @@ from gateway_svc.grammars import GrammarChecker
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument
+
+MAX_CACHED_WORDS = 1024
+"""Words whose tokens the tokenizer remembers, the first of up to 255 bytes that come: 8 MiB at most.
+
+Its own limit of 10,000 lets distinct texts take 81 MiB, and saves 5 % of the time for source code.
+"""
 
 
 class TextModel:
@@ -40,6 +47,7 @@ class TextModel:
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        _bound_cache(tokenizer)
         self._tokenizer = tokenizer
         self.limits = limits or common_pb2.ModelLimits()
         self.generation_config = dict(generation_config or {})
@@ -158,6 +166,13 @@ class TextModel:
             known = b"" if token_id in self._special_ids else self.token_bytes(token_id)
             self._bytes[token_id] = known
         return known
+
+
+def _bound_cache(tokenizer: tokenizers.Tokenizer) -> None:
+    """At most MAX_CACHED_WORDS are remembered; the other kinds of model remember none."""
+    model = tokenizer.model
+    if isinstance(model, tokenizer_models.BPE | tokenizer_models.Unigram):
+        model._resize_cache(MAX_CACHED_WORDS)  # the library has no other way to say it
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:

@@ -95,6 +95,17 @@ def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: V
     found.add_unknown_ids(stop.stop_token_ids, "stop.stop_token_ids", limits)
 
 
+def check_structured(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:
+    """What the output must match, beside when to end. Whether it compiles: `wording`."""
+    kind = request.WhichOneof("structured_output")
+    if kind is not None and request.stop.ignore_eos:
+        found.add(
+            "stop.ignore_eos",
+            f"is true beside structured_output.{kind}: an output that matches ends with an end-of-sequence token, and nothing can "
+            "follow it; leave one of the two out",
+        )
+
+
 def check_surroundings(request: _Surrounded, found: Violations) -> None:
     """Order, cache and labels."""
     if abs(request.scheduling.priority) > MAX_PRIORITY:

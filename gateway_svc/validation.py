@@ -19,6 +19,7 @@ from gateway_svc.parameter_checks import (
     check_messages,
     check_prompt,
     check_stop,
+    check_structured,
     check_surroundings,
 )
 from gateway_svc.violations import Violations
@@ -115,6 +116,7 @@ def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> Non
     sampling_checks.check_sampling(request.sampling, limits, found)
     sampling_checks.check_response(request.response, found)
     check_stop(request.stop, limits, found, is_ranked=sampling_checks.is_ranked(request.sampling))
+    check_structured(request, found)
     check_surroundings(request, found)
     found.raise_if_any()
 

@@ -16,13 +16,14 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
 from quire import messages
+from quire.built_in_model import default_model
+from quire.in_process_adapters import InProcessAdapters
 from quire.in_process_request import InProcessRequest
 from quire.llm_settings import named_as_in_python
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
 from quire.scheduling import scheduler_settings
-from quire.stack import default_model
 from scheduler_svc.choice_output import Ending
 from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
@@ -32,7 +33,7 @@ from scheduler_svc.row_planner import RowPlanner
 from scheduler_svc.submission import parse, to_core
 from scheduler_svc.worker_result import PromptRun, TokenExtras, WorkerResult
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import AlreadyExists, Internal, NotFound, QuireError
+from svc_common.errors import AlreadyExists, Internal, QuireError
 from worker_svc.engine import Engine, Progress
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
@@ -42,21 +43,34 @@ class InProcessEngine:
     """Owner of core, planner, engine and the live requests. One thread calls it."""
 
     def __init__(
-        self, engine: Engine, choice: PolicyChoice, *, draw_seed: Callable[[], int], progress: Progress
+        self,
+        engine: Engine,
+        choice: PolicyChoice,
+        adapters: Mapping[str, str],
+        *,
+        draw_seed: Callable[[], int],
+        progress: Progress,
     ) -> None:
-        """Loads, profiles, allocates (R8). ConfigError says what is wrong with model or memory and what to do."""
+        """Loads, profiles, allocates (R8), loads `adapters` (folders by name). ConfigError says what is wrong with model, memory or
+        adapter and what to do."""
         self._engine = engine
         self._draw_seed = draw_seed
         self.limits: common_pb2.ModelLimits = engine.load(progress)
         self.limits.max_model_len = max_model_len = choice.max_model_len(self.limits.max_model_len)
         memory = self.memory = engine.profile(*choice.largest_step(max_model_len))
-        fit = choice.core_limits(
-            WorkerSize(memory.block_size, memory.num_gpu_blocks, memory.num_cpu_blocks, max_model_len)
+        size = WorkerSize(
+            memory.block_size,
+            memory.num_gpu_blocks,
+            memory.num_cpu_blocks,
+            max_model_len,
+            self.limits.sliding_window,
         )
+        fit = choice.core_limits(size)
         engine.allocate(fit.num_gpu_blocks, fit.num_cpu_blocks)
+        self._adapters = InProcessAdapters(self.limits.model, engine, adapters)
         self.text_model = TextModel.from_bundle(engine.bundle())
         self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
-        self._core = choice.build(fit)
+        self._core = choice.for_model(size).build(fit)
         self._planner = RowPlanner(fit.max_num_seqs)
         self._live: dict[str, InProcessRequest] = {}
         self._aborted: list[RequestOutput] = []
@@ -69,7 +83,8 @@ class InProcessEngine:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
         submit, stop_strings = self._submit(request_id, prompt, params, options)
         submission = parse(submit, monotonic_ns())
-        request = to_core(submission, request_id, submission.new_output(), self.limits)
+        adapter_id = self._adapters.id_of(submission.adapter)
+        request = to_core(submission, request_id, submission.new_output(), self.limits, adapter_id)
         self._core.add(request)
         texts = [
             TextStream(self.text_model, stop_strings, min_tokens=submit.stop.min_tokens)
@@ -81,7 +96,7 @@ class InProcessEngine:
             request,
             prompt,
             choices,
-            self.limits.model,
+            submission.adapter or self.limits.model,
             normalize=isinstance(params, PoolingParams) and params.normalize,
         )
 
@@ -92,7 +107,7 @@ class InProcessEngine:
             resolved = self._resolve_embed(prompt, params, options)
         else:
             resolved = self.resolve(prompt, params, options)
-        return resolved.submit(request_id, self._adapter_of(options.model)), resolved.stop_strings
+        return resolved.submit(request_id, self._adapters.named(options.model)), resolved.stop_strings
 
     def resolve(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> validation.ResolvedRequest:
         """The request with every default applied, checked exactly as a gateway checks it."""
@@ -111,17 +126,6 @@ class InProcessEngine:
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         return self.text_model.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-    def _adapter_of(self, name: str) -> str:
-        """NotFound for what is neither the model nor empty."""
-        if name in ("", self.limits.model):
-            return ""
-        raise NotFound(
-            f"model {name!r} is not served here; {self.limits.model} is",
-            reason="UNKNOWN_MODEL",
-            resource_type="model",
-            resource_name=name,
-        )
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; their blocks are free at once. Unknown and finished ids are ignored (R35)."""
@@ -174,7 +178,8 @@ class InProcessEngine:
                 self._deliver(request_id, touched)
 
     def _sampling(self, request_id: str) -> RowSampling:
-        return self._live[request_id].submission.row_sampling(self.limits)
+        live = self._live[request_id]
+        return live.submission.row_sampling(self.limits, live.request.lora_id)
 
     def _decoded(self, message: worker_pb2.SchedulerOutputs) -> WorkerResult:
         output = self._engine.execute(message)
@@ -250,9 +255,11 @@ def load(
     model: str | Path | None,
     scheduling: Mapping[str, Any],
     worker_settings: Mapping[str, Any],
+    adapters: Mapping[str, str],
     draw_seed: Callable[[], int],
 ) -> InProcessEngine:
     """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings.
+    `adapters`: folders by name.
 
     ConfigError, by the options' Python names, for what cannot work; numbers are checked before anything is loaded.
     """
@@ -261,4 +268,4 @@ def load(
         given = {**worker_settings, "model": model or default_model()}
         settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})
         engine = ModelEngine(settings)
-        return InProcessEngine(engine, choice, draw_seed=draw_seed, progress=lambda stage, fraction: None)
+        return InProcessEngine(engine, choice, adapters, draw_seed=draw_seed, progress=lambda stage, fraction: None)

@@ -15,7 +15,7 @@ from quire.messages import EventMerger, Prompt
 from quire.outputs import RequestOutput
 from scheduler_svc.choice_output import ChoiceOutput
 from scheduler_svc.core.request import Request
-from scheduler_svc.frontends import finished_message, prompt_logprobs_message
+from scheduler_svc.output_messages import finished_message, prompt_logprobs_message
 from scheduler_svc.submission import Submission
 from svc_common import columns
 from svc_common.errors import QuireError

@@ -61,6 +61,7 @@ class LLM:
     The other arguments are vLLM's and hold in process only; None = the default of `quire serve worker` / `quire serve scheduler`.
     `policy`: a preset's name or a policy file; `policy_set`: keys on top of it, as ["preemption_mode=swap"] or
     {"preemption_mode": "swap"} (docs/policies.md). `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB".
+    `adapters`: folders of LoRA adapters by name, which calls give as `adapter` (docs/adapters.md).
     `seed`: what seeds of requests without one are drawn from; None = from the system. ConfigError says what is wrong with model,
     memory or arguments, and what to do.
     """
@@ -78,6 +79,7 @@ class LLM:
         enable_prefix_caching: bool | None = None,
         kv_cache_memory: int | str | None = None,
         swap_space: float | str | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         **worker_settings: Any,
     ) -> None:
         llm_settings.refuse_unknown(worker_settings)
@@ -91,11 +93,12 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
         }
         if target is not None:
-            llm_settings.refuse_with_target(scheduling | memory | worker_settings)
+            llm_settings.refuse_with_target(scheduling | memory | worker_settings | {"adapters": adapters})
             self._backend = _remote(target, draw_seed, str(model or ""))
         else:
             worker_settings |= llm_settings.memory_values(kv_cache_memory, swap_space)
-            self._backend = _in_process(model, scheduling, worker_settings, draw_seed)
+            folders = llm_settings.adapter_folders(adapters)
+            self._backend = _in_process(model, scheduling, worker_settings, folders, draw_seed)
 
     def __enter__(self) -> Self:
         return self
@@ -237,12 +240,13 @@ def _in_process(
     model: str | Path | None,
     scheduling: Mapping[str, Any],
     worker_settings: Mapping[str, Any],
+    adapters: Mapping[str, str],
     draw_seed: Callable[[], int],
 ) -> Backend:
     # Loads torch: only for those who want a model in this process.
     from quire import in_process  # noqa: PLC0415
 
-    return in_process.load(model, scheduling, worker_settings, draw_seed)
+    return in_process.load(model, scheduling, worker_settings, adapters, draw_seed)
 
 
 def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:

@@ -7,18 +7,20 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quire.sizes import GIB, parse_size
+from scheduler_svc.adapter_names import name_problem
 from svc_common.errors import ConfigError
 
 SCHEDULING = ("policy", "policy_set", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 MEMORY = ("kv_cache_memory", "swap_space")
 WORKER = (
     *("served_model_name", "dtype", "kv_cache_dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
-    *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads"),
+    *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads", "max_adapters", "max_adapter_rank"),
 )
-ALWAYS = ("model", "target", "seed")
+ALWAYS = ("model", "target", "seed", "adapters")
 
 # The services speak of options as the command line has them; a value behind one reads as an assignment here.
 _OPTION = re.compile(r"(?<![\w/.-])--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value> (?=\d|cpu\b))?")
@@ -52,6 +54,18 @@ def memory_values(kv_cache_memory: int | str | None, swap_space: float | str | N
     if swap_space is not None:
         values["swap_space_gib"] = parse_size(str(swap_space), "swap_space", plain_unit=GIB) / GIB
     return values
+
+
+def adapter_folders(adapters: Mapping[str, str | Path] | None) -> dict[str, str]:
+    """Folders by name. ConfigError for what is no mapping of names to folders; the folders are looked at when they are loaded."""
+    if adapters is None:
+        return {}
+    if not isinstance(adapters, Mapping) or not all(isinstance(name, str) for name in adapters):
+        raise ConfigError('adapters: write {"sql": "/adapters/sql"}', reason="INVALID_SETTING")
+    for name in adapters:
+        if problem := name_problem(name):
+            raise ConfigError(f"adapters: the name {name!r} {problem}", reason="INVALID_SETTING")
+    return {name: str(path) for name, path in adapters.items()}
 
 
 def policy_values(given: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...] | None:

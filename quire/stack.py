@@ -4,16 +4,13 @@
         with Client(stack.grpc_address) as client:
             print(client.generate("import ").text)
 
-Not here: what the services do, how one child is watched (quire.processes), when it is started again (quire.restarts).
+Not here: what to start (quire.stack_options), what the services do, how one child is watched (quire.processes), when it is
+started again (quire.restarts).
 """
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,118 +18,15 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import ports
+from quire.admin import AdminClient
 from quire.processes import LineSink, ServiceProcess, ignore_line
-from quire.restarts import RestartRules, Restarts
-from quire.scheduling import scheduler_settings
-from quire.settings import option_name
+from quire.restarts import Restarts
+from quire.stack_options import StackOptions
 from quire.worker_watch import WorkerWatch
-from scheduler_svc.policy_choice import PolicyChoice
 from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
-_BUILT_IN_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
-_SCHEDULING = {
-    "--policy": "policy",
-    "--max-num-seqs": "max_num_seqs",
-    "--max-num-batched-tokens": "max_num_batched_tokens",
-}
-_WORKER = "worker"
-
-
-def default_model() -> Path:
-    """The built-in model of this checkout; ConfigError where there is none (an installation without it)."""
-    if not (_BUILT_IN_MODEL / "config.json").is_file():
-        raise ConfigError("there is no built-in model here; name a checkpoint folder with --model", reason="NO_MODEL")
-    return _BUILT_IN_MODEL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackOptions:
-    """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
-
-    `workers`: how many of them. Ports: 0 = any free one. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on
-    top of it; `max_num_seqs`, `max_num_batched_tokens`: None = what the policy says.
-    `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
-    `LocalStack.revive` starts again what died.
-    """
-
-    model: Path | str | None = None
-    simulated: bool = False
-    workers: int = 1
-    host: str = "127.0.0.1"
-    grpc_port: int = 0
-    http_port: int = 0
-    admin_port: int = 0
-    policy: str | None = None
-    policy_set: Sequence[str] = ()
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    worker_args: Sequence[str] = ()
-    scheduler_args: Sequence[str] = ()
-    gateway_args: Sequence[str] = ()
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    restart: RestartRules = field(default_factory=RestartRules)
-
-    def commands(self, chosen: Mapping[str, int]) -> dict[str, list[str]]:
-        """Arguments after `quire serve`, by service, with the ports `chosen` (see LocalStack)."""
-        model = [] if self.simulated else ["--model", str(self.model or default_model())]
-        worker = ["simulated-worker" if self.simulated else "worker", *model]
-        port = {option: str(number) for option, number in chosen.items()}
-        host = ["--host", self.host]
-        workers = {name: port[f"{name} --port"] for name in self.worker_names}
-        addresses = [part for number in workers.values() for part in ("--worker", f"{self.host}:{number}")]
-        return {
-            **{name: [*worker, *host, "--port", number, *self.worker_args] for name, number in workers.items()},
-            "scheduler": [
-                *("scheduler", *addresses, *host),
-                *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
-                *self._policy_args,
-                *self.scheduler_args,
-            ],
-            "gateway": [
-                *("gateway", "--scheduler", f"{self.host}:{port['scheduler --port']}", *host),
-                *("--port", port["--grpc-port"], "--http-port", port["--http-port"]),
-                *("--admin-port", port["--admin-port"], *self.gateway_args),
-            ],
-        }
-
-    @property
-    def worker_names(self) -> list[str]:
-        """ "worker", "worker-2" and so on: names of the services."""
-        return [_WORKER, *(f"{_WORKER}-{number}" for number in range(2, self.workers + 1))]
-
-    @property
-    def choice(self) -> PolicyChoice:
-        """The policy and its limits, as the scheduler will read them. ConfigError for what cannot work."""
-        arguments = [*self._policy_args, *self.scheduler_args]
-        given = {
-            name: int(value) if value.isdecimal() else value
-            for name, value in pairwise(arguments)
-            if name in _SCHEDULING
-        }
-        settings = scheduler_settings(
-            option_name,
-            **{field: given.get(option) for option, field in _SCHEDULING.items()},
-            policy_set=tuple(value for name, value in pairwise(arguments) if name == "--set"),
-            enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
-            workers=tuple(self.worker_names),  # their number is what matters; they have no addresses yet
-        )
-        return settings.policy_choice(option_name)
-
-    @property
-    def _policy_args(self) -> list[str]:
-        """The fields about scheduling, as arguments."""
-        named = {option: getattr(self, field) for option, field in _SCHEDULING.items()}
-        single = [part for name, value in named.items() if value is not None for part in (name, str(value))]
-        return [*single, *(part for text in self.policy_set for part in ("--set", text))]
-
-    @property
-    def wanted_ports(self) -> dict[str, int]:
-        """Ports by the option that chooses them."""
-        public = {"--grpc-port": self.grpc_port, "--http-port": self.http_port, "--admin-port": self.admin_port}
-        workers = {f"{name} --port": 0 for name in self.worker_names}
-        return public | workers | {"scheduler --port": 0, "scheduler --admin-port": 0}
 
 
 class LocalStack:
@@ -233,6 +127,7 @@ class LocalStack:
             self._watch_workers()
             self._wait_announced(deadline)
             self._wait_serving(deadline)
+            self._check_adapters()
             self._stop_watching()
         except BaseException:
             self.stop()
@@ -331,6 +226,19 @@ class LocalStack:
             while not _is_serving(health):
                 self.check()
                 self._sleep(deadline, "get ready")
+
+    def _check_adapters(self) -> None:
+        """ConfigError for one that a worker could not load: who starts with it wants it."""
+        if not self.options.adapters:
+            return
+        with AdminClient(self.admin_address) as admin:
+            for adapter in admin.list_adapters():
+                if adapter.unavailable:
+                    raise ConfigError(
+                        f"--adapter {adapter.name}={adapter.path}: {adapter.unavailable}",
+                        reason="ADAPTER_UNAVAILABLE",
+                        metadata={"adapter": adapter.name, "path": adapter.path},
+                    )
 
     def _sleep(self, deadline: float, what: str) -> None:
         if time.monotonic() > deadline:

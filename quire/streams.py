@@ -1,11 +1,19 @@
 """Streams of a gateway's answers, for `for` and for `async for`."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from quire.calls import GATEWAY, typed_errors
 from quire.messages import EventMerger
 from quire.outputs import Delta, RequestOutput
+from svc_common.errors import Cancelled
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody cancels the task that asks."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Stream:
@@ -58,6 +66,7 @@ class AsyncStream:
         self.target = target
         self._call = call
         self._merger = merger
+        self._is_cancelled = False
 
     @property
     def result(self) -> RequestOutput:
@@ -76,11 +85,17 @@ class AsyncStream:
                     delta = self._merger.add(event)
                     if delta is not None:
                         yield delta
+        except asyncio.CancelledError:
+            if not self._is_cancelled or _is_being_cancelled():
+                raise
+            # gRPC's word for a call that was cancelled here; to asyncio it would mean that the reader's task was.
+            raise Cancelled("the request was cancelled by its reader", reason="CANCELLED") from None
         finally:
-            self.cancel()
+            self._call.cancel()
 
     def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended."""
+        """Ends the request; nothing happens where it has ended. Who reads on gets Cancelled."""
+        self._is_cancelled = True
         self._call.cancel()
 
     async def read(self) -> RequestOutput:

@@ -24,6 +24,7 @@ _TEXTS = {
     "DECODE_FIRST": "the step was one of decodes",
     "RESULT_PENDING": "a step of it from before its preemption was under way",
     "MAKES_WAY": "all made way for a request that was stuck",
+    "PREFIX_AFFINITY": "rank {rank} knows {known} tokens of it; that had {tasks} tasks, the least busy {least}",
     "MADE_ROOM": "{preempted} others left for it",
     "PREEMPTED": "it had to leave ({mode})",
     "WORKER_LOST": "its worker was lost; it is computed again",

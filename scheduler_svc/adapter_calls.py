@@ -1,7 +1,8 @@
 """AdminService's calls about adapters: messages from and to `adapters.AdapterTable`."""
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.adapters import Adapter, AdapterTable
+from scheduler_svc.adapter_names import Adapter
+from scheduler_svc.adapters import AdapterTable
 
 
 class AdapterCalls:
@@ -33,4 +34,5 @@ def _message(adapter: Adapter, num_requests: int) -> admin_pb2.Adapter:
         num_bytes=adapter.num_bytes,
         rank=adapter.rank,
         num_requests=num_requests,
+        unavailable=adapter.problem,
     )

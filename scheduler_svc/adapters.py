@@ -1,37 +1,33 @@
-"""The LoRA adapters that requests may name: their numbers, and that every worker has them (design.md 6).
+"""The LoRA adapters of this scheduler, and that every worker has them (design.md 6).
 
-Names are for people and requests; workers and the core go by numbers, which are never given twice, so that a prefix computed with
-one adapter is never taken for another's. An operator's call loads at the workers that are there; a worker that starts later gets
-all of them before its first step.
+An operator's call loads at the workers that are there; a worker that comes gets all of them before its first step. One that cannot
+load an adapter, whose files are gone for example, serves without it: nobody may use that adapter then, and everything else goes on.
 """
 
 import asyncio
-import itertools
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from scheduler_svc.adapter_names import Adapter, AdapterNames
+from svc_common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
-MAX_NAME_LENGTH = 128
+log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class Adapter:
-    """`num_bytes` and `rank` as a worker found them, 0 before any did."""
-
-    name: str
-    adapter_id: int
-    path: str
-    num_bytes: int = 0
-    rank: int = 0
+_OF_THE_ADAPTER = (InvalidArgument, FailedPrecondition, NotFound, ResourceExhausted)
+"""Errors that speak of the adapter; others are the worker's, which is tried again."""
 
 
 class AdapterHost(Protocol):
     """A worker that can be told."""
 
+    @property
+    def address(self) -> str:
+        """For people."""
+        ...
+
     async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Loads one: (bytes, rank). The worker's typed error where it does not fit."""
+        """Loads one, unless it has it: (bytes, rank). The worker's typed error where it does not fit."""
         ...
 
     async def unload_adapter(self, adapter_id: int) -> None:
@@ -40,7 +36,8 @@ class AdapterHost(Protocol):
 
 
 class AdapterTable:
-    """Owner of names and numbers. `on_change`: the names are others now; `num_users(id)`: requests that use one.
+    """Owner of the adapters, and of which worker could not load one. `on_change`: the names are others now; `num_users(id)`: how
+    many requests use one.
 
     One change at a time: a worker that comes while an adapter is loaded gets that one, too.
     """
@@ -48,53 +45,53 @@ class AdapterTable:
     def __init__(self, on_change: Callable[[], None], num_users: Callable[[int], int]) -> None:
         self._on_change = on_change
         self._num_users = num_users
-        self._by_name: dict[str, Adapter] = {}
-        self._ids = itertools.count(1)
+        self._adapters = AdapterNames()
+        self._hosts: list[AdapterHost] = []
         self._changing = asyncio.Lock()
-        self.hosts: list[AdapterHost] = []
 
     @property
     def names(self) -> list[str]:
         """What requests may name."""
-        return sorted(self._by_name)
+        return self._adapters.names
 
     def all(self) -> list[tuple[Adapter, int]]:
         """Adapters by name, with how many requests use each."""
-        return [(self._by_name[name], self._num_users(self._by_name[name].adapter_id)) for name in self.names]
+        return [(adapter, self._num_users(adapter.adapter_id)) for adapter in self._adapters]
 
     def id_of(self, name: str) -> int:
-        """The number of an adapter, 0 for none. NotFound."""
-        if not name:
-            return 0
-        adapter = self._by_name.get(name)
-        if adapter is None:
-            known = ", ".join(self.names) or "none is loaded"
-            raise NotFound(
-                f"there is no adapter {name}; there are: {known}",
-                reason="UNKNOWN_ADAPTER",
-                resource_type="adapter",
-                resource_name=name,
-            )
-        return adapter.adapter_id
+        """The number of an adapter, 0 for none. NotFound; FailedPrecondition where a worker that is here could not load it."""
+        return self._adapters.id_of(name)
+
+    # --- an operator's calls --------------------------------------------------------------------------------------
+
+    def declare(self, name: str, path: str) -> None:
+        """At the start, before any worker is here: each loads it when it comes. InvalidArgument, AlreadyExists."""
+        assert not self._hosts, "workers that are here would not have it"
+        self._adapters.put(self._adapters.new(name, path))
+        self._on_change()
 
     async def load(self, name: str, path: str) -> Adapter:
         """Loads at all workers that are there, then requests may name it. InvalidArgument, AlreadyExists, or a worker's error; then
-        no worker keeps it."""
+        no worker keeps it. The same name and path again: once more at the workers that could not."""
         async with self._changing:
-            known = self._by_name.get(name)
-            return known if known is not None and known.path == path else await self._load(self._new(name, path))
+            known = self._adapters.get(name)
+            if known is None or known.path != path:
+                return await self._load(self._adapters.new(name, path))
+            for host in [host for host in self._hosts if host in known.problems]:
+                await _load_at(host, known)
+            return known
 
     async def _load(self, adapter: Adapter) -> Adapter:
         told: list[AdapterHost] = []
         try:
-            for host in self.hosts:
+            for host in self._hosts:
                 told.append(host)
-                adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
+                await _load_at(host, adapter)
         except BaseException:
             for host in told[:-1]:
                 await host.unload_adapter(adapter.adapter_id)
             raise
-        self._by_name[adapter.name] = adapter
+        self._adapters.put(adapter)
         self._on_change()
         return adapter
 
@@ -103,36 +100,46 @@ class AdapterTable:
         if not name:
             raise InvalidArgument.field("name", "is empty: which adapter?")
         async with self._changing:
-            await self._unload(name, self.id_of(name))
+            await self._unload(self._adapters.find(name))
 
-    async def _unload(self, name: str, adapter_id: int) -> None:
-        num_users = self._num_users(adapter_id)
+    async def _unload(self, adapter: Adapter) -> None:
+        num_users = self._num_users(adapter.adapter_id)
         if num_users:
             raise FailedPrecondition(
-                f"{num_users} requests use adapter {name}; wait for them or cancel them first",
+                f"{num_users} requests use adapter {adapter.name}; wait for them or cancel them first",
                 reason="ADAPTER_IN_USE",
                 metadata={"requests": str(num_users)},
             )
-        del self._by_name[name]
+        self._adapters.remove(adapter.name)
         self._on_change()
-        for host in self.hosts:
-            await host.unload_adapter(adapter_id)
+        for host in self._hosts:
+            await host.unload_adapter(adapter.adapter_id)
 
-    async def restore(self, host: AdapterHost) -> None:
-        """A worker starts anew: it gets all of them."""
+    # --- workers come and go --------------------------------------------------------------------------------------
+
+    async def join(self, host: AdapterHost) -> None:
+        """A worker is here, and gets what it is without. What it cannot load nobody may use until it can, or is gone.
+
+        Its typed error where the worker is at fault and not an adapter.
+        """
         async with self._changing:
-            for adapter in self._by_name.values():
-                adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
+            if host not in self._hosts:
+                self._hosts.append(host)
+            for adapter in self._adapters:
+                try:
+                    await _load_at(host, adapter)
+                except _OF_THE_ADAPTER as error:
+                    adapter.problems[host] = f"the worker at {host.address} could not load it: {error.message}"
+                    log.warning("adapter %s is not available: %s", adapter.name, adapter.problems[host])
 
-    def _new(self, name: str, path: str) -> Adapter:
-        if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-            raise InvalidArgument.field("name", f"must have 1 to {MAX_NAME_LENGTH} printable characters")
-        if not path:
-            raise InvalidArgument.field("path", "is empty: the folder of the adapter on the workers' file systems")
-        known = self._by_name.get(name)
-        if known is not None:
-            raise AlreadyExists(
-                f"adapter {name} is loaded from {known.path}; unload it first, or choose another name",
-                reason="ADAPTER_EXISTS",
-            )
-        return Adapter(name, next(self._ids), path)
+    def leave(self, host: AdapterHost) -> None:
+        """It is gone, and so is what it could not do. It may have been gone before."""
+        if host in self._hosts:
+            self._hosts.remove(host)
+        for adapter in self._adapters:
+            adapter.problems.pop(host, None)
+
+
+async def _load_at(host: AdapterHost, adapter: Adapter) -> None:
+    adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
+    adapter.problems.pop(host, None)

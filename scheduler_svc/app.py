@@ -70,6 +70,7 @@ async def serve(
 def check(settings: SchedulerSettings) -> None:
     """ConfigError for what can be known to be wrong before any worker has answered."""
     settings.worker_addresses()
+    settings.adapter_paths()
     settings.policy_choice()
 
 
@@ -85,9 +86,11 @@ class _SchedulerService:
         self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
         self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
-        self._explanations = Explanations(self._book, self._readiness)
+        self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
         choice = settings.policy_choice()
         self._adapters = AdapterTable(lambda: self._readiness.name_adapters(self._adapters.names), self._book.num_users)
+        for name, path in settings.adapter_paths().items():
+            self._adapters.declare(name, path)
         self._lanes = self._make_lanes(choice)
         self._loop = StepLoop(
             settings,

@@ -34,7 +34,13 @@ class Workers:
     def size(self) -> WorkerSize:
         """As far as limits depend on it."""
         cache = self.cache
-        return WorkerSize(cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks, self.limits.max_model_len)
+        return WorkerSize(
+            cache.block_size,
+            cache.num_gpu_blocks,
+            cache.num_cpu_blocks,
+            self.limits.max_model_len,
+            self.limits.sliding_window,
+        )
 
 
 class CoreKeeper:
@@ -56,7 +62,8 @@ class CoreKeeper:
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()
         workers = Workers.of(owned)
-        core = self._choice.build(self._choice.core_limits(workers.size), rename=self._tape.rename)
+        choice = self._choice.for_model(workers.size)
+        core = choice.build(choice.core_limits(workers.size), rename=self._tape.rename)
         about = {
             "model_digest": workers.limits.model_digest,
             "worker": ",".join(each.worker_boot_id for each in owned),
@@ -93,7 +100,7 @@ class CoreKeeper:
             self._choice = choice
             return self._last_step + 1, []
         profiled, limits = (c.core_limits(workers.size) for c in (self._started_with, choice))
-        changes = policy_change.change(self.core, profiled, choice.spec, limits)
+        changes = policy_change.change(self.core, profiled, choice.for_model(workers.size).spec, limits)
         self._choice = choice
         for key, old, new in changes:
             log.info("policy from step %d on: %s=%s, was %s", self.core.step + 1, key, new, old)

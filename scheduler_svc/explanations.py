@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.timelines import Episode, Timelines
+from scheduler_svc.live_request import Place
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request_book import RequestBook
 from svc_common.clock import NS_PER_S, monotonic_ns
@@ -25,12 +26,17 @@ class _Outage:
 
 
 class Explanations:
-    """Owner of the timelines of the requests that the service saw. Times are monotonic seconds, as in the core."""
+    """Owner of the timelines of the requests that the service saw. Times are monotonic seconds, as in the core.
 
-    def __init__(self, book: RequestBook, readiness: Readiness) -> None:
+    `num_logged`: events that are kept, and as many about heads of queues.
+    """
+
+    def __init__(self, book: RequestBook, readiness: Readiness, num_logged: int) -> None:
         self._book = book
         self._readiness = readiness
-        self._timelines = Timelines(lambda core_id: book.in_core(core_id) is not None)
+        self._timelines = Timelines(
+            lambda core_id: book.in_core(core_id) is not None, num_logged=num_logged, num_heads=num_logged
+        )
         self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
         self._note_readiness()
         readiness.listen(self._note_readiness)
@@ -60,12 +66,22 @@ class Explanations:
     def episodes(self, core_id: str) -> list[Episode]:
         """Its timeline, oldest first, sample by sample; of one that has not reached the core its wait alone."""
         if core_id in self._timelines:
-            return [part for episode in self._timelines.episodes(core_id) for part in self._with_outages(episode)]
+            own = self._timelines.episodes(core_id)
+            return [
+                part for episode in [*own, *self._outside(core_id, own[-1])] for part in self._with_outages(episode)
+            ]
         live = self._book.in_core(core_id)
         if live is None:
             return []
         arrived_s = live.time.arrival_ns / NS_PER_S
         return list(self._with_outages(Episode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
+
+    def _outside(self, core_id: str, last: Episode) -> Iterator[Episode]:
+        """The wait of one that had to leave the core, as a suspect, since it left."""
+        live = self._book.in_core(core_id)
+        if live is not None and live.place is Place.PENDING and last.to_time is not None:
+            numbers = {"losses": live.num_losses}
+            yield Episode("waiting", Reason.WORKER_LOST, 0, last.to_step or 0, None, last.to_time, None, numbers)
 
     def _note_readiness(self) -> None:
         now = monotonic_ns() / NS_PER_S

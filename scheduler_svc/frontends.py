@@ -1,20 +1,19 @@
 """Frontends (gateway processes) and what is still to be written to each: a cursor per request, never a queue of messages.
 
 A slow gateway coalesces by itself: the next message carries everything new since the last one, and only token ids are kept.
-The stream is `engine_service`'s; requests live in the `RequestBook`.
+The stream is `engine_service`'s, the messages' parts are `output_messages`'s; requests live in the `RequestBook`.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.choice_output import ChoiceOutput, PromptScores
 from scheduler_svc.live_request import LiveRequest, Outlet
+from scheduler_svc.output_messages import TokenRuns, finished_message, put_extras
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.submission import Submission, parse
-from scheduler_svc.worker_result import Top
-from svc_common import columns, rpc
+from svc_common import rpc
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Aborted, AlreadyExists, InvalidArgument, QuireError
 
@@ -33,49 +32,6 @@ class Attachment:
         """Ends the stream from our side."""
         self.over, self.error = True, error
         self.wake.set()
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Token columns of a message being built."""
-
-    handles: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[Top] = field(default_factory=list)
-    any_logprobs: bool = False
-
-    def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
-        start = outlet.cursors[choice]
-        new = output.tokens[start:]
-        self.handles.append(outlet.handle)
-        self.choices.append(choice)
-        self.offsets.append(start)
-        self.counts.append(len(new))
-        self.token_ids.extend(new)
-        self.any_logprobs |= bool(output.logprobs)
-        self.logprobs.extend(output.logprobs[start:] if output.logprobs else [0.0] * len(new))
-        self.tops.extend(output.tops[start:] if output.tops else [[]] * len(new))
-        outlet.cursors[choice] = start + len(new)
-
-    def message(self) -> engine_pb2.TokenColumns:
-        found = engine_pb2.TokenColumns(
-            handles=columns.pack(self.handles, columns.U32),
-            choices=columns.pack(self.choices, columns.U32),
-            token_offsets=columns.pack(self.offsets, columns.U32),
-            counts=columns.pack(self.counts, columns.U32),
-            token_ids=columns.pack(self.token_ids),
-            logprobs=columns.pack(self.logprobs, columns.F32) if self.any_logprobs else b"",
-        )
-        if any(self.tops):
-            pairs = [pair for top in self.tops for pair in top]
-            found.top_counts = columns.pack([len(top) for top in self.tops], columns.U32)
-            found.top_token_ids = columns.pack([token for token, _ in pairs])
-            found.top_logprobs = columns.pack([logprob for _, logprob in pairs], columns.F32)
-        return found
 
 
 class Frontend:
@@ -181,7 +137,7 @@ class Frontend:
         if self._state_changed:
             message.state.CopyFrom(self._readiness.state())
             self._state_changed = False
-        runs = _Runs()
+        runs = TokenRuns()
         for outlet in dirty.values():
             if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE:
                 self.touch(outlet)
@@ -191,7 +147,7 @@ class Frontend:
             message.tokens.CopyFrom(runs.message())
         return message if message.ByteSize() else None
 
-    def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: _Runs) -> None:
+    def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
         live = outlet.live
         if not outlet.started_written and live.time.first_scheduled_ns is not None:
             outlet.started_written = True
@@ -201,11 +157,11 @@ class Frontend:
         if live.is_over:
             self._put_end(outlet, message)
 
-    def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: _Runs) -> None:
+    def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
         """New tokens of each choice, and its end, but for the request's last, which has the account."""
         live = outlet.live
         if live.is_over and live.failure is None:
-            _put_extras(outlet, message)
+            put_extras(outlet, message)
         for number, choice in enumerate(live.output.choices):
             if len(choice.tokens) > outlet.cursors[number]:
                 runs.put(outlet, number, choice)
@@ -274,41 +230,3 @@ class Frontend:
                 self._book.delivered(live)
             else:
                 self._book.cancel(live)
-
-
-def finished_message(
-    handle: int, number: int, choice: ChoiceOutput, account: engine_pb2.RequestAccount | None = None
-) -> engine_pb2.Finished:
-    """The end of a choice; of the last one with the request's account."""
-    ending = choice.ending
-    assert ending is not None
-    return engine_pb2.Finished(
-        handle=handle,
-        choice=number,
-        reason=ending.reason,
-        stop_token_id=ending.stop_token_id,
-        num_output_tokens=len(choice.tokens),
-        last=account is not None,
-        account=account,
-        score=ending.score,
-    )
-
-
-def _put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
-    """What comes once, before the end."""
-    output = outlet.live.output
-    if output.embedding:
-        message.embeddings.add(handle=outlet.handle, values=output.embedding)
-    if output.prompt is not None:
-        message.prompt_logprobs.append(prompt_logprobs_message(outlet.handle, output.prompt))
-
-
-def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.PromptLogprobs:
-    """Log probabilities of a prompt."""
-    return engine_pb2.PromptLogprobs(
-        handle=handle,
-        logprobs=prompt.logprobs.tobytes(),
-        num_top=prompt.top_ids.shape[1],
-        top_token_ids=prompt.top_ids.tobytes(),
-        top_logprobs=prompt.top_logprobs.tobytes(),
-    )

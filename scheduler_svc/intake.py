@@ -16,7 +16,8 @@ from svc_common.errors import QuireError, Unavailable
 
 
 class Intake:
-    """Moves inputs from the book into the core. `core` is None where there is none (yet). `adapter_id(name)`: NotFound."""
+    """Moves inputs from the book into the core. `core` is None where there is none (yet). `adapter_id(name)`: NotFound,
+    FailedPrecondition."""
 
     def __init__(self, book: RequestBook, adapter_id: Callable[[str], int]) -> None:
         self._book = book
@@ -24,11 +25,11 @@ class Intake:
 
     def take_ends(self, core: AnyCore | None) -> None:
         """Ends what is stopped, cancelled or expired."""
-        for live, choice, offset in self._book.take_stops():
+        for live, choice, offset in self._book.inputs.take_stops():
             if core is not None:
                 core.stop_at(live.name(choice), offset)
             self._book.stopped(live, choice, offset)
-        for live in self._book.take_cancels():
+        for live in self._book.inputs.take_cancels():
             self.leave_core(live, core)
             self._book.finish(live, common_pb2.FINISH_REASON_CANCELLED)
         for live in self._book.take_expired():
@@ -37,7 +38,10 @@ class Intake:
 
     def take_requests(self, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
         """Queues new requests in order of arrival; those that cannot be served fail."""
-        for live in self._book.take_pending():
+        for live in self._book.inputs.take_crowd():
+            self.leave_core(live, core)
+            self._book.back_to_pending(live)
+        for live in self._book.inputs.take_pending():
             try:
                 self._enter(live, core, limits)
             except QuireError as error:
@@ -49,6 +53,17 @@ class Intake:
             if live.time.arrival_ns <= arrived_until_ns:
                 self.leave_core(live, core)
                 self._book.fail(live, Unavailable(why, reason="NO_WORKER", retry_after_s=5.0))
+
+    def fail_without_adapter(self, core: AnyCore | None) -> None:
+        """Workers changed: what is in the core and names an adapter that one of them is without fails."""
+        for live in self._book.live():
+            if live.place is not Place.IN_CORE:
+                continue  # looked at when it enters
+            try:
+                self._adapter_id(live.submission.adapter)
+            except QuireError as error:
+                self.leave_core(live, core)
+                self._book.fail(live, error)
 
     def leave_core(self, live: LiveRequest, core: AnyCore | None) -> None:
         """Out of the core; its end is told by the caller."""

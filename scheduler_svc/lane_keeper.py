@@ -105,6 +105,7 @@ class LaneKeeper:
             except WorkerLostError as error:
                 self.lose(lane, error)
                 return
+        self._intake.fail_without_adapter(self.core)
         if self.core is not None and not lane.in_flight:
             self.show_ready()
 
@@ -138,8 +139,7 @@ class LaneKeeper:
         before, self.workers = self.workers, Workers.of(owned)
         self._log.policy = self._keeper.build(owned).policy
         for live in self._book.live():
-            if live.place is Place.IN_CORE:
-                self._move(live, before, self.workers)
+            self._move(live, before, self.workers)
         for lane in self.lanes:
             lane.begin(self._keeper.most_rows(self.workers))
         self.show_ready()

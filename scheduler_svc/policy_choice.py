@@ -1,8 +1,6 @@
-"""What an operator chose, as one object: a policy and the limits that go with it, from names, files, `--set` and single options.
+"""What an operator chose, as one object: a policy and the limits that go with it, once the worker's size is known.
 
-    choose("vllm-v0", ["preemption_mode=swap"], max_num_seqs=16).core_limits(worker).…
-
-Later words win: preset, then file, then `--set`. Everything that can be wrong is a ConfigError naming where it was written.
+Not here: how it is put together from names, files and single keys (`policy_assembly`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,50 +8,36 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from block_manager.hashing import Rename
-from scheduler_svc import policy_file
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.spec import PolicySpec, knob_names
-from scheduler_svc.core.task_spec import TASK_PHASES
-from scheduler_svc.policy_keys import (
-    ASYNC,
-    CACHE_TYPE,
-    CHUNKED_PREFILL,
-    Assignment,
-    bad,
-    check_limit,
-    checked,
-    close_to,
-    from_texts,
-    limit_names,
-)
-from scheduler_svc.policy_lanes import cache_type_of, check_chunks, lane_phases, lanes_for
+from scheduler_svc.policy_keys import ASYNC, CACHE_TYPE, Assignment, bad, check_limit, checked, from_texts, limit_names
+from scheduler_svc.policy_lanes import cache_type_of, check_chunks
 from svc_common.errors import ConfigError
 
 Spelling = Callable[[str], str]
 
-# The service's own default where requests carry priorities; the recordings say `fcfs` themselves.
-_SERVICE_KNOBS = {"policy": "priority"}
-_OPTIONS = {"prefix_caching": "enable_prefix_caching"}
 _DEFAULT_NUM_SEQS = 256
 _DEFAULT_BATCHED_TOKENS = 2048
 _DEFAULT_CHUNKED_TOKENS = 512
 _ANY_NUMBER = 2**31
-_WHOLE, _CHUNKED = "prefill_or_decode", "decode_then_prefill"
-_PLACEHOLDERS = "placeholders"
+WHOLE, CHUNKED = "prefill_or_decode", "decode_then_prefill"
+PLACEHOLDERS = "placeholders"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
-    """What a worker has, as far as the core's limits depend on it."""
+    """What a worker has, as far as the core's limits depend on it. `sliding_window`: of all layers of its model, in tokens;
+    0 = some layer has none."""
 
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
     max_model_len: int
+    sliding_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +47,18 @@ class PolicyChoice:
     spec: PolicySpec
     given: Mapping[str, Assignment] = field(default_factory=dict)
     spelled: Spelling = str
+
+    @classmethod
+    def with_limits(cls, spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spelling) -> "PolicyChoice":
+        """One whose limits can be. ConfigError for a given one that cannot, or that the policy does not have."""
+        for name in limit_names():
+            if name in given:
+                check_limit(given[name])
+        check_chunks(spec, given)
+        threshold = given.get("long_prefill_token_threshold")
+        if spec.phases != "mixed" and threshold is not None and threshold.value:
+            raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
+        return cls(spec, given, spelled)
 
     def max_model_len(self, of_worker: int) -> int:
         """The worker's, or less where less was asked for. ConfigError for more."""
@@ -116,8 +112,18 @@ class PolicyChoice:
             "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
         }
         knobs = {name: getattr(self.spec, name) for name in knob_names()}
-        switches = {ASYNC: self.spec.progress == _PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
+        switches = {ASYNC: self.spec.progress == PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
         return {**knobs, **switches, **limits}
+
+    def for_model(self, worker: WorkerSize) -> "PolicyChoice":
+        """The choice as the worker's model has it: with its window, where the cache rules can free what is behind it (R105).
+
+        Those of v0 cannot with prefix caching; they keep all blocks then.
+        """
+        keeps_all = self.spec.is_v0 and self._switches()["prefix_caching"]
+        if not worker.sliding_window or keeps_all:
+            return self
+        return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
 
     def build(self, limits: CoreLimits, rename: Rename | None = None) -> Scheduler:
         """The core. `rename`: as in `presets.build`."""
@@ -138,10 +144,12 @@ class PolicyChoice:
             wrong = error.metadata.get("field", "")
             origin = new[wrong].origin if wrong in new else option
             raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
-        return _with_limits(spec, {**self.given, **new}, self.spelled)
+        return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
 
     def check(self) -> None:
         """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
+        if self.spec.sliding_window is not None:
+            raise bad(self._origin("sliding_window"), "sliding_window is the model's: the worker says it, leave it out")
         for knob, value in self._not_served():
             raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
         any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_NUMBER
@@ -158,8 +166,7 @@ class PolicyChoice:
         """Knobs whose work no worker does yet, or that only the recordings want."""
         spec = self.spec
         rules = (
-            ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != _PLACEHOLDERS),
-            ("sliding_window", spec.sliding_window is not None),
+            ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != PLACEHOLDERS),
             ("cache", spec.cache == "none"),
             ("defects", spec.defects == "recorded"),
             ("scheduler_type", not {PREFILL_ONLY, DECODE_ONLY}.isdisjoint(words_of(spec.scheduler_type))),
@@ -168,7 +175,7 @@ class PolicyChoice:
 
     def _default_tokens(self, max_model_len: int) -> int:
         """R48 for the schedulers of v0; one number for the others."""
-        if self.spec.phases == _CHUNKED:
+        if self.spec.phases == CHUNKED:
             return _DEFAULT_CHUNKED_TOKENS
         return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole() else _DEFAULT_BATCHED_TOKENS
 
@@ -176,10 +183,10 @@ class PolicyChoice:
         """Whether prompts are never cut, so that the budget follows the model's length."""
         if self.spec.schedules_tasks:
             return self.spec.prefill_chunk_size is None
-        return self.spec.phases == _WHOLE or not (self.spec.phases == _CHUNKED or self._switches()["chunked_prefill"])
+        return self.spec.phases == WHOLE or not (self.spec.phases == CHUNKED or self._switches()["chunked_prefill"])
 
     def _is_chunked(self) -> bool:
-        return self.spec.prefill_chunk_size is not None if self.spec.schedules_tasks else self.spec.phases != _WHOLE
+        return self.spec.prefill_chunk_size is not None if self.spec.schedules_tasks else self.spec.phases != WHOLE
 
     def _default_seqs(self, tokens: int | None) -> int:
         return _DEFAULT_NUM_SEQS if tokens is None else min(_DEFAULT_NUM_SEQS, tokens)
@@ -208,108 +215,3 @@ class PolicyChoice:
     def _origin(self, knob: str) -> str:
         assignment = self.given.get(knob)
         return assignment.origin if assignment is not None else f"{self.spelled('policy')} {self.spec.name}"
-
-
-def choose(
-    policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, num_workers: int | None = None, **limits: Any
-) -> PolicyChoice:
-    """The choice made by `policy` (a preset's name or a file), `sets` and single `limits` (None = not given).
-
-    `num_workers`: that it is to drive; ranks are as many, and nothing else will do. None: as many as it wants.
-
-    `spelled(name)`: how the person who is told of an error writes `policy`, `policy_set` and the limits. A limit beats what a file
-    says of it, and contradicts a `--set` that says otherwise.
-    """
-    file = policy_file.read(policy) if policy_file.names_a_file(policy) else None
-    base = _preset(file.base, file.base_origin) if file else _preset(policy, spelled("policy"))
-    written = {a.key: a for a in map(checked, file.assignments)} if file else {}
-    last = {a.key: a for a in map(checked, from_texts(sets, spelled("policy_set")))}
-    options = {
-        name: Assignment(name, value, spelled(_OPTIONS.get(name, name)))
-        for name, value in limits.items()
-        if value is not None
-    }
-    _refuse_two_words(last, options)
-    given = written | last | options
-    where = policy if file else f"{spelled('policy')} {policy}"
-    if num_workers is not None:
-        given = lanes_for(base, given, num_workers, where)
-    spec = _spec(replace(base, name=file.name if file else base.name), given, where)
-    _refuse_host_blocks(spec, (written | last).get("num_cpu_blocks"))
-    return _with_limits(spec, given, spelled)
-
-
-def _preset(name: str, origin: str) -> PolicySpec:
-    names = presets.policy_names()
-    if name not in names:
-        raise ConfigError(
-            f"{origin}: unknown policy {name!r}{close_to(name, names)}; there are: {', '.join(names)}; "
-            f"or give a file that ends in {', '.join(policy_file.SUFFIXES)}",
-            reason="UNKNOWN_POLICY",
-        )
-    return presets.preset(name)
-
-
-def _refuse_two_words(sets: Mapping[str, Assignment], options: Mapping[str, Assignment]) -> None:
-    for name, option in options.items():
-        if name in sets and sets[name].value != option.value:
-            raise bad(sets[name].origin, f"contradicts {option.origin}, which says {option.value}; give one of them")
-
-
-def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
-    """Host blocks are for swapping. The service's own setting is for whatever policy runs, and is not meant here."""
-    if wanted is not None and wanted.value and not spec.can_swap:
-        why = f"preemption_mode={spec.preemption_mode}" if spec.preemption_mode else f"phases={spec.phases}"
-        raise bad(wanted.origin, f"policy {spec.name} ({why}) never swaps; the blocks would lie idle", field=wanted.key)
-
-
-def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
-    knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key not in (ASYNC, CACHE_TYPE)}
-    if "num_scheduler_steps" in knobs:
-        # The slots that the further steps of a plan write to.
-        knobs.setdefault("num_lookahead_slots", max(0, knobs["num_scheduler_steps"] - 1))
-    phases = knobs.get("phases", base.phases)
-    parts = _asynchronous(base.name, phases, given) | _chunked(phases, given) | lane_phases(base, given)
-    for key, value in parts.items():
-        if key in knobs and knobs[key] != value and key != "batch_queue":
-            raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
-    orders_itself = phases in TASK_PHASES or base.policy == "aged"
-    of_service = {} if orders_itself else _SERVICE_KNOBS
-    try:
-        return replace(base, **(of_service | parts | knobs))
-    except ConfigError as error:
-        wrong = error.metadata.get("field", "")
-        origin = given[wrong].origin if wrong in given else where
-        raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
-
-
-def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """`async` stands for how v1 counts progress and how many plans are under way (R147, R149). v0 can only do without."""
-    if ASYNC not in given:
-        return {}
-    wanted = given[ASYNC]
-    if phases in (_WHOLE, _CHUNKED, *TASK_PHASES):
-        if wanted.value:
-            raise bad(wanted.origin, f"{ASYNC} is v1's; policy {policy} has phases={phases}", field=ASYNC)
-        return {}
-    if wanted.value:
-        return {"progress": _PLACEHOLDERS, "batch_queue": 2}
-    return {"progress": "at_schedule", "batch_queue": 1}
-
-
-def _chunked(phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """Under v0 chunking is a matter of phases; under v1 it is a limit."""
-    if CHUNKED_PREFILL not in given or phases not in (_WHOLE, _CHUNKED):
-        return {}
-    return {"phases": _CHUNKED if given[CHUNKED_PREFILL].value else _WHOLE}
-
-
-def _with_limits(spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spelling) -> PolicyChoice:
-    for name in limit_names():
-        if name in given:
-            check_limit(given[name])
-    check_chunks(spec, given)
-    threshold = given.get("long_prefill_token_threshold")
-    if spec.phases != "mixed" and threshold is not None and threshold.value:
-        raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
-    return PolicyChoice(spec, given, spelled)

@@ -1,6 +1,6 @@
 """Policy files: `{base: vllm-v0, name: mine, set: {delay_factor: 0.5}}` in YAML or JSON, read with the line of every field.
 
-Not here: what the keys mean (`policy_keys`), and whether they go together (`policy_choice`).
+Not here: what the keys mean (`policy_keys`), and whether they go together (`policy_assembly`).
 """
 
 import json

@@ -1,7 +1,7 @@
 """The keys that operators write in `--set KEY=VALUE` and in policy files: which there are, and what each may be (R48).
 
 A key is a field of `PolicySpec` (parts and knobs), a field of `CoreLimits`, or a switch that stands for several. Names may be
-dotted (`part.knob`). Not here: files (`policy_file`), and what keys together make (`policy_choice`).
+dotted (`part.knob`). Not here: files (`policy_file`), and what keys together make (`policy_assembly`).
 """
 
 import difflib

@@ -1,13 +1,11 @@
 """All accepted requests of the service, from acceptance to their single terminal message.
 
-Owner of the tables of `LiveRequest`s and of the inputs that wait for the step loop: new requests, stops, cancels. The loop takes
-them between two steps, so that the core never changes while a plan is out. Nothing here knows streams (`frontends`) or workers.
+Owner of the tables of `LiveRequest`s. What waits for the step loop is in `loop_inputs`. Nothing here knows streams (`frontends`) or
+workers.
 """
 
 import asyncio
-import heapq
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
@@ -17,27 +15,24 @@ from scheduler_svc.core.deadlines import EXPIRED
 from scheduler_svc.core.plan import EndedSequence, TokenRun
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.deadline_watch import DeadlineWatch, deadline_passed
 from scheduler_svc.live_request import LiveRequest, Place, Timeline
+from scheduler_svc.loop_inputs import LoopInputs
 from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.retention import Retention
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.submission import Submission
 from scheduler_svc.waiting_room import WaitingRoom
 from scheduler_svc.worker_result import PromptRun, TokenExtras
 from svc_common import rpc
-from svc_common.clock import NS_PER_S
-from svc_common.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    Internal,
-    OutOfRange,
-    QuireError,
-)
-
-_NUM_STALE_DEADLINES = 1_000
+from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError
 
 
 class RequestBook:
-    """Every accepted request ends exactly once here. `clock`: monotonic ns. `wake`: set when the loop has something to take."""
+    """Every accepted request ends exactly once here. `clock`: monotonic ns.
+
+    `wake`: set when the loop has something to take, from `inputs`, which the book fills, or of its own.
+    """
 
     def __init__(self, settings: SchedulerSettings, spans: RequestSpans, clock: Callable[[], int]) -> None:
         self.wake = asyncio.Event()
@@ -46,13 +41,10 @@ class RequestBook:
         self._clock = clock
         self._by_key: dict[tuple[str, str], LiveRequest] = {}
         self._by_core_id: dict[str, LiveRequest] = {}
-        self._pending: dict[str, LiveRequest] = {}
-        self._stops: dict[tuple[str, int], int] = {}
-        self._cancels: dict[str, None] = {}
-        self._deadlines: list[tuple[int, str]] = []
+        self.inputs = LoopInputs(self.wake)
+        self._deadlines = DeadlineWatch(clock, self._by_core_id)
         self._room = WaitingRoom(settings)
-        self._retained: OrderedDict[tuple[str, str], LiveRequest] = OrderedDict()
-        self._num_retained_tokens = 0
+        self._retained = Retention(settings, clock)
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
@@ -80,7 +72,7 @@ class RequestBook:
         """All that have not ended; the book may change while iterating."""
         return iter(list(self._by_core_id.values()))
 
-    # --- inputs: from frontends, taken by the loop ----------------------------------------------------------------
+    # --- inputs: from frontends -----------------------------------------------------------------------------------
 
     def accept(self, submission: Submission) -> LiveRequest:
         """Takes a new request. AlreadyExists for a known id; ResourceExhausted when the queue is full; DeadlineExceeded."""
@@ -88,7 +80,7 @@ class RequestBook:
         if submission.key in self._by_key:
             raise AlreadyExists(f"request {submission.request_id} exists already", reason="DUPLICATE_REQUEST")
         if submission.deadline_ns is not None and submission.deadline_ns <= now_ns:
-            raise _expired(was_started=False)
+            raise deadline_passed(was_started=False)
         if not submission.resubmitted:
             self._room.check(len(submission.prompt), now_ns)
         live = LiveRequest(
@@ -97,10 +89,11 @@ class RequestBook:
             time=Timeline(submission.arrival_ns),
             output=submission.new_output(),
         )
-        self._by_key[submission.key] = self._by_core_id[live.core_id] = self._pending[live.core_id] = live
+        self._by_key[submission.key] = self._by_core_id[live.core_id] = live
+        self.inputs.enter(live)
         self._room.enter(len(submission.prompt))
         if submission.deadline_ns is not None:
-            self._watch_deadline(live, submission.deadline_ns)
+            self._deadlines.add(live.core_id, submission.deadline_ns)
         self._spans.accepted(live)
         self.wake.set()
         return live
@@ -110,8 +103,7 @@ class RequestBook:
         if live.place is Place.PENDING:
             self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
         elif live.place is Place.IN_CORE:
-            self._cancels[live.core_id] = None
-            self.wake.set()
+            self.inputs.cancel(live)
 
     def stop(self, live: LiveRequest, choice: int, token_offset: int) -> None:
         """Ends a choice at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it.
@@ -125,43 +117,15 @@ class RequestBook:
         if live.place is Place.PENDING:
             self.stopped(live, choice, offset)
         else:
-            self._stops[live.core_id, choice] = offset
-            self.wake.set()
-
-    def take_pending(self) -> list[LiveRequest]:
-        """New requests, in order of first arrival; the loop puts each into the core (`entered`) or fails it."""
-        taken = sorted(self._pending.values(), key=lambda live: live.time.arrival_ns)
-        self._pending.clear()
-        return taken
-
-    def take_stops(self) -> list[tuple[LiveRequest, int, int]]:
-        """Choices of requests in the core to stop, with the offset."""
-        taken = [
-            (live, choice, offset)
-            for (core_id, choice), offset in self._stops.items()
-            if (live := self._by_core_id.get(core_id)) is not None
-        ]
-        self._stops.clear()
-        return taken
-
-    def take_cancels(self) -> list[LiveRequest]:
-        """Requests in the core to cancel."""
-        taken = [self._by_core_id[core_id] for core_id in self._cancels]
-        self._cancels.clear()
-        return taken
+            self.inputs.stop(live, choice, offset)
 
     def take_expired(self) -> list[LiveRequest]:
         """Requests whose deadline has passed and that have not ended."""
-        now_ns, expired = self._clock(), []
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._is_watched(self._deadlines[0])):
-            entry = heapq.heappop(self._deadlines)
-            if self._is_watched(entry):
-                expired.append(self._by_core_id[entry[1]])
-        return expired
+        return self._deadlines.take_expired()
 
     def next_deadline_ns(self) -> int | None:
         """When `take_expired` has something next, at the latest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_ns
 
     # --- progress: from the loop ----------------------------------------------------------------------------------
 
@@ -172,7 +136,7 @@ class RequestBook:
     def back_to_pending(self, live: LiveRequest) -> None:
         """The core it was in is gone; it enters the next one with its tokens. Stops and cancels that wait are kept by name."""
         live.place = Place.PENDING
-        self._pending[live.core_id] = live
+        self.inputs.enter(live)
 
     def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
         """It is in the plan of `step`, for that worker, as a newcomer or again after it had left."""
@@ -206,6 +170,7 @@ class RequestBook:
             live.time.num_migrations += 1
             self._spans.event(live, "worker_lost", {})
         live.num_losses += in_step
+        self.inputs.lost(live)
         return live.num_losses < self._settings.max_worker_losses
 
     def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
@@ -215,7 +180,7 @@ class RequestBook:
             live.time.first_token_ns = self._clock()
             self._spans.first_token(live, step)
         live.last_step = step
-        live.num_losses = 0
+        self.inputs.absolve(live)
         wants_tops = live.submission.num_top_logprobs > 0
         live.output.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
         if not live.output.ranked:
@@ -286,7 +251,7 @@ class RequestBook:
 
     def expire(self, live: LiveRequest) -> None:
         """Its end by its deadline."""
-        self.fail(live, _expired(was_started=live.time.first_scheduled_ns is not None))
+        self.fail(live, deadline_passed(was_started=live.time.first_scheduled_ns is not None))
 
     def delivered(self, live: LiveRequest) -> None:
         """Its end was written to its reader; a resumable one is kept for those who come back."""
@@ -299,44 +264,22 @@ class RequestBook:
         if live.is_waiting:
             self._room.leave(len(live.submission.prompt))
         live.account_at_end, live.place = live.account(self._clock()), Place.ENDED
-        for table in (self._by_core_id, self._pending, self._cancels):
-            table.pop(live.core_id, None)
+        self._by_core_id.pop(live.core_id, None)
+        self.inputs.ended(live)
         self._spans.ended(live, error)
         if live.submission.resumable:
-            self._retain(live)
+            self._retained.keep(live)
+            self._forget_expired()
         elif live.outlet is None:
             self._forget(live)
         live.touch()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _retain(self, live: LiveRequest) -> None:
-        live.retain_until_ns = self._clock() + int(self._settings.frontend_grace_s * NS_PER_S)
-        self._retained[live.submission.key] = live
-        self._num_retained_tokens += live.output.num_tokens
-        self._forget_expired()
-
     def _forget_expired(self) -> None:
-        now_ns = self._clock()
-        while self._retained:
-            live = next(iter(self._retained.values()))
-            over = self._num_retained_tokens > self._settings.max_retained_tokens
-            if live.retain_until_ns > now_ns and not over:
-                return
-            del self._retained[live.submission.key]
-            self._num_retained_tokens -= live.output.num_tokens
+        for live in self._retained.take_expired():
             if live.outlet is None or live.outlet.end_written:
                 self._forget(live)
-
-    def _watch_deadline(self, live: LiveRequest, deadline_ns: int) -> None:
-        heapq.heappush(self._deadlines, (deadline_ns, live.core_id))
-        if len(self._deadlines) > 2 * len(self._by_core_id) + _NUM_STALE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if self._is_watched(entry)]
-            heapq.heapify(self._deadlines)
-
-    def _is_watched(self, entry: tuple[int, str]) -> bool:
-        live = self._by_core_id.get(entry[1])
-        return live is not None and live.submission.deadline_ns == entry[0]
 
     def _forget(self, live: LiveRequest) -> None:
         if self._by_key.get(live.submission.key) is live:
@@ -347,9 +290,3 @@ class RequestBook:
         base = f"{submission.tenant}:{submission.request_id}" if submission.tenant else submission.request_id
         names = itertools.chain([base], (f"{base}~{n}" for n in itertools.count(2)))
         return next(name for name in names if name not in self._by_core_id)
-
-
-def _expired(*, was_started: bool) -> DeadlineExceeded:
-    if was_started:
-        return DeadlineExceeded("the deadline passed while the request ran", reason="DURING_DECODE")
-    return DeadlineExceeded("the deadline passed before the request could be started", reason="EXPIRED_IN_QUEUE")

@@ -1,8 +1,12 @@
 """Settings of the scheduler service. Read once by the composition root (`app`), frozen afterwards."""
 
+from collections.abc import Iterable
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from scheduler_svc.policy_choice import PolicyChoice, Spelling, choose
+from scheduler_svc.adapter_names import name_problem
+from scheduler_svc.policy_assembly import choose
+from scheduler_svc.policy_choice import PolicyChoice, Spelling
 from svc_common.errors import ConfigError
 
 
@@ -13,8 +17,10 @@ class SchedulerSettings(BaseModel):
     `policy_set`: "KEY=VALUE" on top of it. Limits that are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` /
     `num_cpu_blocks`: use fewer than the workers' profile says; None = what fits.
     `overlap`: plan the next step while one runs, where the policy can.
+    `adapters`: "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it.
     `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
     Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
+    `max_logged_steps`, `max_logged_events`: what `quire steps` and `quire why` look back on.
     `record_*`: the last steps are kept for `quire record`, in segments of so many steps, as many as fit so many bytes (either 0 =
     none); with tokens under other names unless `record_tokens` says otherwise.
     """
@@ -32,6 +38,7 @@ class SchedulerSettings(BaseModel):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool | None = None
     overlap: bool = True
+    adapters: tuple[str, ...] = ()
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     num_cpu_blocks: int | None = Field(default=None, ge=0)
 
@@ -48,6 +55,7 @@ class SchedulerSettings(BaseModel):
     max_worker_losses: int = Field(default=5, ge=1)
 
     max_logged_steps: int = Field(default=10_000, ge=1)
+    max_logged_events: int = Field(default=65_536, ge=1)
     record_segment_steps: int = Field(default=1_000, ge=0)
     record_ring_bytes: int = Field(default=64 * 2**20, ge=0)
     record_tokens: bool = False
@@ -87,3 +95,21 @@ class SchedulerSettings(BaseModel):
                     reason="WORKER_ADDRESS",
                 )
         return self.workers
+
+    def adapter_paths(self) -> dict[str, str]:
+        """Folders of `adapters` by name. ConfigError."""
+        return adapter_paths(self.adapters)
+
+
+def adapter_paths(texts: Iterable[str]) -> dict[str, str]:
+    """Folders by name of "NAME=PATH" texts. ConfigError for what is none, names of no use, and the same name twice."""
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        problem = name_problem(name) and f"its name {name_problem(name)}"
+        problem = problem or ("" if path else "write NAME=PATH, for example sql=/adapters/sql")
+        problem = problem or ("is given twice; choose another name for one of them" if name in paths else "")
+        if problem:
+            raise ConfigError(f"--adapter {text!r}: {problem}", reason="ADAPTER_OPTION", metadata={"adapter": name})
+        paths[name] = path
+    return paths

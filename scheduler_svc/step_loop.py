@@ -215,6 +215,8 @@ class StepLoop:
             log.error("step %d failed at the worker: %s", plan.step, result.error.message)
             self._end_all(self.core.fail_step(plan.step, result.error.message))
         else:
+            # Who left while the step ran gets nothing of it (R145).
+            self._intake.take_ends(self.core)
             outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
             self._measure(plan, result)
             self._log.complete(result, {run.name: run.token_ids for run in outcome.runs})

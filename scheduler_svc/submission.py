@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.choice_output import ChoiceOutput, PromptScores, RequestOutput
-from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.row_messages import RowSampling
 from svc_common import columns
 from svc_common.clock import NS_PER_S

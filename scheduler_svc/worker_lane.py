@@ -68,8 +68,8 @@ class WorkerLane:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take_result` or `take_ownership` has something."""
-        return self._link.has_news or (self._attaching is not None and self._attaching.done())
+        """Whether `take_result` or `take_ownership` has something; results that come while it is attached are for later."""
+        return (self.is_here and self._link.has_news) or (self._attaching is not None and self._attaching.done())
 
     @property
     def seconds(self) -> float:

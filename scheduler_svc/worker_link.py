@@ -1,12 +1,11 @@
 """The scheduler's end of WorkerService: from an address to a stream of steps, and back there whenever the stream breaks.
 
-Attaching means: who are you, load, how many blocks fit, allocate, own (design.md 3.3). A broken stream is resumed in its epoch
+Attaching means: who are you, load (`worker_loading`), own (design.md 3.3). A broken stream is resumed in its epoch
 while the worker's process is the same; otherwise the new epoch starts empty. What to send is up to `row_planner`.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.adapters import AdapterTable
 from scheduler_svc.cache_agreement import CacheAgreement, CacheCounts
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
+from scheduler_svc.policy_choice import PolicyChoice
 from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.worker_loading import LoadedWorker, WorkerLoader
 from svc_common import rpc
-from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import DeadlineExceeded, FailedPrecondition, Internal, QuireError, Unavailable
+from svc_common.clock import NS_PER_S
+from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,6 @@ class Ownership:
     cache: CacheCounts
 
 
-@dataclass(slots=True)
-class _Loaded:
-    """What one process of the worker said; void once its boot id changes. `slowest_step_s`: so far, the profile's included."""
-
-    boot_id: str
-    limits: common_pb2.ModelLimits
-    bundle: bytes
-    cache: CacheCounts
-    slowest_step_s: float
-
-
 class WorkerLink:
     """Owner of the channel and the Run stream. One caller: its `WorkerLane`.
 
@@ -83,19 +72,18 @@ class WorkerLink:
         adapters: AdapterTable,
     ) -> None:
         self.address = address
-        self._choice = choice
         self._identity = identity
         self._settings = settings
         self._readiness = readiness
-        self._agreement = agreement
         self._adapters = adapters
+        self._loader = WorkerLoader(address, choice, readiness, agreement)
         self.on_news: Callable[[], None] = lambda: None
         self._channel: grpc.aio.Channel | None = None
         self._stub: worker_pb2_grpc.WorkerServiceStub | None = None
         self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
-        self._loaded: _Loaded | None = None
+        self._loaded: LoadedWorker | None = None
         self._epoch = 0
         self._last_step_id = 0
 
@@ -124,16 +112,14 @@ class WorkerLink:
         answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._settings.connect_timeout_s)
         rpc.check_peer(answer.identity, f"the worker at {self.address}")
         if answer.state == worker_pb2.WORKER_STATE_FAILED:
-            raise Unavailable(f"the worker at {self.address} lost its device; restart it", reason="WORKER_FAILED")
+            raise Unavailable(f"the worker at {self.address} lost its engine and ends", reason="WORKER_FAILED")
         loaded = self._loaded
         if loaded is None or loaded.boot_id != answer.identity.boot_id:
-            loaded = self._loaded = await self._load(stub, answer.identity.boot_id)
+            loaded = self._loaded = await self._loader.load(stub, answer.identity.boot_id)
             self._epoch = 0
         owned = await self._own(stub, loaded)
-        if self not in self._adapters.hosts:
-            self._adapters.hosts.append(self)
-        if not owned.resumed:
-            await self._adapters.restore(self)  # a new owner's numbers have no meaning yet
+        # Always: to a new owner's worker numbers have no meaning yet, and one that goes on may have missed a load.
+        await self._adapters.join(self)
         return owned
 
     def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
@@ -142,61 +128,7 @@ class WorkerLink:
             self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 
-    async def _load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> _Loaded:
-        limits = await self._load_model(stub)
-        begin_ns = monotonic_ns()
-        fit = await self._profile(stub, limits.max_model_len)
-        largest_step_s = (monotonic_ns() - begin_ns) / NS_PER_S
-        self._readiness.ready()
-        cache = await self._agreement.reach(self.address, limits, fit)
-        await stub.AllocateCache(
-            worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
-        )
-        bundle = await self._fetch_bundle(stub, limits.bundle_digest)
-        return _Loaded(boot_id, limits, bundle, cache, largest_step_s)
-
-    async def _load_model(self, stub: worker_pb2_grpc.WorkerServiceStub) -> common_pb2.ModelLimits:
-        stage = ""
-        async for progress in stub.LoadModel(worker_pb2.LoadModelRequest()):
-            if progress.HasField("loaded"):
-                log.info("worker %s has loaded %s", self.address, progress.loaded.model)
-                limits: common_pb2.ModelLimits = progress.loaded
-                limits.max_model_len = self._choice.max_model_len(limits.max_model_len)
-                return limits
-            if progress.stage != stage:
-                stage = progress.stage
-                log.info("worker %s is loading: %s (%d %%)", self.address, stage, round(100 * progress.fraction))
-            self._readiness.not_ready(
-                f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %", warming=True
-            )
-        raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
-
-    async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
-        """What it could allocate."""
-        tokens, seqs = self._choice.largest_step(max_model_len)
-        self._readiness.not_ready("the worker is measuring its memory", warming=True)
-        profile = await stub.ProfileCache(
-            worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        )
-        log.info("memory of worker %s:\n%s", self.address, profile.readable)
-        size = WorkerSize(profile.block_size, profile.num_gpu_blocks, profile.num_cpu_blocks, max_model_len)
-        fit = self._choice.core_limits(size)
-        return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
-
-    async def _fetch_bundle(self, stub: worker_pb2_grpc.WorkerServiceStub, digest: str) -> bytes:
-        known = self._readiness.known_bundle(digest)
-        if known is not None:
-            return known
-        call = stub.GetModelBundle(worker_pb2.GetModelBundleRequest(digest=digest))
-        bundle = b"".join([piece.chunk async for piece in call])
-        found = hashlib.sha256(bundle).hexdigest()
-        if found != digest:
-            raise Internal(
-                f"the worker's model bundle has digest {found}, it promised {digest}", reason="BUNDLE_DIGEST"
-            )
-        return bundle
-
-    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: _Loaded) -> Ownership:
+    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: LoadedWorker) -> Ownership:
         hello = worker_pb2.RunHello(
             identity=self._identity.message(),
             epoch=self._epoch,
@@ -329,8 +261,7 @@ class WorkerLink:
     def drop(self) -> None:
         """Gives the stream up, and what came of it was not taken; the channel stays."""
         self._results = deque()
-        if self in self._adapters.hosts:
-            self._adapters.hosts.remove(self)
+        self._adapters.leave(self)
         if self._reader is not None:
             self._reader.cancel()
             self._reader = None

@@ -12,6 +12,8 @@ FAMILIES = (
 )  # fmt: skip
 MIXTURES = ("mixtral", "qwen3_moe")
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
+# For samples: a window in every layer and rotary positions; neither of them, and biases.
+SAMPLE_FAMILIES = ("mistral", "gpt2")
 VOCAB_SIZE = 512
 EOS_TOKEN_ID = 511
 BOS_TOKEN_ID = 510

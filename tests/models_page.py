@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "models.md"
 FOLDERS = ("tests/worker/engine", "tests/e2e")
 REFUSALS = ROOT / "tests" / "worker" / "engine" / "test_start_up.py"
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Numbers of requirements and issues say nothing here.
 _REFERENCE = re.compile(r"^R\d+(, R\d+)*: | \((issue|R)[^)]*\)")
 _TITLES = {
@@ -67,7 +68,7 @@ _NOTES = """\
   model computes in. There are no 8-bit caches.
 """
 _LEGEND = """\
-`yes`: in `make test`, all of it or some families (`make test-long` then has the others); `long`: in `make test-long`.
+`yes`: in `make test`; `long`: in `make test-long` only.
 """
 _REFUSED = """\
 ## Refused
@@ -79,51 +80,80 @@ the module at fault. Tested: {types}, `t5`.
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A test that runs with `families`. `path`: below the root; `words`: its first sentence; `long`: not in `make test`."""
+    """A test that runs with `families`, of which `quick` in `make test`. `path`: below the root; `words`: its first sentence."""
 
     path: str
     name: str
     words: str
     families: tuple[str, ...]
-    long: bool
+    quick: frozenset[str]
 
 
 # --- what tests say ---------------------------------------------------------------------------------------------------
 
 
-def _families_in(node: ast.AST) -> tuple[str, ...]:
-    """Families of the tuples of `checkpoints` that an expression names."""
-    names = [child.id for child in ast.walk(node) if isinstance(child, ast.Name) and child.id.endswith("FAMILIES")]
-    return tuple(family for name in names for family in getattr(checkpoints, name, ()))
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One test module: its functions, and its tuples of families by name, those of `checkpoints` included."""
+
+    functions: tuple[Function, ...]
+    tuples: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, source: str) -> "_Source":
+        body = ast.parse(source).body
+        tuples = {name: value for name, value in vars(checkpoints).items() if name.endswith("FAMILIES")}
+        for node in body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and _names_families(node.value):
+                tuples[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+        return cls(tuple(node for node in body if isinstance(node, Function)), tuples)
+
+    def families(self, expr: ast.expr) -> dict[str, bool]:
+        """Families of the tuples that a list of parameters names; whether each is quick.
+
+        Where some are marked as long, those that it asks for with `in` are not.
+        """
+        inner = [name for node in ast.walk(expr) if isinstance(node, ast.Compare) for name in self._named(node)]
+        quick = {family for name in inner for family in self.tuples[name]}
+        named = [family for name in self._named(expr) if name not in inner for family in self.tuples[name]]
+        return {family: "mark.long" not in ast.unparse(expr) or family in quick for family in named}
+
+    def _named(self, expr: ast.AST) -> list[str]:
+        return [node.id for node in ast.walk(expr) if isinstance(node, ast.Name) and node.id in self.tuples]
+
+    def families_of(self, node: Function, word: str) -> dict[str, bool]:
+        """Of a function's decorators with `word`."""
+        return {family: q for expr in _decorators(node, word) for family, q in self.families(expr).items()}
+
+    def checks(self, path: str) -> Iterator[Check]:
+        """Its tests that run with families, by themselves or by a fixture."""
+        fixtures = {node.name: self.families_of(node, "fixture") for node in self.functions}
+        for node in (node for node in self.functions if node.name.startswith("test_")):
+            found = self.families_of(node, "parametrize")
+            for argument in node.args.args:
+                found |= fixtures.get(argument.arg, {})
+            is_long = any(_decorators(node, "mark.long"))
+            quick = frozenset(family for family, q in found.items() if q and not is_long)
+            if found:
+                yield Check(path, node.name, _first_sentence(node), tuple(found), quick)
 
 
-def _decorators(node: ast.FunctionDef, word: str) -> Iterator[ast.expr]:
+def _names_families(node: ast.Tuple) -> bool:
+    return all(isinstance(part, ast.Constant) and part.value in checkpoints.FAMILIES for part in node.elts)
+
+
+def _decorators(node: Function, word: str) -> Iterator[ast.expr]:
     return (expr for expr in node.decorator_list if word in ast.unparse(expr).partition("(")[0])
 
 
-def _families_of(node: ast.FunctionDef, fixtures: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    given = [family for expr in _decorators(node, "parametrize") for family in _families_in(expr)]
-    given += [family for argument in node.args.args for family in fixtures.get(argument.arg, ())]
-    return tuple(dict.fromkeys(given))
-
-
-def _first_sentence(node: ast.FunctionDef) -> str:
+def _first_sentence(node: Function) -> str:
     text = _REFERENCE.sub("", " ".join((ast.get_docstring(node) or "").split()))
     return text[:1].upper() + text[1:].partition(". ")[0].rstrip(".")
 
 
 def checks_in(source: str, path: str) -> list[Check]:
     """The checks of one test module."""
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    fixtures = {
-        node.name: tuple(family for expr in _decorators(node, "fixture") for family in _families_in(expr))
-        for node in functions
-    }
-    return [
-        Check(path, node.name, _first_sentence(node), families, any(_decorators(node, "mark.long")))
-        for node in functions
-        if node.name.startswith("test_") and (families := _families_of(node, fixtures))
-    ]
+    return list(_Source.of(source).checks(path))
 
 
 def collect(root: Path = ROOT) -> list[Check]:
@@ -171,13 +201,19 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield f"{config['num_experts_per_tok']} of {config['num_local_experts']} experts"
 
 
+def _mark(check: Check, family: str) -> str:
+    if family in check.quick:
+        return "yes"
+    return "long" if family in check.families else ""
+
+
 def _table(checks: list[Check]) -> Iterator[str]:
     numbers = range(1, len(checks) + 1)
     yield "| family | `model_type` | tested with | " + " | ".join(str(number) for number in numbers) + " |"
     yield "|---|---|---|" + ":-:|" * len(checks)
     for family in checkpoints.FAMILIES:
         config = checkpoints.config_of(family)
-        marks = [("long" if check.long else "yes") if family in check.families else "" for check in checks]
+        marks = [_mark(check, family) for check in checks]
         traits = ", ".join(_traits(config)) or "plain attention"
         yield f"| {_TITLES[family]} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
 

@@ -71,7 +71,7 @@ def share_out(ids: AdapterIds, rules: Mapping[int, RowRule], device: torch.devic
 def _share(places: NDArray[np.int64], rule: RowRule, device: torch.device) -> _Share:
     padded = np.full(rule.padded(len(places)), places[0])
     padded[: len(places)] = places
-    gathered = torch.from_numpy(padded).to(device)
+    gathered = torch.from_numpy(padded).to(device, non_blocking=True)
     return _Share(gathered[: len(places)], gathered)
 
 

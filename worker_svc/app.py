@@ -1,7 +1,8 @@
 """Composition root of a worker: builds every part, listens, and stops in order. Nothing is built elsewhere.
 
 Order of stopping (operations.md 1.3): health NOT_SERVING, no new steps, the steps in hand are finished and sent, then the server
-and the engine thread end.
+and the engine thread end. A worker whose engine is lost stops in the same order and ends with the reason: nothing but another start
+of its process helps.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -55,7 +57,7 @@ async def serve(
     """Runs a worker with a model until SIGTERM, SIGINT or `stop`.
 
     `on_ready` gets HOST:PORT as soon as it listens; the model loads in the background. ConfigError when the port is taken or the
-    model cannot be loaded (callers of LoadModel get the reason too).
+    model cannot be loaded (callers of LoadModel get the reason too). Unavailable (DEVICE_LOST) when the engine is lost.
     """
     await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
 
@@ -92,9 +94,9 @@ async def serve_engine(
     try:
         address = await worker.start(settings)
         with stop_on_signals(stop):
-            loading = worker.lifecycle.load()
+            worker.lifecycle.load()
             on_ready(address)
-            await _until(stop, loading)
+            await _until(stop, worker.lifecycle)
     finally:
         await worker.stop()
 
@@ -162,13 +164,15 @@ class _Worker:
         self.tracing.shutdown()
 
 
-async def _until(stop: asyncio.Event, loading: asyncio.Task[None]) -> None:
-    """Waits for `stop`; raises at once why the model cannot be loaded."""
-    stopped = asyncio.create_task(stop.wait())
+async def _until(stop: asyncio.Event, lifecycle: Lifecycle) -> None:
+    """Waits for `stop`; raises at once why the model cannot be loaded, or that the engine is lost."""
+    stopped, lost = asyncio.create_task(stop.wait()), asyncio.create_task(lifecycle.until_lost())
+    waiting: set[asyncio.Task[Any]] = {stopped, lost, lifecycle.load()}
     try:
-        await asyncio.wait([stopped, loading], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-        await stopped
+        while not stopped.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
     finally:
         stopped.cancel()
+        lost.cancel()

@@ -107,6 +107,12 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
         )
 
 
+def sliding_window(calls: Sequence[LayerCall]) -> int:
+    """Tokens that every layer looks back at most, by a probe's calls; 0 = one of them looks back to the beginning (R105)."""
+    windows = [call.window for call in calls]
+    return 0 if None in windows else max((window for window in windows if window is not None), default=0)
+
+
 def check_calls(
     model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], block_size: int
 ) -> CacheShape:

@@ -70,12 +70,14 @@ def _rule(options: dict[str, Any], head_dim: int) -> AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One attention call as a probe saw it. `problem`: why it cannot be served; empty = it can."""
+    """One attention call as a probe saw it. `window`: tokens it looks back, None = all. `problem`: why it cannot be served; empty =
+    it can."""
 
     layer: int
     module: str
     num_kv_heads: int
     head_dim: int
+    window: int | None
     problem: str
 
 
@@ -91,7 +93,8 @@ class ProbeAttention:
         """See Attention."""
         problem = _problem(module, query, key, value, options)
         layer = int(getattr(module, "layer_idx", -1))
-        self.calls.append(LayerCall(layer, type(module).__name__, key.shape[1], key.shape[3], problem))
+        window = options.get("sliding_window")
+        self.calls.append(LayerCall(layer, type(module).__name__, key.shape[1], key.shape[3], window, problem))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 

@@ -67,6 +67,11 @@ class Settled:
     kept: NDArray[np.int64]
     flags: NDArray[np.uint8]
 
+    def without(self, plan: DrawPlan, dropped: BoolArray) -> "Settled":
+        """The same, but nothing at all comes of the rows that are `dropped` [n]."""
+        kept = self.kept[~dropped[plan.draw_entries[self.kept]]]
+        return Settled(np.where(dropped, 0, self.counts).astype(np.int32), kept, self.flags * ~dropped)
+
 
 def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
     """The draws of `batch`, whose drafts are in the table behind the known tokens."""

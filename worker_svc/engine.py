@@ -4,6 +4,7 @@ The shell (`service.py`) owns streams, epochs and results; an engine owns tensor
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from protos.common.v1 import common_pb2
@@ -15,11 +16,46 @@ Progress = Callable[[str, float], None]
 
 
 class DeviceLost(Unavailable):
-    """The device is gone for good: the worker reports FAILED and must be restarted. Any other error spares the process."""
+    """The device is gone for good: the worker reports FAILED and ends, to be started again. Any other error spares the process."""
+
+
+class Pending(Protocol):
+    """A step that is launched: the device may be computing it still."""
+
+    @property
+    def is_ready(self) -> bool:
+        """`finish` has nothing to wait for. Asked on the engine's thread."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the device has brought the results to the host; other threads run meanwhile. From any thread. DeviceLost."""
+        ...
+
+    def finish(self) -> worker_pb2.WorkerOutputs:
+        """On the engine's thread, once: takes the results into the rows and tells them. Waits if `wait` did not.
+
+        Raises what the step failed by, as `Engine.launch` does. A step that `Engine.reset` came after has an empty result.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that was over when it was launched."""
+
+    outputs: worker_pb2.WorkerOutputs
+    is_ready: bool = True
+
+    def wait(self) -> None:
+        """See Pending."""
+
+    def finish(self) -> worker_pb2.WorkerOutputs:
+        """See Pending."""
+        return self.outputs
 
 
 class Engine(Protocol):
-    """Blocking, called from one thread only; in this order: load, profile, allocate, then execute and reset at will.
+    """Called from one thread only; in this order: load, profile, allocate, then launch, execute and reset at will.
 
     Every method may raise `QuireError`; other exceptions are bugs and reach the caller as INTERNAL with an id.
     """
@@ -57,12 +93,16 @@ class Engine(Protocol):
         """Forgets an adapter; a no-op when it is not loaded. FailedPrecondition, naming them, when rows use it."""
         ...
 
-    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
-        """Runs one step.
+    def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
+        """Starts one step; the next may be launched before this one is finished. Steps are finished in the order of their launches.
 
         A raised error voids the whole step: InvalidArgument before anything changed, others after (its rows then compute
         nothing until they are mentioned or removed). The shell fills `step_id`, `epoch` and `timings.queued_ns`.
         """
+        ...
+
+    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+        """Launches one step and finishes it."""
         ...
 
     def reset(self) -> None:

@@ -1,54 +1,120 @@
-"""The one thread that an engine is called from: jobs in by a queue, results out through the event loop.
+"""The one thread that an engine is called from: jobs in by a queue, results out through the event loop, in the order of the jobs.
 
-A daemon thread: an engine that hangs cannot keep the process from ending.
+A job may leave something to come behind it (`Later`): the thread goes on with the next job while a second thread waits for that.
+The second thread begins with the first `Later`; without one it does not exist. Daemon threads: an engine that hangs cannot keep
+the process from ending.
 """
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
-_Job = tuple[Callable[[], Any], asyncio.Future[Any]]
+
+@runtime_checkable
+class Later(Protocol):
+    """What a job returns whose result is yet to come: waited for away from the engine's thread, finished on it."""
+
+    def wait(self) -> None:
+        """On the waiting thread: blocks until `finish` can do its work. An error is the job's."""
+        ...
+
+    def finish(self) -> Any:
+        """On the engine's thread: the job's result, or its error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A job that is over, but not the first of those whose results are to come."""
+
+    result: Any
+    error: BaseException | None
+
+    def wait(self) -> None:
+        """See Later."""
+
+    def finish(self) -> Any:
+        """See Later."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """`is_first`: called for the first time; else it is the finish of a `Later`."""
+
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    is_first: bool = True
 
 
 class EngineThread:
-    """Owner of the thread. Jobs run one at a time, in the order they were submitted. Used from one event loop."""
+    """Owner of the threads. Jobs run one at a time, in the order they were submitted. Used from one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waits: queue.SimpleQueue[tuple[Later, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._num_waits = 0
+        self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Queues a job. The future resolves on the loop; cancelling it makes a job that has not begun a no-op."""
+    def submit(self, job: Callable[[], T | Later]) -> asyncio.Future[T]:
+        """Queues a job, which may return a `Later`. The future resolves on the loop, after those of all jobs before; cancelling it
+        makes a job that has not begun a no-op."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put((job, future))
+        self._jobs.put(_Job(job, future))
         return future
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after the jobs in the queue; False when it has not ended in time."""
+        """Ends the threads after the jobs in the queue; False when they have not ended in time."""
         self._jobs.put(None)
         deadline = self._loop.time() + timeout_s
         while self._thread.is_alive() and self._loop.time() < deadline:
             await asyncio.sleep(0.01)
         return not self._thread.is_alive()
 
+    # --- the engine's thread -----------------------------------------------------------------------------------------
+
     def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, future = item
-            if future.cancelled():
-                continue
-            try:
-                result = job()
-            except BaseException as error:
-                self._post(_set_error, future, error)
-            else:
-                self._post(_set_result, future, result)
-            del item, job, future
+        while (job := self._jobs.get()) is not None:
+            self._run(job)
+            del job
+        while self._num_waits:
+            last = self._jobs.get()
+            if last is not None:
+                self._run(last)
+        self._waits.put(None)
+
+    def _run(self, job: _Job) -> None:
+        if job.is_first and job.future.cancelled():
+            return
+        self._num_waits -= not job.is_first
+        result, error = None, None
+        try:
+            result = job.call()
+        except BaseException as raised:
+            error = raised
+        if job.is_first and (isinstance(result, Later) or self._num_waits):
+            self._wait_for(result if isinstance(result, Later) else _Done(result, error), job.future)
+        elif error is not None:
+            self._post(_set_error, job.future, error)
+        else:
+            self._post(_set_result, job.future, result)
+
+    def _wait_for(self, later: Later, future: asyncio.Future[Any]) -> None:
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait, name="engine-results", daemon=True)
+            self._waiter.start()
+        self._num_waits += 1
+        self._waits.put((later, future))
 
     def _post(
         self, resolve: Callable[[asyncio.Future[Any], Any], None], future: asyncio.Future[Any], value: Any
@@ -58,6 +124,18 @@ class EngineThread:
         except RuntimeError:
             # The loop is closed: nobody waits any more.
             return
+
+    # --- the waiting thread ------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        while (item := self._waits.get()) is not None:
+            later, future = item
+            try:
+                later.wait()
+            except BaseException as error:
+                later = _Done(None, error)
+            self._jobs.put(_Job(later.finish, future, is_first=False))
+            del item, later, future
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from worker_svc import prompt_scores
-from worker_svc.input_batch import model_inputs
+from worker_svc.device_queue import DeviceQueue
+from worker_svc.device_tokens import LastTokens
+from worker_svc.input_batch import ModelInput, model_inputs
 from worker_svc.invariance import RowRule
 from worker_svc.packed_model import PackedModel
 from worker_svc.pooling import Pools
 from worker_svc.prompt_scores import PromptScores
-from worker_svc.row_batch import BoolArray, IntArray, StepBatch
+from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, StepBatch
 from worker_svc.rows import RowTable
 
 Timings = worker_pb2.StepTimings
@@ -63,6 +65,8 @@ class Forward:
     table: RowTable
     rule: RowRule
     pools: Pools
+    queue: DeviceQueue
+    last_tokens: LastTokens
 
     def compute(self, batch: StepBatch, timings: Timings) -> Computed:
         """All passes of the batch."""
@@ -77,7 +81,7 @@ class Forward:
     def _together(self, batch: StepBatch, timings: Timings) -> Computed:
         with lap(timings, "prepare_ns"):
             packed = self.table.pack(batch)
-            inputs = list(model_inputs(packed, self.table.block_tables, self.rule))
+            inputs = self._inputs(packed, self.rule)
         with lap(timings, "model_ns"):
             if not self.pools.wants(batch.rows):
                 return Computed(self.model.logits(inputs))
@@ -87,13 +91,21 @@ class Forward:
                 logits, states = torch.empty(0, 0), self.model.hidden(inputs)
             return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
 
+    def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
+        """On the device, with the tokens that only the device knows."""
+        inputs = list(model_inputs(packed, self.table.block_tables, rule, self.queue.upload))
+        for step in inputs:
+            if step.unread is not None:
+                self.last_tokens.fill(step.token_ids[0], *step.unread)
+        return inputs
+
     def _apart(self, batch: StepBatch, timings: Timings) -> tuple[PromptScores, torch.Tensor]:
         """The scores, and the logits of the places to draw at."""
         rule = prompt_scores.piece_rule(self.rule, self.table.limits.vocab_size)
         with lap(timings, "prepare_ns"):
             scores = PromptScores(self.table, self.table.pack(batch))
             packed = scores.wanted
-            inputs = list(model_inputs(packed, self.table.block_tables, rule))
+            inputs = self._inputs(packed, rule)
         begin = 0
         with lap(timings, "model_ns"):
             for step in inputs:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, NotFound
+from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, NotFound, QuireError
 from worker_svc.engine import Engine
 from worker_svc.engine_thread import EngineThread
 
@@ -45,6 +45,8 @@ class Lifecycle:
         self._loading: asyncio.Task[None] | None = None
         self._progress = ("starting", 0.0)
         self._moved = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._loss: QuireError | None = None
         self._setup = asyncio.Lock()
         self._profiled: tuple[int, int] = (0, 0)
         self._profile: worker_pb2.ProfileCacheResponse | None = None
@@ -73,9 +75,17 @@ class Lifecycle:
         self.state = state
         self._on_state(state)
 
-    def fail(self) -> None:
-        """The device is lost: nothing but a restart helps."""
+    def fail(self, why: QuireError) -> None:
+        """The engine is lost: nothing but a restart of the process helps."""
+        self._loss = why
         self._enter(FAILED)
+        self._lost.set()
+
+    async def until_lost(self) -> None:
+        """Waits for `fail`, and raises why."""
+        await self._lost.wait()
+        assert self._loss is not None
+        raise self._loss
 
     # --- loading -----------------------------------------------------------------------------------------------------
 

@@ -52,13 +52,14 @@ class RuledPlaces:
 
 def apply_rules(logits: torch.Tensor, places: RuledPlaces) -> torch.Tensor:
     """float32 `logits` [P, vocab] with those of `places` changed; a new tensor. -inf = not to be drawn."""
-    changed = logits[torch.from_numpy(places.at).to(logits.device)]
+    at = _on(places.at, logits)
+    changed = logits[at]
     for rule, way in _WAYS:
         chosen = places.under(rule)
         if len(chosen):
             way(changed, places, chosen)
     result = logits.clone()
-    result[torch.from_numpy(places.at).to(logits.device)] = changed
+    result[at] = changed
     return result
 
 
@@ -143,7 +144,8 @@ def _flat(lists: Sequence[LongArray]) -> tuple[LongArray, LongArray]:
 
 
 def _on(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
+    # From memory that is not pinned: read before the call returns, without waiting for the device.
+    return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
 _Way = Callable[[torch.Tensor, RuledPlaces, LongArray], None]

@@ -6,17 +6,20 @@ Blocking; called from one thread. Importing this module imports torch and transf
 import logging
 
 import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
+from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
 from worker_svc import device_memory, memory, model_loading, profile
 from worker_svc.adapters import AdapterLimits, Adapters
 from worker_svc.cache_engine import CacheEngine
-from worker_svc.engine import Progress
+from worker_svc.device_streams import device_errors
+from worker_svc.engine import Pending, Progress
 from worker_svc.grammar import GrammarMasks
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model_loading import LoadedModel
 from worker_svc.rows import Limits, RowTable
+from worker_svc.sampler import TORCH_DRAWS
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepRunner
 
@@ -110,7 +113,12 @@ class ModelEngine:
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)
         self._runner = StepRunner(
-            loaded.model, self._cache, self._rows, self.row_rule, masks=GrammarMasks.of_bundle(loaded.bundle)
+            loaded.model,
+            self._cache,
+            self._rows,
+            self.row_rule,
+            masks=GrammarMasks.of_bundle(loaded.bundle),
+            draws=drawing_kernels(self.backend, loaded.device) or TORCH_DRAWS,
         )
 
     # --- adapters ----------------------------------------------------------------------------------------------------
@@ -126,11 +134,16 @@ class ModelEngine:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+    def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
         """See Engine."""
         if self._runner is None:
             raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
-        return self._runner.run(outputs)
+        with device_errors():
+            return self._runner.launch(outputs)
+
+    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+        """See Engine."""
+        return self.launch(outputs).finish()
 
     def reset(self) -> None:
         """See Engine."""

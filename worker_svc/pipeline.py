@@ -3,16 +3,17 @@
 Ownership decides (`leases.py`), the engine thread computes, the current stream gets the results. No gRPC calls in here.
 """
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock, rpc
 from svc_common.errors import Aborted, InvalidArgument, QuireError, Unavailable
-from worker_svc.engine import DeviceLost
+from worker_svc.engine import DeviceLost, Finished, Pending
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Hello, Ownership, Verdict
-from worker_svc.lifecycle import Lifecycle
+from worker_svc.lifecycle import FAILED, Lifecycle
 from worker_svc.step_spans import StepSpans, StepTimes
 from worker_svc.step_stream import StepStream
 
@@ -26,6 +27,41 @@ class _Done:
     outputs: worker_pb2.SchedulerOutputs
     result: worker_pb2.WorkerOutputs
     times: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that the engine was given; an `engine_thread.Later`."""
+
+    ownership: Ownership[worker_pb2.WorkerOutputs]
+    outputs: worker_pb2.SchedulerOutputs
+    pending: Pending
+    queued_ns: int
+    start_ns: int
+
+    def wait(self) -> None:
+        """See Later."""
+        self.pending.wait()
+
+    def finish(self) -> _Done | None:
+        """On the engine thread: the result; None if its epoch is over by now."""
+        if self.outputs.epoch != self.ownership.epoch:
+            return None
+        try:
+            result = self.pending.finish()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            result = _failed(error)
+        result.step_id, result.epoch = self.outputs.step_id, self.outputs.epoch
+        result.timings.queued_ns = self.queued_ns
+        return _Done(self.outputs, result, StepTimes(self.start_ns, clock.wall_ns()))
+
+
+def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
+    """The result of a step that failed by `error`."""
+    known = error if isinstance(error, QuireError) else rpc.hide(error)
+    return worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
 
 
 class Pipeline:
@@ -125,26 +161,24 @@ class Pipeline:
 
     def _run(self, message: worker_pb2.SchedulerOutputs) -> None:
         received_ns = clock.monotonic_ns()
-        future = self._thread.submit(lambda: self._execute(message, received_ns))
+        future: asyncio.Future[_Done | None] = self._thread.submit(lambda: self._launch(message, received_ns))
         future.add_done_callback(
             lambda done: self._finished(done.result()) if done.exception() is None else self._lost(done.exception())
         )
 
-    def _execute(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | None:
+    def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
         """On the engine thread. None for a step of an older epoch, which is not run any more."""
         if message.epoch != self._ownership.epoch:
             return None
         queued_ns, start_ns = clock.monotonic_ns() - received_ns, clock.wall_ns()
         try:
-            result = self._lifecycle.engine.execute(message)
+            pending = self._lifecycle.engine.launch(message)
         except DeviceLost:
             raise
         except Exception as error:
-            known = error if isinstance(error, QuireError) else rpc.hide(error)
-            result = worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
-        result.step_id, result.epoch = message.step_id, message.epoch
-        result.timings.queued_ns = queued_ns
-        return _Done(message, result, StepTimes(start_ns, clock.wall_ns()))
+            pending = Finished(_failed(error))
+        launched = _Launched(self._ownership, message, pending, queued_ns, start_ns)
+        return launched.finish() if pending.is_ready else launched
 
     def _finished(self, done: _Done | None) -> None:
         if done is None or not self._ownership.record(done.result.epoch, done.result.step_id, done.result):
@@ -163,11 +197,13 @@ class Pipeline:
             log.exception("no spans for step %d", done.result.step_id)
 
     def _lost(self, error: BaseException | None) -> None:
-        log.error("the engine is lost: %s; restart this worker", error, exc_info=error)
-        self._lifecycle.fail()
-        self._stop(
-            Unavailable(f"the engine is lost: {error}; restart this worker", reason="DEVICE_LOST"), drop_unsent=False
-        )
+        """Once. What was answered goes out, the stream ends with the reason, and with it the process."""
+        if self._lifecycle.state == FAILED:
+            return
+        log.error("the engine is lost: %s; this worker ends, start it again", error, exc_info=error)
+        why = Unavailable(f"the engine is lost: {error}; this worker ends, start it again", reason="DEVICE_LOST")
+        self._stop(why, drop_unsent=False)
+        self._lifecycle.fail(why)
 
     def _stop(self, error: QuireError, *, drop_unsent: bool) -> None:
         self._stopping = self._stopping or error

@@ -22,6 +22,12 @@ def wanting_rows(table: RowColumns, batch: StepBatch) -> BoolArray:
     return asked & (batch.starts + 1 < table.num_prompt[batch.rows])
 
 
+def any_wanting(table: RowColumns) -> bool:
+    """Whether there is a row that asked and has computed less than its prompt."""
+    asked = table.occupied & (table.options.num_prompt_tops != NO_PROMPT_LOGPROBS)
+    return bool((asked & (table.num_computed + 1 < table.num_prompt)).any())
+
+
 def piece_rule(rule: RowRule, vocab_size: int) -> RowRule:
     """`rule` with passes so short that the logits of all their tokens fit the bound."""
     most = max(_MOST_LOGIT_BYTES // (4 * vocab_size), rule.minimum, rule.multiple)

@@ -149,3 +149,14 @@ class PackedTokens:
     """[number of places]: index into T of tokens after which one may be drawn: each sampling row's last known and its drafts."""
     adapter_ids: IntArray | None = None
     """[T]: adapter of each token's row, 0 = none; None = no row of the batch has one."""
+    unread: NDArray[np.int64] | None = None
+    """[k]: index into T of tokens that their rows drew last and the host does not know yet; None = there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One token each that `rows` [n] drew in life `lives` [n] and the host does not know yet: token number `places` [n]."""
+
+    rows: IntArray
+    lives: IntArray
+    places: IntArray

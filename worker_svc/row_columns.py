@@ -14,7 +14,7 @@ _Int = TypeVar("_Int", np.int32, np.int64)
 _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 64, 256, 16
 _COLUMNS = (
     "occupied", "num_known", "num_prompt", "num_computed", "num_blocks", "repeats", "failed", "temperatures", "top_ps", "top_ks",
-    "seeds", "sequence_indexes", "logprobs", "token_ids", "block_tables",
+    "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "block_tables",
 )  # fmt: skip
 
 
@@ -47,6 +47,8 @@ class RowColumns:
         self.seeds = np.zeros(n, np.uint64)
         self.sequence_indexes = np.zeros(n, np.int32)
         self.logprobs = np.zeros(n, np.bool_)
+        # So many of the known tokens, the last ones, were drawn but their ids have not come to the host; 0 stands in their place.
+        self.num_unread = np.zeros(n, np.int32)
         self.token_ids = np.zeros((n, _FIRST_TOKENS), np.int32)
         self.block_tables = np.zeros((n, _FIRST_BLOCKS), np.int32)
         self.options = OptionColumns.defaults(n)
@@ -105,6 +107,7 @@ class RowColumns:
         self.temperatures[rows], self.top_ps[rows], self.top_ks[rows] = added.temperatures, added.top_ps, added.top_ks
         self.seeds[rows], self.sequence_indexes[rows] = added.seeds, added.sequence_indexes
         self.logprobs[rows] = added.logprobs
+        self.num_unread[rows] = 0
         self.options.put(rows, added.options)
         for i, row in enumerate(rows.tolist()):
             self.token_ids[row, : added.num_known[i]] = added.token_ids[i]

@@ -9,21 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
 from worker_svc import row_checks
-from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, RowShares, RowState, RowWork, StepBatch
+from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, Promise, RowShares, RowState, RowWork, StepBatch
 from worker_svc.row_changes import Limits, StepChanges, read_step
 from worker_svc.row_columns import RowColumns, runs_after
 from worker_svc.row_options import Guard
 
-__all__ = ["Limits", "PackedTokens", "RowState", "RowTable", "RowWork", "StepBatch"]
+__all__ = ["Limits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
 
 
 class RowTable(RowColumns):
     """Owns the rows of one engine. All columns may be read by the engine; only this class writes them.
 
-    Cycle of a step: `apply`, compute, then `commit` (again for each `next_decode`), or `void` if computing failed.
+    Cycle of a step: `apply`, compute, then `commit` (again for each `next_decode`), or `void` if computing failed. Where the
+    tokens will be known later, `promise` instead of `commit`, and `keep` when they are.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -84,8 +86,46 @@ class RowTable(RowColumns):
         if len(token_ids):
             self.append_tokens(rows, counts, token_ids)
 
+    def promise(self, batch: StepBatch) -> Promise:
+        """The batch is being computed: each sampling row yields one token, which is known later; beams yield none.
+
+        Not for batches with drafts: how many tokens come of them is not known.
+        """
+        assert self._open is batch, "only the batch applied last can be promised"
+        self._open = None
+        alive = ~self.failed[batch.rows]
+        self.num_computed[batch.rows] += batch.counts * alive
+        self.repeats[batch.rows] = False
+        rows = batch.rows[batch.samples & alive]
+        rows = rows[self.options.num_candidates[rows] == 0]
+        promise = Promise(rows, self.incarnations[rows], self.num_known[rows])
+        if len(rows):
+            self.options.num_children[rows] = 1
+            self.repeats[rows] = True
+            self.num_unread[rows] += 1
+            self.append_tokens(rows, np.ones(len(rows), np.int32), np.zeros(len(rows), np.int32))
+        return promise
+
+    def keep(self, promise: Promise, token_ids: IntArray, finite: BoolArray) -> None:
+        """Promised tokens [n] are known; oldest promise first. Rows that are not `finite` [n] got none, and so no later one.
+
+        Rows whose life is over, or that had failed before, are passed over.
+        """
+        rows, places = promise.rows, promise.places
+        here = self.is_alive(rows, promise.lives)
+        kept, broken = here & finite, here & ~finite
+        self.token_ids[rows[kept], places[kept]] = token_ids[kept]
+        self.num_unread[rows[kept]] -= 1
+        self.num_known[rows[broken]] = self.num_computed[rows[broken]] = places[broken]
+        self.num_unread[rows[broken]] = 0
+        self.fail(rows[broken])
+
+    def is_alive(self, rows: IntArray, lives: IntArray) -> BoolArray:
+        """[n]: `rows` are in life `lives` still, and have not failed."""
+        return self.occupied[rows] & (self.incarnations[rows] == lives) & ~self.failed[rows]
+
     def fail(self, rows: IntArray) -> None:
-        """`rows` of the batch committed last compute nothing until they are removed."""
+        """`rows` compute nothing until they are removed."""
         self.failed[rows] = True
         self.repeats[rows] = False
 
@@ -139,8 +179,21 @@ class RowTable(RowColumns):
         adapters = self.options.adapter_ids[rows]
         token_ids = self.token_ids[rows, positions]
         return PackedTokens(
-            token_ids, positions, rows, slots, offsets, sampled_at, adapters if adapters.any() else None
+            token_ids,
+            positions,
+            rows,
+            slots,
+            offsets,
+            sampled_at,
+            adapters if adapters.any() else None,
+            self._unread(batch, rows, positions),
         )
+
+    def _unread(self, batch: StepBatch, rows: IntArray, positions: IntArray) -> NDArray[np.int64] | None:
+        """A row computes at most one token that the host does not know: the one that it drew last."""
+        if not self.num_unread[batch.rows].any():
+            return None
+        return np.flatnonzero(positions >= (self.num_known - self.num_unread)[rows])
 
     # --- deciding: reads only ----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ hash wants.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -139,3 +140,30 @@ def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Te
     if len(at):
         result[at] = of_tokens(logits[at], tokens[at])
     return result
+
+
+class TokenDraws(Protocol):
+    """How tokens are drawn from logits on a device. Every way draws the same tokens."""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+        """See `draw`; tokens are below the vocabulary's size even where they mean nothing."""
+        ...
+
+    def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """See `chosen_logprobs`."""
+        ...
+
+
+class TorchDraws:
+    """On any device; on another than the host it waits for it."""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+        """See TokenDraws."""
+        return draw(logits, rows, fit)
+
+    def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """See TokenDraws."""
+        return chosen_logprobs(logits, tokens, wanted)
+
+
+TORCH_DRAWS = TorchDraws()

@@ -18,7 +18,7 @@ from svc_common.errors import FailedPrecondition
 from worker_svc import simulated_bundle
 from worker_svc.adapter_table import AdapterTable
 from worker_svc.draws import DrawPlan, Settled, plan_draws, settle
-from worker_svc.engine import Progress
+from worker_svc.engine import Finished, Progress
 from worker_svc.row_options import NO_PROMPT_LOGPROBS
 from worker_svc.rows import Limits, PackedTokens, RowTable, StepBatch
 from worker_svc.settings import SimulatedWorkerSettings
@@ -107,6 +107,10 @@ class SimulatedEngine:
         rows.reset()
         cache.clear()
         self._adapters.begin_owner()
+
+    def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Finished:
+        """Computes the step: it is over when this returns."""
+        return Finished(self.execute(outputs))
 
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """One step: waits as long as the cost model says and draws tokens from the cache's content.

@@ -8,6 +8,13 @@ from block_manager.hashing import HashChain, Rename, chain_salt
 from block_manager.ledger import Ledger
 
 NEVER = 2**62
+NULL = 0
+"""The block that is never used: it stands in tables for blocks behind a sliding window (R105, R137)."""
+
+
+def num_leading(block: int, table: list[int]) -> int:
+    """How many entries at the beginning of a table are that block."""
+    return next((i for i, found in enumerate(table) if found != block), len(table))
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class PrefixBook:
         return [self._ledger.gpu.lookup(block_hash) for block_hash in self._hashes(sequence, full)[:full]]
 
     def open(self, sequence: CachedSequence, num_cached_blocks: int) -> None:
-        """It has a table now, whose first blocks are known already."""
+        """It has a table now, whose first blocks are known already, or null."""
         self._reach[sequence.name] = _Reach(num_cached_blocks * self._ledger.block_size, num_cached_blocks)
 
     def open_fork(self, parent: CachedSequence, child: CachedSequence) -> None:
@@ -155,6 +162,6 @@ class PrefixBook:
             if name in self._reach:
                 promised = min(self._reach[name].num_tokens, sequence.num_prompt_tokens)
                 num_blocks = min(promised // self._ledger.block_size, most)
-                if num_blocks > len(best):
+                if num_blocks > len(best) and self._ledger.tables[name][0] != NULL:
                     best = self._ledger.tables[name][:num_blocks]
         return best

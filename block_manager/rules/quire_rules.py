@@ -7,9 +7,11 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixH
 from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
+from block_manager.rules.prefix_book import NULL, num_leading
 from block_manager.rules.v1_pool import V1PoolRules
 
 _WATERMARK = 0.01
+_NOWHERE = -1
 
 
 class QuireRules(V1PoolRules):
@@ -30,6 +32,7 @@ class QuireRules(V1PoolRules):
     ) -> None:
         super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
         self.watermark_blocks = watermark_blocks
+        self._host_null = NULL if NULL in ledger.cpu.reserved else _NOWHERE
 
     @classmethod
     def make(
@@ -42,10 +45,13 @@ class QuireRules(V1PoolRules):
         prefix_caching: bool,
         watermark_blocks: int | None = None,
         rename: Rename | None = None,
+        windowed: bool = False,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks`: None = 1 % of the device's (R52)."""
+        """Rules over a ledger of their own. `watermark_blocks`: None = 1 % of the device's (R52).
+        `windowed`: tables may have null blocks, for which one host block stands while they are swapped out (R105)."""
+        cpu = BlockPool(num_cpu_blocks, num_reserved=int(windowed))
         return cls(
-            Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks)),
+            Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=cpu),
             max_model_len=max_model_len,
             prefix_caching=prefix_caching,
             watermark_blocks=int(_WATERMARK * num_gpu_blocks) if watermark_blocks is None else watermark_blocks,
@@ -63,17 +69,20 @@ class QuireRules(V1PoolRules):
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
         """Whether the host has room for their distinct blocks (R72)."""
-        return len(_distinct([self.ledger.tables[s.name] for s in sequences])) <= self.ledger.cpu.num_free
+        tables = [self.ledger.tables[s.name] for s in sequences]
+        if self._host_null == _NOWHERE and any(num_leading(NULL, table) for table in tables):
+            return False
+        return len(_distinct(tables, NULL)) <= self.ledger.cpu.num_free
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Moves all their blocks to the host, a shared one once (R73, R74). What they leave behind can still be found."""
-        placed: dict[int, int] = {}
+        placed = {NULL: self._host_null}
         for sequence in sequences:
             table = self.ledger.tables[sequence.name]
             self.ledger.host_tables[sequence.name] = [_place(block, placed, self.ledger.cpu) for block in table]
         for sequence in sequences:
             super().release(sequence)
-        return list(placed.items())
+        return list(placed.items())[1:]
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """Whether the device has room for their blocks, less those it still holds, and for all their known tokens (R69)."""
@@ -85,7 +94,7 @@ class QuireRules(V1PoolRules):
         tables = [host[s.name] for s in sequences]
         kept = self._kept(sequences, tables)
         reused = dict.fromkeys(kept.values())
-        num_new = len(_distinct(tables)) - len(kept) + num_appended
+        num_new = len(_distinct(tables, self._host_null)) - len(kept) + num_appended
         if num_new + len(reused) > self._pool.num_usable:
             return AllocStatus.NEVER
         return self._when(num_new + sum(self._pool.refs[block] == 0 for block in reused))
@@ -96,15 +105,15 @@ class QuireRules(V1PoolRules):
         kept = self._kept(sequences, tables)
         for table in tables:  # before any block is allocated: what is free but kept must not be overwritten
             self._pool.share(kept[block] for block in table if block in kept)
-        placed: dict[int, int] = {}
+        placed = {self._host_null: NULL}
         for sequence, table in zip(sequences, tables, strict=True):
             self.ledger.tables[sequence.name] = [
                 kept[block] if block in kept else _place(block, placed, self._pool) for block in table
             ]
             self.ledger.cpu.release(reversed(table))
-            self._prefixes.open(sequence, 0)
+            self._prefixes.open(sequence, num_leading(self._host_null, table))
             self._prefixes.promise(sequence, _num_sure_tokens(sequence))
-        return list(placed.items())
+        return list(placed.items())[1:]
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """The child shares all blocks of its parent, on the host where a late result forks one that has left (R102, R154)."""
@@ -132,7 +141,7 @@ class QuireRules(V1PoolRules):
             for block, device_block in zip(
                 table, self._prefixes.find_all(sequence, _num_sure_tokens(sequence)), strict=False
             ):
-                if device_block is not None:
+                if device_block is not None and block != self._host_null:
                     kept[block] = device_block
         return kept
 
@@ -141,8 +150,8 @@ def _num_sure_tokens(sequence: CachedSequence) -> int:
     return max(0, sequence.num_computed_tokens - sequence.num_placeholders)
 
 
-def _distinct(tables: list[list[int]]) -> dict[int, None]:
-    return dict.fromkeys(block for table in tables for block in table)
+def _distinct(tables: list[list[int]], null: int) -> set[int]:
+    return {block for table in tables for block in table} - {null}
 
 
 def _place(source: int, placed: dict[int, int], pool: BlockPool) -> int:

@@ -78,6 +78,13 @@ class RankedRules:
         """Free device blocks of one."""
         return self._ranks[rank].num_free_gpu
 
+    def known_tokens(self, sequence: CachedSequence) -> list[int]:
+        """How many of its first tokens each rank knows, of a sequence that has no rank yet. Nothing is remembered for it."""
+        known = [rules.lookup(sequence).num_tokens for rules in self._ranks]
+        for rules in self._ranks:
+            rules.forget(sequence)
+        return known
+
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Other sizes; ValueError where blocks in use would have to go."""
         for rules in self._ranks:
@@ -140,6 +147,10 @@ class RankedRules:
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Of one rank's sequences."""
         return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
+
+    def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+        """See `V1PoolRules`."""
+        self._of(sequence).drop_unseen(sequence, num_tokens, window)
 
     def settle(self, sequence: CachedSequence) -> None:
         """In its rank."""

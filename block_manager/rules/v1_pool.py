@@ -12,7 +12,7 @@ from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
-from block_manager.rules.prefix_book import OpenEnd, PrefixBook
+from block_manager.rules.prefix_book import NULL, OpenEnd, PrefixBook, num_leading
 
 
 class V1PoolRules(NoSwap):
@@ -141,6 +141,15 @@ class V1PoolRules(NoSwap):
         table = self.ledger.tables.get(sequences[0].name, [])
         own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
+
+    def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+        """Of its first `num_tokens` tokens, which are computed, the blocks that tokens behind them do not look at are free, lowest
+        first; the null block stands for them (R105). They can still be found. No table: no-op."""
+        table = self.ledger.tables.get(sequence.name, [])
+        end = min(len(table), max(0, num_tokens - window + 1) // self.ledger.block_size)
+        first = num_leading(NULL, table[:end])
+        self._pool.release(table[first:end])
+        table[first:end] = [NULL] * (end - first)
 
     def settle(self, sequence: CachedSequence) -> None:
         """Blocks that tokens of a result made full can be found; not those of who lost its blocks meanwhile (R151)."""

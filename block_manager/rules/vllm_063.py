@@ -13,9 +13,9 @@ from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.allocator_063 import FullBlockAllocator
 from block_manager.rules.computed_prefix import common_length
-from block_manager.rules.prefix_keys import FullBlockKeys
 from block_manager.rules.sliding_window import SlidingWindow
 from block_manager.rules.swap_063 import Swap063
+from block_manager.rules.tables_063 import Tables063
 from block_manager.rules.written import Written
 
 
@@ -29,6 +29,7 @@ class Vllm063Rules:
         prefix_caching: bool,
         watermark_blocks: int,
         sliding_window: int | None = None,
+        exact_window: bool = False,
         counts_whole_prompts: bool = False,
         rename: Rename | None = None,
     ) -> None:
@@ -37,10 +38,12 @@ class Vllm063Rules:
         self.watermark_blocks = watermark_blocks
         self._counts_whole_prompts = counts_whole_prompts
         self._blocks = FullBlockAllocator(ledger.gpu)
-        self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
-        self._window = SlidingWindow(ledger, sliding_window) if sliding_window is not None else None
+        self._window = None if sliding_window is None else SlidingWindow(ledger, sliding_window, exact=exact_window)
         self._written: dict[str, Written] = {}
         self._chunked: dict[str, int] = {}
+        self._tables = Tables063(
+            ledger, self._blocks, self._written, self._window, prefix_caching=prefix_caching, rename=rename
+        )
         self._swap = Swap063(ledger, self._blocks, FullBlockAllocator(ledger.cpu), self._written, self._window)
 
     @classmethod
@@ -54,11 +57,13 @@ class Vllm063Rules:
         prefix_caching: bool,
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
+        exact_window: bool = False,
         counts_whole_prompts: bool = False,
         rename: Rename | None = None,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens.
-        `counts_whole_prompts`: all blocks of a prompt in chunks count as computed with its first chunk, as recorded (R93)."""
+        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens,
+        `exact_window`: see SlidingWindow. `counts_whole_prompts`: all blocks of a prompt in chunks count as computed with its first
+        chunk, as recorded (R93)."""
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
         return cls(
@@ -66,6 +71,7 @@ class Vllm063Rules:
             prefix_caching=prefix_caching,
             watermark_blocks=watermark,
             sliding_window=sliding_window,
+            exact_window=exact_window,
             counts_whole_prompts=counts_whole_prompts,
             rename=rename,
         )
@@ -125,11 +131,11 @@ class Vllm063Rules:
     ) -> None:
         """All blocks of all tokens at once, full ones by contents, in order; others share the prompt's full blocks (R88, R117)."""
         first, *others = sequences
-        table = self._fill_table(first, [])
+        table = self._tables.fill(first, [])
         for other in others:
             shared = table[: self._num_prompt_blocks(sequences)]
             self.ledger.gpu.share(shared)
-            self._fill_table(other, shared)
+            self._tables.fill(other, shared)
 
     # --- a group goes on --------------------------------------------------------------------------------------------
 
@@ -157,24 +163,11 @@ class Vllm063Rules:
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Writes the unseen tokens into the table, with slots for `num_lookahead` more behind them (R67, R68)."""
-        table, written = self.ledger.tables[sequence.name], self._written[sequence.name]
-        before = list(table)
-        if self._window:
-            written.num_dropped = self._window.drop(table, written.num_dropped, sequence.num_computed_tokens)
-        goal = self.ledger.blocks_for(len(sequence.token_ids) + num_lookahead)
-        table += [self._blocks.allocate() for _ in range(goal - len(table))]
-        first = written.num_tokens // self.ledger.block_size
-        last = self.ledger.blocks_for(len(sequence.token_ids))
-        copies = [pair for i in range(first, last) for pair in self._write(sequence, table, i)]
-        written.num_tokens = len(sequence.token_ids)
-        return Growth(table[len(before) :], copies, rewritten=table[: len(before)] != before)
+        return self._tables.extend(sequence, num_lookahead)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """The child shares all blocks of its parent; no table: no-op (R102)."""
-        if parent.name in self.ledger.tables:
-            table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
-            written = self._written[child.name] = self._written[parent.name].fork()
-            self.ledger.gpu.share(table[written.num_dropped :])
+        self._tables.fork(parent, child)
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
         """Blocks registered so far count as computed, of a prompt in chunks those of its chunks unless whole prompts count; its
@@ -250,7 +243,7 @@ class Vllm063Rules:
 
     def forget(self, sequence: CachedSequence) -> None:
         """Drops the keys of its blocks."""
-        self._keys.forget(sequence.name)
+        self._tables.forget(sequence.name)
 
     def reset_prefixes(self) -> None:
         """No contents are known any more, on either device (R142)."""
@@ -283,29 +276,6 @@ class Vllm063Rules:
     def _num_tails(self, sequences: Sequence[CachedSequence]) -> int:
         shared = self._num_prompt_blocks(sequences)
         return sum(self.ledger.blocks_for(len(s.token_ids)) - shared for s in sequences[1:])
-
-    def _fill_table(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
-        """The table of a sequence whose first blocks are `shared` already."""
-        size, num_tokens = self.ledger.block_size, len(sequence.token_ids)
-        table = self.ledger.tables[sequence.name] = list(shared)
-        for i in range(len(shared), num_tokens // size):
-            key = self._keys.of(sequence, i)
-            table.append(self._blocks.allocate_full(key, (i + 1) * size, reuse=not sequence.no_cache_reuse))
-        if num_tokens % size:
-            table.append(self._blocks.allocate())
-        self._written[sequence.name] = Written(num_tokens)
-        return table
-
-    def _write(self, sequence: CachedSequence, table: list[int], i: int) -> list[Pair]:
-        """Tokens go into its block `i`: a shared one is copied first (R20), one that gets full may be known already (R121)."""
-        source, end = table[i], (i + 1) * self.ledger.block_size
-        copied = self.ledger.gpu.refs[source] > 1
-        target = self._blocks.copy_on_write(source) if copied else source
-        table[i] = target
-        if end <= len(sequence.token_ids):
-            key = self._keys.of(sequence, i)
-            table[i] = self._blocks.fill(target, key, end, reuse=not sequence.no_cache_reuse)
-        return [(source, target)] if copied else []
 
     def _computed_prefix(self, sequence: CachedSequence) -> list[int]:
         table = self.ledger.tables[sequence.name]

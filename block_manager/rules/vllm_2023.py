@@ -21,9 +21,16 @@ class Vllm2023Rules:
     """Writer of the ledger under the rules of the 2023 manager. It knows no lookahead slots: `num_lookahead` must be 0."""
 
     def __init__(
-        self, ledger: Ledger, *, prefix_caching: bool, watermark_blocks: int, rename: Rename | None = None
+        self,
+        ledger: Ledger,
+        *,
+        prefix_caching: bool,
+        watermark_blocks: int,
+        keeps_stale_keys: bool = False,
+        rename: Rename | None = None,
     ) -> None:
         self.ledger = ledger
+        self._keeps_stale_keys = keeps_stale_keys
         self._prefix_caching = prefix_caching
         self.watermark_blocks = watermark_blocks
         self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
@@ -42,14 +49,23 @@ class Vllm2023Rules:
         prefix_caching: bool,
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
+        keeps_stale_keys: bool = False,
         rename: Rename | None = None,
     ) -> Self:
         """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` frees
-        nothing: all blocks are kept, as the manager's ring of blocks would overwrite a prompt before it is read."""
+        nothing: all blocks are kept, as the manager's ring of blocks would overwrite a prompt before it is read.
+        `keeps_stale_keys`, as recorded: a prompt's partial block is still found by what it held before its sequence wrote on in it,
+        so that a swap may copy over it."""
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
         ledger = Ledger(block_size, gpu, cpu)
-        return cls(ledger, prefix_caching=prefix_caching, watermark_blocks=watermark, rename=rename)
+        return cls(
+            ledger,
+            prefix_caching=prefix_caching,
+            watermark_blocks=watermark,
+            keeps_stale_keys=keeps_stale_keys,
+            rename=rename,
+        )
 
     @property
     def num_free_gpu(self) -> int:
@@ -135,6 +151,8 @@ class Vllm2023Rules:
         key = self._full_key(sequence, len(table) - 1)
         if key is not None:
             table[-1] = self._gpu.promote(last, key)
+        elif not self._keeps_stale_keys:
+            self._gpu.retract([last])
         return Growth(rewritten=table[-1] != last)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:

@@ -2,6 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from types import ModuleType
+
+import torch
 
 from paged_kernels.backend import KernelBackend
 from paged_kernels.cpu_compiled import CompiledCpuBackend
@@ -39,6 +42,15 @@ def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
     if triton_backend.is_interpreted() != interprets_triton(environ):
         raise ConfigError(f"set {INTERPRETER_VARIABLE} before the process starts", reason="NO_TRITON")
     return triton_backend.make()
+
+
+def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
+    """Kernels of the backend `name` that draw tokens without waiting for `device`; None: it has none, plain torch will do."""
+    if name != "cuda" or device.type != "cuda":
+        return None
+    from paged_kernels import triton_sampling  # noqa: PLC0415 (optional, see _cuda)
+
+    return triton_sampling
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

@@ -29,17 +29,20 @@ def list_adapters(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
 ) -> None:
-    """The adapters that requests may name."""
+    """The adapters that requests may name, and why none can use one that a worker could not load."""
     with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
         found = client.list_adapters()
-    fields = ("name", "adapter_id", "path", "rank", "num_bytes", "num_requests")
+    fields = ("name", "adapter_id", "path", "rank", "num_bytes", "num_requests", "unavailable")
     rows = [{field: getattr(adapter, field) for field in fields} for adapter in found]
     if as_json:
         typer.echo(json.dumps({"adapters": rows}))
         return
-    table = Table("name", "rank", "bytes", "requests", "path")
+    table = Table("name", "state", "rank", "bytes", "requests", "path")
     for row in rows:
-        table.add_row(row["name"], str(row["rank"]), str(row["num_bytes"]), str(row["num_requests"]), row["path"])
+        state = f"unavailable: {row['unavailable']}" if row["unavailable"] else "ready"
+        table.add_row(
+            row["name"], state, str(row["rank"]), str(row["num_bytes"]), str(row["num_requests"]), row["path"]
+        )
     Console().print(table if rows else "no adapter is loaded")
 
 

@@ -136,6 +136,17 @@ MaxAdapterRank = Annotated[
     int | None,
     typer.Option(help="Largest rank of an adapter. Default: 256.", show_default=False, rich_help_panel=_MODEL),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=PATH",
+        help="LoRA adapter to load at the start, and into every worker that comes later; repeatable: --adapter "
+        "sql=/adapters/sql. PATH as the workers see it.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
 SwapSpace = Annotated[
     str | None,
     typer.Option(
@@ -255,3 +266,16 @@ DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"
 def interactive() -> bool:
     """Whether a person looks at standard output."""
     return os.isatty(1)
+
+
+LoggedSteps = Annotated[
+    int, typer.Option(min=1, help="Steps that `quire steps` looks back on.", rich_help_panel=_RECORDING)
+]
+LoggedEvents = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Decisions that `quire why` looks back on; a request makes about five.",
+        rich_help_panel=_RECORDING,
+    ),
+]

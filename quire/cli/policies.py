@@ -11,7 +11,7 @@ from rich.table import Table
 from quire.cli.groups import new_app
 from scheduler_svc.core import presets
 from scheduler_svc.core.spec import as_written
-from scheduler_svc.policy_choice import choose
+from scheduler_svc.policy_assembly import choose
 from scheduler_svc.policy_keys import known_keys
 
 app = new_app()

@@ -27,8 +27,11 @@ def serve_scheduler(
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     enable_prefix_caching: o.EnablePrefixCaching = None,
     overlap: o.Overlap = True,
+    adapter: o.Adapters = None,
     record_memory: o.RecordMemory = None,
     record_tokens: o.RecordTokens = False,
+    logged_steps: o.LoggedSteps = 10_000,
+    logged_events: o.LoggedEvents = 65_536,
     stop_with_stdin: o.StopWithStdin = False,
 ) -> None:
     """Start a scheduler: it owns every queue and every block table, and no tensor.
@@ -51,8 +54,11 @@ def serve_scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
         overlap=overlap,
+        adapters=tuple(adapter or ()),
         record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
         record_tokens=record_tokens,
+        max_logged_steps=logged_steps,
+        max_logged_events=logged_events,
     )
     service.run(
         scheduler.serve(settings, on_ready=lambda address, *_: service.announce("scheduler", address)),

@@ -1,10 +1,10 @@
 """`quire serve worker`."""
 
+from quire.built_in_model import default_model
 from quire.cli import options as o
 from quire.cli import service
 from quire.cli.groups import new_app
 from quire.cli.worker_options import WorkerOptions
-from quire.stack import default_model
 from worker_svc import app as worker
 from worker_svc.settings import WorkerSettings
 

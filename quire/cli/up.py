@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from quire.cli.load_progress import LoadProgress
 from quire.cli.worker_options import WorkerOptions
 from quire.processes import ServiceProcess
 from quire.sizes import parse_size
-from quire.stack import LocalStack, StackOptions
+from quire.stack import LocalStack
+from quire.stack_options import StackOptions
+from scheduler_svc.settings import adapter_paths
 
 CHECK_S = 0.1
 
@@ -35,6 +38,7 @@ def up(
     device: o.Device = "auto",
     num_threads: o.NumThreads = None,
     invariant: o.Invariant = None,
+    adapter: o.Adapters = None,
     max_adapters: o.MaxAdapters = None,
     max_adapter_rank: o.MaxAdapterRank = None,
     simulated: Annotated[
@@ -85,6 +89,7 @@ def up(
       [bold]quire up[/bold]                                            the built-in model
       [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]      another scheduler
+      [bold]quire up --adapter sql=~/adapters/sql[/bold]               a LoRA adapter of it
       [bold]quire up --policy chitu-dp --workers 2[/bold]             two workers
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
     """
@@ -113,6 +118,7 @@ def up(
         grpc_port=grpc_port,
         http_port=http_port,
         admin_port=admin_port,
+        adapters={name: str(Path(path).expanduser().absolute()) for name, path in adapter_paths(adapter or ()).items()},
         worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
         policy=policy,
         policy_set=policy_set or (),

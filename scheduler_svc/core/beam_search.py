@@ -7,7 +7,8 @@ next tokens that as many live ones as beams are left when some finish.
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.request import BeamRules, Group, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, Sequence, SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules
 from scheduler_svc.core.stop_rules import stop_status
 
 Candidates = dict[str, list[tuple[int, float]]]

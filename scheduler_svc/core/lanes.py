@@ -126,9 +126,13 @@ class Ranks:
         for _ in has_room:
             rank, self.cursor = self.cursor, (self.cursor + 1) % self.num_ranks
             if has_room[rank]:
-                group.lane = rank
+                self.settle(group, rank)
                 return rank
         return None
+
+    def settle(self, group: Group, rank: int) -> None:
+        """That rank is the task's owner for life; the cursor stays."""
+        group.lane = rank
 
     def view(self) -> dict[str, Any]:
         """`cursor`."""

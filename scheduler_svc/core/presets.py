@@ -46,6 +46,7 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady.outputs import SteadyOutputs
 from scheduler_svc.core.steady.rows import SteadyRows
 from scheduler_svc.core.steady.running import SteadyRunning
+from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "quire"
@@ -125,6 +126,8 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | N
 def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
     """What the spec says, but for the parts in the state: over a new one, or over one that lives (`live_change`)."""
     progress, outputs, phases = _mixed(spec, ordering, state) if spec.phases == "mixed" else _v0(spec, ordering)
+    if spec.sliding_window is not None and isinstance(state.cache, V1PoolRules):
+        outputs = BehindWindow(outputs, state.cache, spec.sliding_window)
     if deadlines is not None:
         phases.insert(0, DropExpired(deadlines))
     return progress, outputs, phases
@@ -156,11 +159,13 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> Cache
     if spec.cache == "none":
         return NoBlocks(max_model_len=limits.max_model_len)
     if spec.cache == "quire":
-        return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks)
+        windowed = spec.sliding_window is not None
+        return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks, windowed=windowed)
     sizes |= {"watermark_blocks": spec.watermark_blocks, "sliding_window": spec.sliding_window}
+    as_recorded = spec.defects == "recorded"
     if spec.cache == "vllm_2023":
-        return Vllm2023Rules.make(**sizes)
-    return Vllm063Rules.make(**sizes, counts_whole_prompts=spec.defects == "recorded")
+        return Vllm2023Rules.make(**sizes, keeps_stale_keys=as_recorded)
+    return Vllm063Rules.make(**sizes, counts_whole_prompts=as_recorded, exact_window=not as_recorded)
 
 
 def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
@@ -188,7 +193,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     if spec.makes_way and spec.policy == "aged" and isinstance(cache, V1PoolRules):
         margin_s, max_loras = spec.margin_s, spec.max_loras
         first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
-    if not (spec.fast_path and isinstance(cache, V1PoolRules)):
+    if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):
         return progress, outputs, [*first, running, *rest]
     steady = SteadyRunning(running, state.steady, progress, cache)
     return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]

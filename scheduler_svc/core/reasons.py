@@ -49,6 +49,8 @@ class Reason(enum.StrEnum):
     """Its lane takes only work of another type now (R184)."""
     LANE_BUSY = "LANE_BUSY"
     """Every lane that could take it is under way or full."""
+    PREFIX_AFFINITY = "PREFIX_AFFINITY"
+    """It was given to the rank that knows how its prompt begins."""
     MADE_ROOM = "MADE_ROOM"
     """Others left for it in this step; it starts in the next (R85)."""
     PREEMPTED = "PREEMPTED"

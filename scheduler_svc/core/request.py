@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 
 
 class SequenceStatus(enum.IntEnum):
@@ -42,29 +43,6 @@ _FINISH_REASONS = {
     SequenceStatus.FINISHED_ABORTED: "abort",
     SequenceStatus.FINISHED_IGNORED: "length",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StopRules:
-    """When a sequence ends by itself (R95, R140). `max_tokens` >= 1 output tokens; ids are vocabulary ids."""
-
-    max_tokens: int
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    eos_token_ids: frozenset[int] = frozenset()
-    stop_token_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class BeamRules:
-    """Beam search of `best_of` beams: score = sum of logprobs / output tokens ** `length_penalty`, as in transformers.
-
-    `early_stopping`: True = end when enough hypotheses are finished; False = when no live beam can beat the worst of them by
-    today's length; "never" = when it cannot at any length.
-    """
-
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
 
 
 @dataclass(slots=True, eq=False)

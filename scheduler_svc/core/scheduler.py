@@ -10,6 +10,7 @@ from typing import Any
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
+from scheduler_svc.core import lost_work
 from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.costs import Costs
 from scheduler_svc.core.deadlines import Deadlines
@@ -20,8 +21,7 @@ from scheduler_svc.core.parts import Placement, Progress, View
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.preemption import RECOMPUTE
-from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
+from scheduler_svc.core.request import Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -196,19 +196,7 @@ class Scheduler:
         """The worker could not run that plan: its sequences end with `why`, of beams all. Who was planned behind it, and may have
         built on what it was to compute, is computed again."""
         self._placement.on_result(step)
-        flights = self._flights.land_as_objects(step)
-        alive = [flight for flight in flights if not flight.sequence.status.is_finished]
-        later = self._flights.groups_built_on(alive)
-        for flight in alive:
-            self._state.cache.retract(flight.sequence, flight.computed_before)
-        if later or len(alive) < len(flights) or any(flight.has_left for flight in alive):
-            self._state.cache.reset_prefixes()
-        ended = [self._state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
-        for flight in alive:
-            if flight.sequence.request.beam is not None:
-                ended += self._state.retire_group(flight.sequence.group, SequenceStatus.FINISHED_ABORTED, why)
-        self._send_back(later)
-        return StepOutcome(ended=ended)
+        return StepOutcome(ended=lost_work.fail(step, why, self._state, self._flights))
 
     def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
         """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known.
@@ -217,18 +205,12 @@ class Scheduler:
         go on elsewhere. None: of all, which are there again.
         """
         if lane is not None:
-            self._lose_lane(lane)
+            self._placement.lose(lane)
+            lost_work.lose_lane(lane, self._state, self._flights)
             return
-        self._flights.clear()
         self._placement.reset()
         self._outputs.reset()
-        self._restart_all()
-        for request in self._state.requests.values():
-            for sequence in request.unfinished:
-                sequence.num_placeholders = 0
-        self._state.left.clear()
-        self._state.on_worker.clear()
-        self._state.cache.reset_prefixes()
+        lost_work.lose_memory(self._state, self._flights)
 
     def take_lane_back(self, lane: int) -> None:
         """The lost worker of a lane is there again, or another one, with an empty memory."""
@@ -242,7 +224,7 @@ class Scheduler:
         """
         if preempt_running:
             self._state.steady.dissolve()
-            self._send_back([*self._state.running, *self._state.swapped])
+            lost_work.send_back([*self._state.running, *self._state.swapped], self._state, self._flights)
         return self._state.cache.try_reset_prefixes()
 
     # --- live changes ---------------------------------------------------------------------------------------------
@@ -320,55 +302,11 @@ class Scheduler:
             return
         if self._state.swapped:
             group = self._state.swapped.pop(0)
-            self._restart(group)
+            lost_work.restart(group, self._state)
             draft.preempted.append((group.request.request_id, RECOMPUTE))
         else:
             group = next(iter(self._state.running), None) or self._state.waiting.peek()
             draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
-
-    def _send_back(self, groups: list[Group]) -> None:
-        """They wait again before all others, in their order; what is under way of them is ignored."""
-        sequences = [sequence for group in groups for sequence in group.live]
-        for group in reversed(groups):
-            self._state.take_out(group)
-            self._restart(group)
-        for sequence in sequences:
-            sequence.num_preemptions += 1
-            self._state.leave_worker(sequence)
-        self._flights.discard(sequences)
-
-    def _restart_all(self) -> None:
-        for group in reversed([*self._state.running, *self._state.swapped]):
-            self._restart(group)
-        self._state.running.clear()
-        self._state.swapped.clear()
-
-    def _lose_lane(self, lane: int) -> None:
-        """As if what was its had never had a lane. Its caches forget it before it has none: they are asked by lane."""
-        self._placement.lose(lane)
-        self._flights.clear_lane(lane)
-        lost = [group for request in self._state.requests.values() for group in request.groups if group.lane == lane]
-        for group in reversed([g for g in (*self._state.running, *self._state.swapped) if g.lane == lane]):
-            self._state.take_out(group)
-            self._restart(group)
-        for group in lost:
-            for sequence in group.live:
-                self._state.cache.forget(sequence)
-                self._state.on_worker.pop(sequence.name, None)
-            group.lane = None
-        self._state.left = {name: at for name, at in self._state.left.items() if at != lane}
-        self._state.cache.ledger.parts()[lane].gpu.reset_prefixes()
-
-    def _restart(self, group: Group) -> None:
-        for sequence in group.live:
-            self._state.cache.release(sequence)
-            sequence.status = SequenceStatus.PREEMPTED
-            sequence.num_placeholders = 0
-            sequence.draft_token_ids = []
-            sequence.restart()
-        group.place = Place.WAITING
-        self._state.waiting.push_front(group)
-        self._state.journal.leaves(group, Place.WAITING, Reason.WORKER_LOST)
 
     def _find(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")

@@ -134,8 +134,8 @@ class PolicySpec(TaskKnobs):
                 f"prefill and prefix caching under policy {self.name}: chunks are whole blocks (R87)",
                 reason="BAD_LIMIT",
             )
-        if self.sliding_window is not None and limits.prefix_caching:
-            raise _bad(self, "sliding_window", "does not go with prefix_caching")
+        if self.sliding_window is not None and limits.prefix_caching and self.is_v0:
+            raise _bad(self, "sliding_window", "does not go with prefix_caching under the block managers of v0")
         if (
             self.defects == "repaired"
             and self.watermark_blocks is not None
@@ -177,9 +177,9 @@ class PolicySpec(TaskKnobs):
             (v0 and self.num_spec_tokens > 0, "num_spec_tokens", "is v1's"),
             (v0 and self.batching == "static", "batching", "static batches are made of mixed phases"),
             (
-                self.sliding_window is not None and self.cache not in ("vllm_2023", "vllm_063"),
+                self.sliding_window is not None and self.cache == "none",
                 "sliding_window",
-                "only the block managers of v0 drop blocks behind the window",
+                "needs a cache that has blocks",
             ),
             (
                 self.watermark_blocks is not None and self.cache not in _WITH_WATERMARK,
@@ -240,6 +240,7 @@ _LEAST = {
     "step_s": 0,
     "compute_token_s": 0,
     "swap_block_s": 0,
+    "dp_prefix_affinity": 0,
 }
 
 

@@ -3,7 +3,8 @@
 Only the model's length is stronger than min_tokens: one more token would have no place in its memory.
 """
 
-from scheduler_svc.core.request import Sequence, SequenceStatus, StopRules
+from scheduler_svc.core.request import Sequence, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 
 
 def stop_status(

@@ -3,6 +3,7 @@
 from block_manager.hashing import Rename
 from block_manager.rules.ranked import RankedRules
 from block_manager.rules.v1_pool import V1PoolRules
+from scheduler_svc.core.affinity import PrefixAffinity
 from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.intake import Intake
@@ -26,6 +27,7 @@ from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady.rows import SteadyRows
 from scheduler_svc.core.threshold import AdaptiveThreshold, RecoveringOutputs
+from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
@@ -49,6 +51,8 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename 
     deadlines = Deadlines(costs) if spec.deadlines else None
     intake = Intake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
     progress, outputs, phases, placement, views = _parts(spec, limits, cache)
+    if spec.sliding_window is not None:
+        outputs = BehindWindow(outputs, cache, spec.sliding_window)
     if deadlines is not None:
         phases.insert(0, DropExpired(deadlines))
     return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
@@ -106,7 +110,8 @@ def _skew(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: Task
 
 def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: TaskShares) -> TaskParts:
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
-    phase = RankBatches(shares, ranks, spec.prefill_chunk_size, cache, starves=spec.defects == "recorded")
+    affinity = PrefixAffinity(cache, spec.dp_prefix_affinity)
+    phase = RankBatches(shares, ranks, spec.prefill_chunk_size, affinity, starves=spec.defects == "recorded")
     return shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
 
 

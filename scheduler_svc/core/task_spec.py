@@ -6,6 +6,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scorers import SCORERS, unknown_words
 
 TASK_PHASES = ("scored", "skew", "ranks")
+DP_PREFIX_AFFINITY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +15,10 @@ class TaskKnobs:
 
     `scheduler_type`: scorers, comma-separated, case and blanks are free; "" = fcfs. `max_reqs`: tasks of a batch, None =
     max_num_seqs. `pp_size`: plans under way; slots of `skew`. `dp_size`: ranks. `prefill_chunk_size`: prompt tokens of a batch,
-    None = prompts are not cut. With `pp_size` above 1 a batch has ceil(max_reqs / pp_size) prefills, or `prefill_num_tasks` where
-    not `prefill_num_tasks_divided_by_pp`; decodes likewise by `enforce_decode_num_tasks_max` and `decode_num_tasks`.
+    None = prompts are not cut. `dp_prefix_affinity`: a newcomer goes to the rank that knows the longest prefix of it, as long as
+    that has at most so many tasks more than the least busy one with room; None = to the rank whose turn it is, as recorded. With
+    `pp_size` above 1 a batch has ceil(max_reqs / pp_size) prefills, or `prefill_num_tasks` where not
+    `prefill_num_tasks_divided_by_pp`; decodes likewise by `enforce_decode_num_tasks_max` and `decode_num_tasks`.
     `max_prefill_tasks`, `max_decode_tasks`, `num_scheduler_groups`: instead of what is derived so.
     """
 
@@ -23,6 +26,7 @@ class TaskKnobs:
     max_reqs: int | None = None
     pp_size: int = 1
     dp_size: int = 1
+    dp_prefix_affinity: int | None = DP_PREFIX_AFFINITY
     prefill_chunk_size: int | None = None
     prefill_num_tasks_divided_by_pp: bool = True
     prefill_num_tasks: int | None = None
@@ -83,6 +87,8 @@ class TaskKnobs:
         ]
         if self.dp_size > 1 and phases != "ranks":
             wrong.append(("dp_size", f"more than one rank needs phases=ranks, not {phases}"))
+        if self.dp_prefix_affinity != DP_PREFIX_AFFINITY and phases != "ranks":
+            wrong.append(("dp_prefix_affinity", f"is between ranks; phases={phases} have none"))
         if self.num_scheduler_groups is not None and phases == "ranks":
             wrong.append(("num_scheduler_groups", "ranks have no scheduler groups"))
         return wrong

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 
 _I32 = np.dtype("<i4")
 _F64 = np.dtype("<f8")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import median
 
-from scheduler_svc.core.request import StopRules
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.recording.observed import Observed
 from scheduler_svc.simulation.token_model import mix
 

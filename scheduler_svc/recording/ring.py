@@ -44,7 +44,8 @@ class Segment:
 class Ring:
     """Owner of the segments. A segment ends after `segment_steps` steps or a quarter of `max_bytes`; the oldest go beyond that.
 
-    One segment is always held, so that it may take more than `max_bytes` where a single one does.
+    It does not end before its events take as much as its snapshot, or a large core would be written down at each step. One segment
+    is always held, so that it may take more than `max_bytes` where a single one does.
     """
 
     def __init__(self, segment_steps: int, max_bytes: int, on_segment: Callable[[], None] | None = None) -> None:
@@ -72,7 +73,8 @@ class Ring:
         if not self._segments:
             return True
         newest = self._segments[-1]
-        return newest.num_steps >= self._segment_steps or newest.num_bytes * _SEGMENTS_IN_RING >= self._max_bytes
+        most_bytes = max(self._max_bytes // _SEGMENTS_IN_RING, 2 * newest.snapshot.num_bytes)
+        return newest.num_steps >= self._segment_steps or newest.num_bytes >= most_bytes
 
     def begin(self, first_step: int, about: dict[str, Any], snapshot: Snapshot, *, goes_on: bool) -> None:
         """A new segment; what does not fit any more is dropped."""

@@ -9,22 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.costs import Costs
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec, knob_names
-from scheduler_svc.policy_choice import choose
+from scheduler_svc.policy_assembly import choose
 from scheduler_svc.policy_keys import limit_names
 from scheduler_svc.recording import changes
 from scheduler_svc.recording.changes import Change
 from scheduler_svc.recording.events import Added, Event, Planned
-from scheduler_svc.recording.history import History, RequestSteps
+from scheduler_svc.recording.history import RequestSteps
 from scheduler_svc.recording.observed import Observed, Visit
 from scheduler_svc.recording.recorded_tokens import RecordedTokens
 from scheduler_svc.recording.replay import Replayer, ReplayReport
 from scheduler_svc.recording.ring import Segment
+from scheduler_svc.recording.watched_core import WatchedCore
 from scheduler_svc.simulation import history as simulated
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.cost_model import CostModel, Fit
@@ -67,7 +66,7 @@ def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Ch
     tokens = RecordedTokens(life)
     _bound(start.core.state.requests.values(), tokens)
     run = Simulation(
-        _WatchedCore(start.core, start.later, start.history, fit.model.costs),  # type: ignore[arg-type]
+        WatchedCore(start.core, start.later, start.history, fit.model.costs),  # type: ignore[arg-type]
         _arrivals(start.rest, life.visits, tokens),
         tokens,
         fit.model,
@@ -157,13 +156,20 @@ def _merged(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _moved(old: Scheduler, policy: str, values: Mapping[str, Any]) -> Scheduler:
     """A core of that policy with the requests of the old one, as if they came anew with their tokens."""
-    spec = replace(choose(policy).spec, **{key: value for key, value in values.items() if key in knob_names()})
+    knobs = {key: value for key, value in values.items() if key in knob_names()}
+    spec = _on_the_model_of(old, replace(choose(policy).spec, **knobs))
     limits = {key: value for key, value in values.items() if key in limit_names()}
     core = presets.build(spec, _limits_for(spec, replace(old.state.limits, **limits), limits))
     core.step = old.step
     for request in old.state.requests.values():
         core.add(_anew(request))
     return core
+
+
+def _on_the_model_of(old: Scheduler, spec: PolicySpec) -> PolicySpec:
+    """With the recorded model's window, unless these cache rules cannot free what is behind it (R105)."""
+    window, keeps_all = old.spec.sliding_window, spec.is_v0 and old.state.limits.prefix_caching
+    return spec if window is None or keeps_all else replace(spec, sliding_window=window)
 
 
 def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) -> CoreLimits:
@@ -201,72 +207,6 @@ def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: Record
             request, visit = event.request.request(), visits[event.request.request_id]
             _bound([request], tokens)
             yield Arrival(event.at, request, leaves_at_s=visit.left_at, stop_string_at=visit.stop_string_at)
-
-
-class _WatchedCore:
-    """A core to which changes are made just before their steps are planned, and whose steps are noted.
-
-    `costs`: as the service would measure them; the core is told behind the first plan, which is as the recording leaves it.
-    """
-
-    def __init__(self, core: Scheduler, later: Sequence[Change], history: History, costs: Costs) -> None:
-        self._core = core
-        self._costs: Costs | None = costs
-        self._later = list(later)
-        self._history = history
-        history.begin(core)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def add(self, request: Request) -> None:
-        """As `Scheduler.add`."""
-        self._core.add(request)
-        self._history.arrived(request)
-
-    def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
-        """As `Scheduler.abort`."""
-        return self._ended(self._core.abort(request_ids))
-
-    def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
-        """As `Scheduler.stop_at`."""
-        return self._ended(self._core.stop_at(name, num_output_tokens))
-
-    def _ended(self, ended: list[EndedSequence]) -> list[EndedSequence]:
-        self._history.ended(ended, self._core.step)
-        return ended
-
-    def schedule(self, now: float) -> list[StepPlan]:
-        """As `Scheduler.schedule`."""
-        while self._later and (self._later[0].step or 0) <= self._core.step + 1:
-            change = self._later.pop(0)
-            try:
-                changes.apply(self._core, change.values)
-            except ConfigError as error:
-                why = f"at step {change.step}: {error.message}"
-                raise ConfigError(why, reason=error.reason, metadata=error.metadata) from None
-        plans = self._core.schedule(now)
-        for plan in plans:
-            self._history.planned(plan)
-        if self._costs is not None:
-            self._core.observe_costs(_unknown_of(self._costs, self._core.state.costs.now))
-            self._costs = None
-        return plans
-
-    def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
-        """As `Scheduler.update`."""
-        outcome = self._core.update(result, now)
-        self._history.got(outcome, result.step)
-        return outcome
-
-
-def _unknown_of(costs: Costs, known: Costs) -> Costs:
-    """Those that are not known yet."""
-    return Costs(
-        step_s=0.0 if known.step_s else costs.step_s,
-        compute_token_s=0.0 if known.compute_token_s else costs.compute_token_s,
-        swap_block_s=0.0 if known.swap_block_s else costs.swap_block_s,
-    )
 
 
 # --- histories --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.token_model import EOS, PseudoTokens
 

@@ -28,8 +28,10 @@ class QuireLives(RuleBasedStateMachine):
         host=st.integers(0, 8),
         caching=st.booleans(),
         watermark=st.integers(0, 2),
+        window=st.sampled_from([None, None, 3, 6]),
     )
-    def build(self, usable: int, host: int, caching: bool, watermark: int) -> None:
+    def build(self, usable: int, host: int, caching: bool, watermark: int, window: int | None) -> None:
+        self.window = window
         self.rules = QuireRules.make(
             block_size=SIZE,
             num_gpu_blocks=usable + 1,
@@ -37,6 +39,7 @@ class QuireLives(RuleBasedStateMachine):
             max_model_len=64,
             prefix_caching=caching,
             watermark_blocks=watermark,
+            windowed=window is not None,
         )
         self.contents: Contents = {}
         self.groups: list[list[KnownSequence]] = []
@@ -149,6 +152,26 @@ class QuireLives(RuleBasedStateMachine):
         else:
             self._drop_blocks(group)
 
+    @precondition(lambda self: self.window and self.groups)
+    @rule(data=st.data())
+    def look_ahead(self, data: st.DataObject) -> None:
+        """R105: what is behind the window is somebody else's from now on."""
+        sequence = data.draw(st.sampled_from(data.draw(st.sampled_from(self.groups))))
+        free = self.rules.num_free_gpu
+        shared = [self.rules.ledger.gpu.refs[b] > 1 for b in self.rules.ledger.tables[sequence.name]]
+        before = self._first_in_sight(sequence)
+        self.rules.drop_unseen(sequence, len(sequence.token_ids), self.window)
+        after = max(0, len(sequence.token_ids) - self.window + 1) // SIZE * SIZE
+        assert self._first_in_sight(sequence) == max(before, after)
+        gone = shared[before // SIZE : max(before, after) // SIZE]
+        assert self.rules.num_free_gpu == free + gone.count(False)
+
+    def _first_in_sight(self, sequence: KnownSequence) -> int:
+        """Its first token that is in a block of its own: null blocks come first in a table, if at all."""
+        ledger = self.rules.ledger
+        table = ledger.tables.get(sequence.name) or ledger.host_tables.get(sequence.name) or []
+        return SIZE * (table.count(0) if self.window else 0)
+
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
@@ -165,7 +188,7 @@ class QuireLives(RuleBasedStateMachine):
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(self.groups))
-        distinct = {b for s in group for b in self.rules.ledger.tables[s.name]}
+        distinct = {b for s in group for b in self.rules.ledger.tables[s.name] if b}
         assert self.rules.can_swap_out(group) == (len(distinct) <= self.rules.num_free_cpu)
         if self.rules.can_swap_out(group):
             pairs = self.rules.swap_out(group)
@@ -210,7 +233,7 @@ class QuireLives(RuleBasedStateMachine):
         tables = [("g", self.rules.ledger.tables, self.groups), ("c", self.rules.ledger.host_tables, self.swapped)]
         for device, held, groups in tables:
             for s in (s for group in groups for s in group):
-                for p in range(s.num_computed_tokens):
+                for p in range(self._first_in_sight(s), s.num_computed_tokens):
                     slot = self.contents[(device, held[s.name][p // SIZE])][p % SIZE]
                     assert slot == (s.lora_id, s.cache_salt, *s.token_ids[: p + 1])
 

@@ -208,3 +208,17 @@ def test_without_caching_nothing_is_counted() -> None:
         begin(rules, prompt(name, range(8)))
     assert rules.hits == (0, 0) and rules.num_free_gpu == 12
     assert rules.lookup(prompt("c", range(8))) == PrefixHit()
+
+
+def test_a_partial_block_that_was_written_on_is_found_no_more() -> None:
+    """R113, R200: who comes back from the host with the same prompt is not copied over what the other wrote since."""
+    rules = make(caching=True)
+    a, b = prompt("a", [0]), prompt("b", [0])
+    for sequence in (a, b):
+        begin(rules, sequence)
+        rules.swap_out([sequence])
+    [(_, target)] = rules.swap_in([a])
+    append_each(rules, a, 5)
+    [(_, other)] = rules.swap_in([b])
+    assert other != target
+    assert rules.ledger.tables == {"a": [target], "b": [other]}

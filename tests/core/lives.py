@@ -12,7 +12,8 @@ from scheduler_svc.core import presets
 from scheduler_svc.core.late_outputs import OneStepLate
 from scheduler_svc.core.phases.scored import TOO_LARGE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
-from scheduler_svc.core.request import BeamRules, Group, Place, Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import DeadlineExceeded, OutOfRange
 from tests.core.random_policies import Setting
 from tests.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
@@ -277,7 +278,7 @@ class Life:
         assert held == set(state.on_worker)
 
     def _late_groups(self) -> set[int]:
-        outputs = self.core._outputs
+        outputs = getattr(self.core._outputs, "_inner", self.core._outputs)
         return {id(s.group) for s in outputs._open.values()} if isinstance(outputs, OneStepLate) else set()
 
     def _check_plan(self, plan: StepPlan) -> None:

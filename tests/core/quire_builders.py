@@ -6,7 +6,8 @@ from typing import Any
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import answer, hash_free
 

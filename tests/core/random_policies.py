@@ -27,8 +27,11 @@ def random_setting(policy: str, rng: random.Random) -> Setting:
     of_policy = _quire_knobs if policy == "quire" else _v1_knobs if v1 else _v0_knobs
     if base.schedules_tasks:
         of_policy = _chitu_knobs
-    spec = presets.preset(policy, **of_policy(policy, rng))
-    caching = spec.sliding_window is None and rng.random() < 0.5
+    knobs = of_policy(policy, rng)
+    if knobs.get("cache") != "none":
+        knobs["sliding_window"] = rng.choice([None, None, None, 4, 7])
+    spec = presets.preset(policy, **knobs)
+    caching = (spec.sliding_window is None or not spec.is_v0) and rng.random() < 0.5
     chunked = spec.phases != "prefill_or_decode" and (policy == "vllm-v0-chunked" or rng.random() < 0.85)
     if spec.schedules_tasks:
         chunked = spec.prefill_chunk_size is not None
@@ -106,7 +109,7 @@ def _chitu_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.1:
         knobs["scheduler_type"] = rng.choice(["prefill_only", "decode_only, stride", "prefill_only,decode_only"])
     if policy == "chitu-dp":
-        return knobs | {"dp_size": rng.choice([1, 2, 2, 3])}
+        return knobs | {"dp_size": rng.choice([1, 2, 2, 3]), "dp_prefix_affinity": rng.choice([None, 0, 1, 4])}
     knobs["pp_size"] = rng.choice([1, 1, 2, 3])
     if policy == "chitu" and rng.random() < 0.3:
         knobs |= {"prefill_num_tasks_divided_by_pp": False, "prefill_num_tasks": rng.randint(1, 3)}
@@ -123,7 +126,6 @@ def _v0_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
         "delay_factor": rng.choice([0.0, 0.0, 0.5, 2.0]),
         "max_loras": rng.choice([None, None, 1, 2]),
         "watermark_blocks": rng.choice([None, 0, 1]),
-        "sliding_window": rng.choice([None, None, None, 4, 7]),
         "async_output": rng.random() < 0.25,
     }
     if policy != "vllm-2023":
@@ -131,5 +133,5 @@ def _v0_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
     if policy == "vllm-v0-chunked":
         knobs["num_scheduler_steps"] = rng.choice([1, 1, 4])
     if policy != "vllm-2023" and rng.random() < 0.2:
-        knobs |= {"cache": "quire", "sliding_window": None}
+        knobs["cache"] = "quire"
     return knobs

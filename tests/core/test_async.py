@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import EOS, hash_free, make_request, next_token, shares, waiting
 from tests.core.pipelines import Loop, Worker, build

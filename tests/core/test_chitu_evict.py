@@ -4,7 +4,8 @@ import pytest
 
 from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import BeamRules, Place, SequenceStatus
+from scheduler_svc.core.request import Place, SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules
 from tests.core.task_builders import Tasks, ids
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.request import BeamRules, SequenceStatus
+from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules
 from svc_common.errors import OutOfRange
 from tests.core.task_builders import Tasks, ids
 from tests.golden import family_chitu

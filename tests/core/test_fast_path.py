@@ -9,7 +9,8 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import next_token
 

@@ -9,7 +9,8 @@ from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, reconfigure
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import knob_names
 from scheduler_svc.policy_keys import limit_names

@@ -7,7 +7,8 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from tests.core.task_builders import Tasks, ids
 
 
@@ -52,7 +53,7 @@ def test_a_rank_without_a_worker_gets_nobody_until_it_is_back() -> None:
 
 def test_its_prefixes_are_forgotten_and_the_others_kept() -> None:
     """R190: what a rank's blocks hold is known of that rank alone."""
-    tasks = Tasks("chitu-dp", dp_size=2, max_reqs=8, prefix_caching=True)
+    tasks = Tasks("chitu-dp", dp_size=2, max_reqs=8, prefix_caching=True, dp_prefix_affinity=None)
     for name in "ab":
         tasks.add(name, 12, 1)
         tasks.step()

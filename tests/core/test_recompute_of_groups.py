@@ -5,7 +5,8 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 
 PROMPT, OUTPUT, SAMPLES = 10, 24, 4

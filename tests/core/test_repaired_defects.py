@@ -7,7 +7,8 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.core.request import BeamRules, Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import make_request
 

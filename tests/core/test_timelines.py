@@ -10,7 +10,8 @@ from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Event, Reason
-from scheduler_svc.core.request import Place, Request, StopRules
+from scheduler_svc.core.request import Place, Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.timelines import Episode, Timelines
 from tests.core.lives import Life

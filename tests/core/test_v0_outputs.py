@@ -3,7 +3,8 @@
 import pytest
 
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.v0_builders import add, answer, finish, make_v0, one_step, queues, steps
 

@@ -10,15 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import SamplingParams
 from quire.client import Client
+from quire.messages import Prompt, RequestOptions
+from quire.outputs import RequestOutput
 from quire.restarts import RestartRules
 from quire.stack import LocalStack
 from tests.quire.up_process import is_running, wait_gone
 
 OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05)
 """For tests that kill by the dozen."""
+NOTICED_S = 5.0
+"""How soon a stopped process is noticed: half of it is promised; machines that run tests are busy."""
 _READ_S = 1500.0
 
 
@@ -26,8 +34,9 @@ _READ_S = 1500.0
 class Case:
     """A request."""
 
-    prompt: str
+    prompt: Prompt
     params: SamplingParams
+    options: RequestOptions = field(default_factory=RequestOptions)
 
 
 class Supervised:
@@ -83,31 +92,39 @@ def supervised(**options: object) -> Iterator[Supervised]:
 class Readings:
     """Streams being read, one thread each. `num_tokens` so far, over all of them."""
 
-    futures: list[Future[list[list[int]]]] = field(default_factory=list)
+    futures: list[Future[Any]] = field(default_factory=list)
     num_tokens: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, client: Client, case: Case) -> list[list[int]]:
         """Tokens of each choice; AssertionError for one that is lost or repeated on the way."""
-        stream = client.generate_stream(case.prompt, case.params, timeout_s=_READ_S)
+        return [list(output.token_ids) for output in self.follow(client, case).outputs]
+
+    def follow(self, client: Client, case: Case) -> RequestOutput:
+        """The same with all that came."""
+        stream = client.generate_stream(case.prompt, case.params, options=case.options, timeout_s=_READ_S)
         counts: Counter[int] = Counter()
         for delta in stream:
             assert delta.token_offset == counts[delta.choice], "tokens are lost or repeated"
             counts[delta.choice] += len(delta.token_ids)
             with self._lock:
                 self.num_tokens += len(delta.token_ids)
-        found = [list(output.token_ids) for output in stream.result.outputs]
-        assert [len(tokens) for tokens in found] == [counts[i] for i in range(len(found))]
-        return found
+        lengths = [len(output.token_ids) for output in stream.result.outputs]
+        assert lengths == [counts[i] for i in range(len(lengths))]
+        return stream.result
 
     def wait_for(self, num_tokens: int) -> None:
         """Returns when that many have come; raises what ended a stream before."""
         while self.num_tokens < num_tokens:
-            for future in self.futures:
-                if future.done():
-                    future.result()
+            self.check()
             assert not all(future.done() for future in self.futures), "all streams are over"
             time.sleep(0.002)
+
+    def check(self) -> None:
+        """Raises what ended a stream."""
+        for future in self.futures:
+            if future.done():
+                future.result()
 
 
 def read_all(
@@ -134,3 +151,13 @@ def kills(running: Supervised, name: str, count: int, total_tokens: int, seed: i
             running.kill(name)
 
     return kill
+
+
+def is_serving(address: str) -> bool:
+    """What the health of the service at `address` says."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from quire import SamplingParams
 from quire.admin import AdminClient
+from quire.built_in_model import default_model
 from quire.client import Client
 from quire.messages import RequestOptions
 from quire.sampling_params import BeamSearchParams, PoolingParams, StructuredOutputsParams
-from quire.stack import LocalStack, default_model
+from quire.stack import LocalStack
 from tests.e2e.commands import steps
 from tests.worker.adapter_folders import make_adapter
 

@@ -46,7 +46,7 @@ def undisturbed() -> Iterator[list[list[int]]]:
     ids=str,
 )
 def test_every_preset_gives_the_same_tokens(policy: str, keys: dict[str, object], undisturbed: list[list[int]]) -> None:
-    """R48: chosen by name with knobs, in blocks that force preemption."""
+    """R27, R76: chosen by name with knobs, in blocks that force preemption."""
     with LLM(dtype="float32", policy=policy, policy_set=keys, **TIGHT) as llm:
         outputs = _generate(llm)
     assert [output.outputs[0].token_ids for output in outputs] == undisturbed

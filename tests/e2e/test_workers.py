@@ -1,5 +1,6 @@
 """`quire up --workers N`: one scheduler, several worker processes, as a person starts them."""
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,26 @@ def test_two_workers_give_the_tokens_of_one() -> None:
         assert tokens_of(two) == expected
         pool = blocks(two.admin_address)["gpu"]
         assert pool["free"] == pool["total"]
+
+
+def test_requests_go_to_the_worker_that_knows_their_beginning() -> None:
+    """R190: three topics of 160 tokens, five requests about each, in turn: each topic has one worker, which computes it once."""
+    topics = [f"{topic}: " + f"about {topic}, " * 14 for topic in ("a" * 3, "b" * 3, "c" * 3)]
+    prompts = [f"{topic[:160]} question {i}" for i in range(5) for topic in topics]
+    caching = ("prefix_caching=true",)
+    with LocalStack(simulated=True, policy="chitu-dp", workers=2, policy_set=caching) as stack:
+        with Client(stack.grpc_address) as client:
+            outputs = [client.generate(prompt, SamplingParams(max_tokens=2)) for prompt in prompts]
+        assert [output.num_cached_tokens for output in outputs] == [0] * 3 + [160] * 12
+        first = {}
+        for step in steps(stack.admin_address):
+            for group in step["scheduled"]:
+                first.setdefault(group["id"], (step["lane"], group["computed_before"]))
+        lanes = [lane for lane, _ in first.values()]
+        assert lanes == [0, 1, 0] * 5, "without it turns would be taken: 0, 1, 0, 1"
+        assert [hit for _, hit in first.values()] == [0] * 3 + [160] * 12
+        last = json.loads(quire("why", outputs[-1].request_id, "--json", "--admin", stack.admin_address).stdout)
+        assert [e["numbers"]["known"] for e in last["episodes"] if e["reason"] == "PREFIX_AFFINITY"] == [160]
 
 
 @pytest.mark.parametrize(

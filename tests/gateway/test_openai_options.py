@@ -174,6 +174,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"guided_regex": "("}, "guided_regex"),
     ({"guided_regex": 5}, "guided_regex"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": "yes"}, "guided_choice"),
     ({"guided_grammar": "start: nothing"}, "guided_grammar"),

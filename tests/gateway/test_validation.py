@@ -73,6 +73,10 @@ WRONG = {
     "stop.stop_strings[1]": [generate(stop=pb.StopConditions(stop_strings=["x", bad])) for bad in ("", "y" * 257)],
     "stop.stop_token_ids[0]": [generate(stop=pb.StopConditions(stop_token_ids=[50]))],
     "stop.stop_token_ids": [generate(stop=pb.StopConditions(stop_token_ids=[1] * 257))],
+    "stop.ignore_eos": [
+        generate(stop=pb.StopConditions(ignore_eos=True), **grammar)
+        for grammar in ({"json_schema": "{}"}, {"regex": "a"}, {"choice": pb.ChoiceList(choices=["a"])}, {"lark": "x"})
+    ],
     "scheduling.priority": [generate(scheduling=pb.Scheduling(priority=-(2**31)))],
     "cache.cache_salt": [generate(cache=pb.CacheOptions(cache_salt="s" * 257))],
     "labels": [generate(labels={str(i): "" for i in range(17)}), generate(labels={"k": "v" * 65})],
@@ -160,6 +164,13 @@ def test_a_bad_grammar_is_named() -> None:
         with pytest.raises(InvalidArgument) as caught:
             validation.resolve(generate(**fields), [1], LIMITS, DEFAULTS, tiny())
         assert [violation.field for violation in caught.value.violations] == [f"structured_output.{name}"]
+
+
+def test_ignore_eos_beside_a_grammar_says_which() -> None:
+    """The end of a match could not be seen: both fields are named. `ignore_eos` false beside it says nothing."""
+    with pytest.raises(InvalidArgument, match=r"stop\.ignore_eos: is true beside structured_output\.regex"):
+        validation.check_parameters(generate(regex="a", stop=pb.StopConditions(ignore_eos=True)), LIMITS)
+    validation.check_parameters(generate(regex="a", stop=pb.StopConditions(ignore_eos=False)), LIMITS)
 
 
 def test_max_tokens_is_cut_to_what_fits() -> None:

@@ -10,7 +10,8 @@ from scheduler_svc.core import presets
 from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.core.request import Group, Request, StopRules
+from scheduler_svc.core.request import Group, Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import ConfigError
 from tests.golden.forms_chitu import check_chitu

@@ -8,7 +8,8 @@ from scheduler_svc.core import presets
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult, TokenRun
-from scheduler_svc.core.request import Request, SequenceStatus, StopRules
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.golden.forms import refused
 from tests.golden.forms_vllm import check_v0

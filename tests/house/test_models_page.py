@@ -18,6 +18,12 @@ def test_two(family):
     that goes on.\"\"\"
 
 def test_three(): ...
+
+_QUICK = ("llama", "gpt2")
+
+@pytest.mark.parametrize("family", [f if f in _QUICK else pytest.param(f, marks=pytest.mark.long) for f in FAMILIES])
+async def test_four(family):
+    \"\"\"Some are quick.\"\"\"
 """
 
 
@@ -28,16 +34,19 @@ def test_the_page_is_fresh() -> None:
 
 
 def test_every_family_is_checked() -> None:
-    """Tokens and vectors of every family, in the quick tier."""
-    quick = {check.name: check.families for check in collect() if not check.long}
+    """Tokens and vectors of every family in the quick tier; beams, overlap and longer lives of every family in the long one."""
+    checks = {check.name: check for check in collect()}
     for name in ("test_sample", "test_poisoned_sample", "test_vectors_are_of_the_last_hidden_states"):
-        assert quick[name] == FAMILIES, name
+        assert checks[name].quick == set(FAMILIES), name
+    for name in ("test_whole", "test_beams", "test_services"):
+        assert (checks[name].quick, checks[name].families) == (set(), FAMILIES), name
     assert models_page._TITLES.keys() == set(FAMILIES)
 
 
 def test_families_are_read_from_decorators_and_fixtures() -> None:
     """Either way counts; a test without families does not; the first sentence is what the page says."""
-    one, two = checks_in(_MODULE, "tests/x.py")
-    assert (one.name, one.words, one.long) == ("test_one", "First", True)
-    assert (two.name, two.words, two.long) == ("test_two", "A line that goes on", False)
-    assert set(one.families) < set(two.families) == set(FAMILIES)
+    one, two, four = checks_in(_MODULE, "tests/x.py")
+    assert (one.name, one.words, one.quick) == ("test_one", "First", set())
+    assert (two.name, two.words, two.quick) == ("test_two", "A line that goes on", set(FAMILIES))
+    assert set(one.families) < set(two.families) == set(four.families) == set(FAMILIES)
+    assert (four.name, four.words, four.quick) == ("test_four", "Some are quick", {"llama", "gpt2"})

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.built_in_model import default_model
 from quire.cli.options import host_and_port
 from quire.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
-from quire.stack import default_model
 from svc_common.errors import ConfigError
 from tests.quire.up_process import FREE_PORTS, ROOT, run_quire
 

@@ -115,7 +115,7 @@ def test_nobody_listens() -> None:
 
 
 def test_async_client(stack: LocalStack) -> None:
-    """The same methods, awaited; many at once; leaving a stream early ends the request."""
+    """The same methods, awaited; many at once; leaving a stream early ends the request, cancelling it is told as such."""
 
     async def scenario() -> None:
         async with AsyncClient(stack.grpc_address) as client:
@@ -127,6 +127,10 @@ def test_async_client(stack: LocalStack) -> None:
             async for delta in client.generate_stream("x", LONG):
                 assert delta.token_ids
                 break
+            stream = client.generate_stream("x", LONG)
+            with pytest.raises(Cancelled):
+                async for _ in stream:
+                    stream.cancel()
             await client.cancel("unknown")
             with pytest.raises(InvalidArgument):
                 await client.generate([10**6])

@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire import LLM, SamplingParams
 from quire.sampling_params import BeamSearchParams
+from tests.worker.engine.generated import BeamRule, beams
 
 MODEL = Path("models/tiny")
 TOKENS = 10
+SCORE_TOLERANCE = 1e-4
 RULES = list(itertools.product((1.0, 0.0, 2.0), (False, True, "never")))
 
 
@@ -28,24 +30,6 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield made
 
 
-def beams_of(reference: PreTrainedModel, prompt: list[int], penalty: float, early: bool | str) -> list[list[int]]:
-    ends = reference.generation_config.eos_token_id
-    found = reference.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        num_beams=4,
-        num_return_sequences=4,
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        length_penalty=penalty,
-        early_stopping=early,
-        temperature=None,
-        top_p=None,
-    )
-    outputs = [row[len(prompt) :].tolist() for row in found]
-    return [tokens[: next((i + 1 for i, t in enumerate(tokens) if t in ends), len(tokens))] for tokens in outputs]
-
-
 def check_beams(llm: LLM, reference: PreTrainedModel, seeds: range, rules: list[tuple[float, bool | str]]) -> int:
     num_checked = 0
     for seed in seeds:
@@ -54,14 +38,21 @@ def check_beams(llm: LLM, reference: PreTrainedModel, seeds: range, rules: list[
         for penalty, early in rules:
             params = BeamSearchParams(beam_width=4, max_tokens=TOKENS, length_penalty=penalty, early_stopping=early)
             [output] = llm.beam_search([prompt], params, use_tqdm=False)
-            expected = beams_of(reference, prompt, penalty, early)
-            assert [list(o.token_ids) for o in output.outputs] == expected, (seed, penalty, early)
+            ends = tuple(reference.generation_config.eos_token_id)
+            expected = beams(reference, prompt, BeamRule(penalty, early, ends, TOKENS))
+            assert [o.token_ids for o in output.outputs] == [made.token_ids for made in expected], (
+                seed,
+                penalty,
+                early,
+            )
+            scores = [made.score for made in expected]
+            assert [o.score for o in output.outputs] == pytest.approx(scores, abs=SCORE_TOLERANCE)
             num_checked += 1
     return num_checked
 
 
 def test_beams_are_those_of_generate(llm: LLM, reference: PreTrainedModel) -> None:
-    """R21, R25, R94: the same hypotheses in the same order, by every rule of ending."""
+    """R21, R25, R94: the same hypotheses in the same order with the same scores, by every rule of ending."""
     assert check_beams(llm, reference, range(1), RULES[::4]) == 3
 
 

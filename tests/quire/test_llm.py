@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from quire import LLM, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.stack import LocalStack, default_model
+from quire.built_in_model import default_model
+from quire.stack import LocalStack
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
 from tests.e2e.oracle import expected, mixed_jobs
 from tests.quire.up_process import ROOT

@@ -4,7 +4,7 @@ import pytest
 
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
-from quire.stack import StackOptions
+from quire.stack_options import StackOptions
 from svc_common.errors import ConfigError
 
 

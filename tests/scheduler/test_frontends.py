@@ -137,7 +137,7 @@ async def test_one_message_carries_everything_new() -> None:
     message = engine_pb2.Submit(handle=1, request_id="r", token_ids=columns.pack(PROMPT))
     message.sampling.top_p, message.stop.max_tokens = 1.0, 10**6
     frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
-    [live] = book.take_pending()
+    [live] = book.inputs.take_pending()
     book.entered(live)
     book.scheduled("r", 1, 0, "worker-1")
     for step in range(1_000):

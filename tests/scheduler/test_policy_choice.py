@@ -1,13 +1,15 @@
 """Policies as operators write them: names, files and KEY=VALUE; every mistake is named by where it was written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler_svc.core import presets
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize, choose
+from scheduler_svc.policy_assembly import choose
+from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
 from svc_common.errors import ConfigError
 
 WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_model_len=4096)
@@ -199,11 +201,23 @@ def test_an_option_and_a_set_that_disagree() -> None:
     assert choose("vllm-v1", ["max_num_seqs=8"], max_num_seqs=8).largest_step(64)[1] == 8
 
 
-@pytest.mark.parametrize("text", ["sliding_window=64", "num_spec_tokens=2", "cache=none", "defects=recorded"])
+@pytest.mark.parametrize("text", ["num_spec_tokens=2", "cache=none", "defects=recorded"])
 def test_what_no_service_can_run_yet(text: str) -> None:
     """The core plans these, no worker executes them: refused at the start instead of going wrong later."""
-    policy = "vllm-v0" if text.startswith(("sliding", "defects")) else "vllm-v1"
+    policy = "vllm-v0" if text.startswith("defects") else "vllm-v1"
     assert f"policy_set {text}: {text}: the core plans it" in refused(policy, text)
+
+
+def test_the_window_is_the_models() -> None:
+    """R105: nobody says it but the worker; a choice goes by it where its cache rules can."""
+    assert "sliding_window is the model's" in refused("vllm-v0", "sliding_window=64")
+    size = replace(WORKER, sliding_window=32)
+    for policy, sets, window in (
+        ("quire", [], 32), ("chitu-dp", [], 32), ("vllm-v0", [], None), ("vllm-v0", ["prefix_caching=false"], 32)
+    ):  # fmt: skip
+        choice = choose(policy, sets)
+        assert choice.for_model(size).spec.sliding_window == window
+        assert choice.for_model(WORKER) is choice
 
 
 def test_unknown_names() -> None:

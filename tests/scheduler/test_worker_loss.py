@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
+from quire.why import why_json
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal
@@ -229,6 +231,34 @@ async def test_a_poisonous_request_fails_in_the_end() -> None:
         output = await s.gateway.end_of(await s.gateway.submit([97, 1, 2, 3]))
         assert output.failed is not None and output.failed.error.reason == "WORKER_LOST_REPEATEDLY"
         assert len((await s.gateway.end_of(await s.gateway.submit(PROMPTS[0]))).tokens) == 8
+        await s.admin.assert_all_free()
+
+
+async def explained_as_a_suspect(admin: Admin, request_id: str) -> None:
+    """Returns when its timeline says so."""
+    while True:
+        answer = await admin.stub.ExplainRequest(admin_pb2.ExplainRequestRequest(request_id=request_id))
+        for episode in why_json(answer)["episodes"]:
+            if episode["reason"] == "WORKER_LOST" and episode["numbers"].get("losses", 0) >= 2:
+                return
+
+
+@run_async
+async def test_poisonous_requests_fail_alone() -> None:
+    """design.md 8: those that were in every lost step with them are computed one by one, and get what they get in peace."""
+    expected = await undisturbed(60)
+    async with stack(make_engine=DyingEngine) as s:
+        handles = [await s.gateway.submit(p, max_tokens=60) for p in PROMPTS[:3]]
+        poison = [await s.gateway.submit([97, n], max_tokens=60) for n in range(2)]
+        handles += [await s.gateway.submit(p, max_tokens=60, request_id=f"late-{p[0]}") for p in PROMPTS[3:]]
+        await eventually(lambda: s.gateway.outputs[handles[-1]].started, "the last of them runs")
+        await explained_as_a_suspect(s.admin, f"late-{PROMPTS[-1][0]}")
+        for handle in poison:
+            output = await s.gateway.end_of(handle)
+            assert output.failed is not None and output.failed.error.reason == "WORKER_LOST_REPEATEDLY"
+        outputs = [await s.gateway.end_of(h) for h in handles]
+        assert [o.tokens for o in outputs] == expected
+        assert max(o.finished.account.num_migrations for o in outputs) >= 2, "they were in lost steps too"
         await s.admin.assert_all_free()
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.request import BeamRules, Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.cost_model import CostModel
 from scheduler_svc.simulation.faults import Faults

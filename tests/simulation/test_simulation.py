@@ -6,7 +6,8 @@ import pytest
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.cost_model import CostModel

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.row_messages import RowSampling
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.faults import Faults

@@ -41,20 +41,22 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "adapter_id", "path", "num_bytes", "rank", "num_requests")
+    __slots__ = ("name", "adapter_id", "path", "num_bytes", "rank", "num_requests", "unavailable")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     adapter_id: int
     path: str
     num_bytes: int
     rank: int
     num_requests: int
-    def __init__(self, name: _Optional[str] = ..., adapter_id: _Optional[int] = ..., path: _Optional[str] = ..., num_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., num_requests: _Optional[int] = ...) -> None: ...
+    unavailable: str
+    def __init__(self, name: _Optional[str] = ..., adapter_id: _Optional[int] = ..., path: _Optional[str] = ..., num_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., num_requests: _Optional[int] = ..., unavailable: _Optional[str] = ...) -> None: ...
 
 class DumpRecordingRequest(_message.Message):
     __slots__ = ("since_segment", "follow")

@@ -119,7 +119,8 @@ class AdminServiceServicer(object):
 
     def LoadAdapter(self, request, context):
         """Loads a PEFT adapter into every worker, now and whenever one starts anew; requests may name it from then on. Idempotent for an
-        equal path. ALREADY_EXISTS for another path; FAILED_PRECONDITION where it does not fit the model.
+        equal path: then once more at workers that could not. ALREADY_EXISTS for another path; FAILED_PRECONDITION where it does not fit
+        the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
 """Chitu's data-parallel scheduler: a step is prefills on all ranks that have some, or decodes on all (R188-R195)."""
 
-from block_manager.rules.ranked import RankedRules
+from scheduler_svc.core.affinity import PrefixAffinity
 from scheduler_svc.core.lanes import Ranks
 from scheduler_svc.core.phases.reserved import Reservation, give_all, has_rows
 from scheduler_svc.core.phases.tasks import Room, TaskShares, pool
@@ -14,16 +14,18 @@ from scheduler_svc.core.step_draft import StepDraft
 class RankBatches:
     """Decides for all ranks when the first is planned, and hands each its list when its turn comes: the collector (R194, R195).
 
-    Every rank gets a plan, those without work an empty one. `cache`: a pool for each rank. `starves`: a rank may get a chunk
-    of nothing, and newcomers may come before prompts under way for ever, as in the reference.
+    Every rank gets a plan, those without work an empty one. `affinity`: who goes to a rank that knows its prefix instead of the one
+    whose turn it is, over the caches of all ranks. `starves`: a rank may get a chunk of nothing, and newcomers may come before
+    prompts under way for ever, as in the reference.
     """
 
     def __init__(
-        self, shares: TaskShares, ranks: Ranks, chunk_size: int | None, cache: RankedRules, *, starves: bool
+        self, shares: TaskShares, ranks: Ranks, chunk_size: int | None, affinity: PrefixAffinity, *, starves: bool
     ) -> None:
         self._shares = shares
         self._ranks = ranks
-        self._cache = cache
+        self._affinity = affinity
+        self._cache = affinity.cache
         self._starves = starves
         self._chunks = self._chunks_of(chunk_size)
         self._batches: list[list[Group]] = []
@@ -79,13 +81,29 @@ class RankBatches:
                 continue
             has_place = [n < self._ranks.tasks_per_rank and r not in self._ranks.out for r, n in enumerate(num_owned)]
             has_room = [has_place[r] and reservations[r].fits(group) for r in range(self._ranks.num_ranks)]
-            rank = self._ranks.assign(group, has_room)
+            rank = self._owner(group, num_owned, has_room, state)
             if rank is None:
                 state.journal.skip(group, Reason.RESERVED if any(has_place) else Reason.LANE_BUSY)
                 continue
             reservations[rank].take(group)
             num_owned[rank] += 1
             entered.append(group)
+
+    def _owner(self, group: Group, num_owned: list[int], has_room: list[bool], state: CoreState) -> int | None:
+        """The rank that its prefix draws it to, else the one whose turn it is; None where no rank has room."""
+        draw = self._affinity.draw(group.live[0], num_owned, has_room)
+        if draw is None:
+            return self._ranks.assign(group, has_room)
+        if draw.num_tokens:
+            numbers = {
+                "rank": draw.rank,
+                "known": draw.num_tokens,
+                "tasks": num_owned[draw.rank],
+                "least": draw.num_least,
+            }
+            state.journal.skip(group, Reason.PREFIX_AFFINITY, **numbers)
+        self._ranks.settle(group, draw.rank)
+        return draw.rank
 
     def _by_owner(self, groups: list[Group]) -> list[list[Group]]:
         """Per rank, in their order; those without an owner are left out."""

@@ -8,7 +8,8 @@ from block_manager.hashing import HashChain, little_endian
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import Request, StopRules
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.recording import codec
 from scheduler_svc.recording.alias import Alias
 from scheduler_svc.recording.inputs import token_ids, tokens

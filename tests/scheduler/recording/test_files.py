@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -181,14 +182,21 @@ def test_the_ring_is_bounded() -> None:
 
 
 def test_a_segment_ends_by_bytes_too() -> None:
-    """Where steps are large, before it has its steps; one segment is always held."""
-    ring = Ring(1_000, 8_000)
-    taken = Snapshot(b"x" * 5_000, LIFE.segments()[0].snapshot.tokens, [])
-    assert ring.is_full
-    ring.begin(1, {}, taken, goes_on=False)
-    assert ring.is_full
-    ring.begin(2, {}, taken, goes_on=True)
-    assert [segment.number for segment in ring.segments()] == [1]
+    """Where steps are large, before it has its steps, but no large core is written down at each step; one is always held."""
+    segments = LIFE.segments()
+    events = [event for segment in segments for event in segment.events]
+    for snapshot_bytes, numbers in ((500, [0, 1]), (5_000, [1])):
+        ring = Ring(1_000, 8_000)
+        assert ring.is_full
+        taken = Snapshot(b"x" * snapshot_bytes, segments[0].snapshot.tokens, [])
+        ring.begin(1, {}, taken, goes_on=False)
+        coming = cycle(events)
+        while not ring.is_full:
+            ring.add(next(coming))
+        most = max(2_000, 2 * taken.num_bytes)
+        assert most <= ring.num_bytes < most + max(event.num_bytes for event in events)
+        ring.begin(2, {}, taken, goes_on=True)
+        assert [segment.number for segment in ring.segments()] == numbers
 
 
 def test_segments_of_a_decoded_recording_are_encoded_alike() -> None:

@@ -1,8 +1,15 @@
-"""On which device these tests run: see tests/cuda.py."""
+"""On which device these tests run (see tests/cuda.py), and the checkpoints that they share."""
 
 import pytest
 
 from tests.cuda import TEST_DEVICE, skip_without_device
+from tests.worker.engine.families import Families
+
+
+@pytest.fixture(scope="session")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """A checkpoint of each family, by name."""
+    return Families(tmp_path_factory.mktemp("families"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

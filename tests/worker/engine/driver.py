@@ -16,15 +16,21 @@ from worker_svc.settings import WorkerSettings
 BLOCK_SIZE = 16
 
 
+def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same, on the tests' device unless they say where."""
+    chosen = TEST_DEVICE == "cpu" or {"device", "backend"} & settings.keys()
+    return settings if chosen else settings | {"device": TEST_DEVICE}
+
+
+def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEngine:
+    """An engine before it is loaded."""
+    sizes = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": num_blocks, "swap_space_gib": 0.05}
+    return ModelEngine(WorkerSettings.of(model=path, **sizes, **on_tests_device(settings)))
+
+
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
-    """A loaded, profiled and allocated engine; on the tests' device unless `settings` say where."""
-    if TEST_DEVICE != "cpu" and not {"device", "backend"} & settings.keys():
-        settings["device"] = TEST_DEVICE
-    engine = ModelEngine(
-        WorkerSettings.of(
-            model=path, block_size=BLOCK_SIZE, num_gpu_blocks_override=num_blocks, swap_space_gib=0.05, **settings
-        )
-    )
+    """A loaded, profiled and allocated engine."""
+    engine = new_engine(path, num_blocks=num_blocks, **settings)
     engine.load(lambda _stage, _fraction: None)
     engine.profile(64, 8)
     engine.allocate(num_blocks, num_cpu_blocks)

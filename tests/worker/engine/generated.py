@@ -1,4 +1,4 @@
-"""What `transformers` itself makes of a checkpoint: greedy tokens, logprobs and hidden states, computed without any of our code."""
+"""What `transformers` itself makes of a checkpoint: greedy tokens, logprobs, beams and hidden states, without any of our code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +25,25 @@ class Generated:
         assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
 
 
+@dataclass(frozen=True, slots=True)
+class BeamRule:
+    """How a beam search ends and ranks, as `generate` names it. `ends`: ids of ending tokens."""
+
+    length_penalty: float
+    early_stopping: bool | str
+    ends: tuple[int, ...]
+    num_tokens: int
+    width: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One of a search: tokens, the ending one included, and what it was ranked by."""
+
+    token_ids: list[int]
+    score: float
+
+
 def reference_model(path: Path) -> PreTrainedModel:
     """The checkpoint as transformers runs it, in float32; its generation never stops by itself."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -47,6 +66,32 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Ge
     tokens = made.sequences[0, len(prompt) :]
     logprobs = torch.stack(made.logits)[:, 0].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     return Generated(tokens.tolist(), logprobs.tolist())
+
+
+def beams(model: PreTrainedModel, prompt: Sequence[int], rule: BeamRule) -> list[Hypothesis]:
+    """`generate(num_beams=width)` for one prompt alone: all hypotheses, best first."""
+    ids = torch.tensor([list(prompt)])
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=rule.width,
+        num_return_sequences=rule.width,
+        max_new_tokens=rule.num_tokens,
+        do_sample=False,
+        length_penalty=rule.length_penalty,
+        early_stopping=rule.early_stopping,
+        eos_token_id=list(rule.ends),
+        output_scores=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    rows = made.sequences[:, len(prompt) :].tolist()
+    return [Hypothesis(_ended(row, rule.ends), s) for row, s in zip(rows, made.sequences_scores.tolist(), strict=True)]
+
+
+def _ended(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    """Without the padding behind the first ending token."""
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
@@ -176,3 +177,19 @@ def distribution(logits: Sequence[float], o: Options) -> list[float]:
         chosen.add(i)
         mass += weights[i]
     return [weights[i] / mass if i in chosen else 0.0 for i in range(len(weights))]
+
+
+def likelihood(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """Chance of counts at least as far from `expected` (chances, summing to 1) as these, by chi-square.
+
+    Tokens too rare to be counted alone are counted together. AssertionError where something impossible was drawn.
+    """
+    draws = counts.sum()
+    assert not counts[expected == 0].any()
+    common, rare = expected * draws >= 5, (expected > 0) & (expected * draws < 5)
+    seen = np.append(counts[common], counts[rare].sum())
+    likely = np.append(expected[common], expected[rare].sum()) * draws
+    seen, likely = seen[likely > 0], likely[likely > 0]
+    assert len(seen) > 1, "the case must leave a choice"
+    distance = float(((seen - likely) ** 2 / likely).sum())
+    return float(torch.special.gammaincc(torch.tensor((len(seen) - 1) / 2.0), torch.tensor(distance / 2)))

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from tests.checkpoints import FAMILIES, make_checkpoint
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
-from tests.worker.engine.generated import greedy, reference_model
+from tests.checkpoints import FAMILIES
+from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate
 
 PROMPT_LENGTHS = (1, 15, 16, 17, 61)
 NEW_TOKENS = 48
@@ -23,12 +22,10 @@ def prompts_of(seed: int) -> list[list[int]]:
     scope="module",
     params=[family if family in _QUICK else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES],
 )
-def world(request, tmp_path_factory):
+def world(request, families):
     """An engine, and what transformers makes of each prompt."""
-    path = make_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint") / request.param)
-    engine = make_engine(path)
-    reference = reference_model(path)
-    return engine, [greedy(reference, prompt, NEW_TOKENS) for prompt in prompts_of(1)]
+    family = families[request.param]
+    return family.engine, [family.greedy(prompt, NEW_TOKENS) for prompt in prompts_of(1)]
 
 
 def check(driver: Driver, expected) -> None:

@@ -4,10 +4,8 @@ vectors of AutoModel's hidden states (issue 5, Build 9). A sample here, the whol
 docs/models.md is made from the names below (`tests/models_page.py`).
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +15,9 @@ from transformers import PreTrainedModel
 from paged_kernels.backend import AttentionRule
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
 from tests.worker.engine.chaos import EVENTS, Chaos, origin
-from tests.worker.engine.driver import BLOCK_SIZE, make_engine
-from tests.worker.engine.generated import Generated, greedy, last_hidden, reference_model
+from tests.worker.engine.driver import make_engine
+from tests.worker.engine.families import Family, prompts_of
+from tests.worker.engine.generated import Generated, last_hidden
 from worker_svc import attention
 from worker_svc.cache_engine import CacheEngine
 from worker_svc.input_batch import model_inputs
@@ -30,7 +29,6 @@ from worker_svc.profile import Chunk, pack
 # A few more than asked for may come: rows run several decode steps at a time.
 _SPARE = 3
 _SAMPLE_TOKENS = 8
-_LENGTHS = (1, 15, 16, 33, 50, 130)
 _HIDDEN_TOLERANCE = 1e-4
 _LONGROPE = {
     "rope_type": "longrope",
@@ -38,14 +36,6 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
     "long_factor": [2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4],
 }
-
-
-def prompts_of(seed: int) -> dict[str, list[int]]:
-    """Prompts of several lengths, one long; "tail" begins like one of them, by more than two blocks."""
-    rng = random.Random(seed)
-    prompts = {f"p{n}": [rng.randrange(256) for _ in range(n)] for n in _LENGTHS}
-    prompts["tail"] = prompts["p50"][: 2 * BLOCK_SIZE] + prompts["p15"][:3]
-    return prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +49,12 @@ class World:
     expected: Mapping[str, Generated]
 
 
-def make_world(family: str, path: Path, num_tokens: int) -> World:
-    reference, prompts = reference_model(path), prompts_of(1)
-    expected = {name: greedy(reference, prompt, num_tokens + _SPARE) for name, prompt in prompts.items()}
+def make_world(family: Family, num_tokens: int) -> World:
+    prompts = prompts_of(1)
+    expected = {name: family.greedy(prompt, num_tokens + _SPARE) for name, prompt in prompts.items()}
     # A model that repeats itself would not notice a wrong cache.
     assert len({token for made in expected.values() for token in made.token_ids}) >= 3 * len(expected)
-    return World(family, make_engine(path), reference, prompts, expected)
+    return World(family.name, family.engine, family.reference, prompts, expected)
 
 
 def check_lives(world: World, *, seeds: Sequence[int], num_tokens: int, poisoned: bool = False) -> str:
@@ -84,9 +74,8 @@ def check_lives(world: World, *, seeds: Sequence[int], num_tokens: int, poisoned
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def world(request, tmp_path_factory) -> World:
-    path = make_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint") / request.param)
-    return make_world(request.param, path, _SAMPLE_TOKENS)
+def world(request, families) -> World:
+    return make_world(families[request.param], _SAMPLE_TOKENS)
 
 
 def test_sample(world, record_property):
@@ -104,9 +93,10 @@ def test_poisoned_sample(world, record_property):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole(family, tmp_path, record_property):
-    """What generate gives, in 16 random lives of 48 tokens and more, half of them with NaN in all that is free."""
-    world = make_world(family, make_checkpoint(family, tmp_path / "m"), 48)
+def test_whole(family, families, record_property):
+    """Chunks, recompute, swap, prefix hits, copy on write, several decode steps, a long neighbour, in 16 random lives of 48 tokens
+    and more, half of them with NaN in all that is free: what generate gives."""
+    world = make_world(families[family], 48)
     plain = check_lives(world, seeds=range(8), num_tokens=48)
     poisoned = check_lives(world, seeds=range(8, 16), num_tokens=48, poisoned=True)
     record_property("size", f"equal to generate on the worker: {plain}")
@@ -114,18 +104,18 @@ def test_whole(family, tmp_path, record_property):
 
 
 @pytest.mark.parametrize("part", ["scale", "sliding_window", "softcap"])
-def test_what_is_left_out_is_seen(part, tmp_path, monkeypatch):
+def test_what_is_left_out_is_seen(part, families, monkeypatch):
     """The tests above can fail: Gemma 2 without its query scale, its windows or its soft cap gives other tokens."""
-    world = make_world("gemma2", make_checkpoint("gemma2", tmp_path / "m"), _SAMPLE_TOKENS)
+    world = make_world(families["gemma2"], _SAMPLE_TOKENS)
     inner, plain = attention._rule, AttentionRule(16**-0.5)
     monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), **{part: getattr(plain, part)}))
     with pytest.raises(AssertionError):
         check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
-def test_moves_that_are_left_out_are_seen(tmp_path, monkeypatch):
+def test_moves_that_are_left_out_are_seen(families, monkeypatch):
     """The same for block moves: without copies, and without swaps, tokens are others."""
-    world = make_world("llama", make_checkpoint("llama", tmp_path / "m"), _SAMPLE_TOKENS)
+    world = make_world(families["llama"], _SAMPLE_TOKENS)
     for move in ("copy", "swap_in", "swap_out"):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
             patch.setattr(CacheEngine, move, lambda *_: None)
@@ -150,7 +140,7 @@ def test_the_text_of_a_model_that_sees(tmp_path):
         "tie_word_embeddings": False,
         "image_token_index": 5,
     }
-    world = make_world("gemma3", make_model(config, tmp_path / "m"), _SAMPLE_TOKENS)
+    world = make_world(Family("gemma3", make_model(config, tmp_path / "m")), _SAMPLE_TOKENS)
     check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
 
 
@@ -160,11 +150,11 @@ def test_phi3_longrope(original, tmp_path):
     long, long ones otherwise; equal to generate where generate takes the same ones for the whole sequence."""
     rope = _LONGROPE | {"original_max_position_embeddings": original}
     path = make_checkpoint("phi3", tmp_path / "m", rope_parameters=rope, original_max_position_embeddings=original)
-    reference = reference_model(path)
+    family = Family("phi3", path)
     prompts = {name: prompt for name, prompt in prompts_of(2).items() if original == 256 or len(prompt) > original}
-    expected = {name: greedy(reference, prompt, _SAMPLE_TOKENS + _SPARE) for name, prompt in prompts.items()}
+    expected = {name: family.greedy(prompt, _SAMPLE_TOKENS + _SPARE) for name, prompt in prompts.items()}
     engine = make_engine(path, max_model_len=256)
-    check_lives(World("phi3", engine, reference, prompts, expected), seeds=range(3), num_tokens=_SAMPLE_TOKENS)
+    check_lives(World("phi3", engine, family.reference, prompts, expected), seeds=range(3), num_tokens=_SAMPLE_TOKENS)
 
 
 # --- embeddings ------------------------------------------------------------------------------------------------------

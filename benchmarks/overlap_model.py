@@ -1,0 +1,35 @@
+"""A checkpoint of 79 million random weights in bfloat16, with the tokenizer of another: for steps longer than those of models/tiny.
+
+    python -m benchmarks.overlap_model models/tiny FOLDER
+
+Lives here: the process that writes it, so that nobody else needs torch.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+import typer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+_SHAPE = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+
+
+def main(like: Path, folder: Path) -> None:
+    """Writes it to FOLDER; vocabulary and lengths are those of the checkpoint LIKE."""
+    shutil.copytree(like, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.md"), dirs_exist_ok=True)
+    config = LlamaConfig(**{**json.loads((like / "config.json").read_text(encoding="utf-8")), **_SHAPE})
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)

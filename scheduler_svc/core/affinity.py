@@ -1,0 +1,41 @@
+"""Which rank draws a newcomer because its cache knows how the prompt begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from block_manager.cache_rules import CachedSequence
+from block_manager.rules.ranked import RankedRules
+
+
+class Draw(NamedTuple):
+    """Rank `rank` is to take it and knows its first `num_tokens` tokens; the least busy rank with room has `num_least` tasks."""
+
+    rank: int
+    num_tokens: int
+    num_least: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAffinity:
+    """A newcomer goes to the rank that knows the longest prefix of it, among those that are not too busy.
+
+    `slack`: tasks that a rank may have beyond the least busy one with room, so that none idles because another knows more; None:
+    nobody is drawn. Ties, also where none of them knows any: the less busy, then the lower number.
+    """
+
+    cache: RankedRules
+    slack: int | None
+
+    def draw(self, sequence: CachedSequence, num_owned: Sequence[int], has_room: Sequence[bool]) -> Draw | None:
+        """None where no rank with room knows anything of it. `num_owned`, `has_room`: by rank."""
+        if self.slack is None or not any(has_room):
+            return None
+        known = self.cache.known_tokens(sequence)
+        with_room = [rank for rank, room in enumerate(has_room) if room]
+        if not any(known[rank] for rank in with_room):
+            return None
+        num_least = min(num_owned[rank] for rank in with_room)
+        near = [rank for rank in with_room if num_owned[rank] <= num_least + self.slack]
+        rank = max(near, key=lambda rank: (known[rank], -num_owned[rank]))
+        return Draw(rank, known[rank], num_least)

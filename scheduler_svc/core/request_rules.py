@@ -1,0 +1,26 @@
+"""What a client asked of its sequences: when they end by themselves, and whether they are beams."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a sequence ends by itself (R95, R140). `max_tokens` >= 1 output tokens; ids are vocabulary ids."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRules:
+    """Beam search of `best_of` beams: score = sum of logprobs / output tokens ** `length_penalty`, as in transformers.
+
+    `early_stopping`: True = end when enough hypotheses are finished; False = when no live beam can beat the worst of them by
+    today's length; "never" = when it cannot at any length.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False

@@ -1,0 +1,65 @@
+"""What test and worker tell each other through a folder about how the worker is to end, and has ended. No torch.
+
+The folder named by $QUIRE_TEST_KILLS holds `armed`, the moment at which a worker is to end next (no file: none), and `hits`, to
+which it writes a line just before. Who arms is in `kill_plan`; moments of a real worker's steps are in `kill_moments`.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from protos.worker.v1 import worker_pb2
+from worker_svc.engine import DeviceLost
+from worker_svc.simulated import SimulatedEngine
+
+FOLDER_VARIABLE = "QUIRE_TEST_KILLS"
+LOSS = "loss"
+"""No kill: in place of the model's run, the device is lost."""
+POISON = "poison"
+POISON_TOKEN = 97
+"""First token of a prompt that kills its workers, in every step, while POISON is armed."""
+
+
+class Signs:
+    """The worker's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def armed(self) -> str:
+        """The moment that is armed; empty: none."""
+        try:
+            return (self._folder / "armed").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def note(self, moment: str, detail: str) -> None:
+        """It has come, and is disarmed unless it lasts."""
+        with (self._folder / "hits").open("a") as hits:
+            hits.write(f"{moment}: pid {os.getpid()}, {detail}\n")
+        if moment != POISON:
+            (self._folder / "armed").unlink()
+
+    def lose_device(self) -> None:
+        """DeviceLost, where that is armed."""
+        if self.armed == LOSS:
+            self.note(LOSS, "no kill")
+            raise DeviceLost("the bus fell off")
+
+
+def signs() -> Signs:
+    """Of this process."""
+    return Signs(Path(os.environ[FOLDER_VARIABLE]))
+
+
+def watch_simulated() -> None:
+    """Puts the hook in, for the life of this process."""
+    execute: Callable[..., worker_pb2.WorkerOutputs] = SimulatedEngine.execute
+    found = signs()
+
+    def watched(engine: SimulatedEngine, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+        found.lose_device()
+        return execute(engine, outputs)
+
+    SimulatedEngine.execute = watched  # type: ignore[method-assign]

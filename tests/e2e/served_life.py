@@ -1,0 +1,98 @@
+"""What a running scheduler did, for tests: its step log as `quire steps` tells it, and what only its recording shows."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.recording.replay import Replayer
+from tests.e2e.commands import quire, steps
+
+Step = dict[str, Any]
+
+
+@dataclass
+class Replayed:
+    """A watcher of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan.
+
+    `depth`: most plans under way at a time. `left_waiting`: requests that were cancelled before anything of them was scheduled;
+    `left_running`: after.
+    """
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    thresholds: list[int] = field(default_factory=list)
+    depth: int = 0
+    left_waiting: list[str] = field(default_factory=list)
+    left_running: list[str] = field(default_factory=list)
+    _core: Scheduler | None = None
+    _under_way: set[int] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)
+
+    # See scheduler_svc.recording.replay.Watcher.
+
+    def began(self, core: Scheduler) -> None:
+        self._core = core
+
+    def arrived(self, request: Request, at: float) -> None:
+        """Of no interest."""
+
+    def planned(self, plan: StepPlan, at: float) -> None:
+        assert self._core is not None
+        self.reasons.update(event.reason.name for event in plan.events)
+        view = self._core.view()
+        if "threshold" in view:
+            self.thresholds.append(view["threshold"])
+        self._started |= {entry.request_id for entry in plan.scheduled}
+        if not plan.is_empty:
+            self._under_way.add(plan.step)
+            self.depth = max(self.depth, len(self._under_way))
+
+    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
+        self._under_way.discard(event.result.step if isinstance(event, Returned) else event.step)
+
+    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+        for name in dict.fromkeys(end.request_id for end in ended):
+            (self.left_running if name in self._started else self.left_waiting).append(name)
+
+    def lost_worker(self, lane: int | None) -> None:
+        self._under_way.clear()
+
+
+@dataclass(frozen=True)
+class Life:
+    """`steps`: the whole log, with block tables. `replayed`: the recording of the same steps."""
+
+    steps: list[Step]
+    replayed: Replayed
+
+    @property
+    def preemptions(self) -> list[tuple[str, str]]:
+        """(request id, "recompute" | "swap") in their order."""
+        return [(name, mode) for step in self.steps for name, mode in step["preempted"]]
+
+    @property
+    def sequences(self) -> Iterable[tuple[Step, str]]:
+        """Each sequence of each step."""
+        return ((step, name) for step in self.steps for group in step["scheduled"] for name in group["seqs"])
+
+
+def life_of(admin: str, folder: Path) -> Life:
+    """Of the scheduler behind `admin`; its recording, kept in `folder`, is replayed to the last decision (R201)."""
+    path = folder / "life.rec"
+    quire("record", "--out", str(path), "--admin", admin)
+    replayer = Replayer(watched := Replayed())
+    list(replayer.run(Recording(path).segments()))
+    assert replayer.report.identical, replayer.report.first_difference
+    return Life(steps(admin, "--tables"), watched)
+
+
+def request_of(name: str) -> str:
+    """Its request's id, of a sequence or of one of several samples."""
+    return re.split("[/~]", name)[0]

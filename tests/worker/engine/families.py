@@ -1,0 +1,70 @@
+"""A checkpoint of each family and what transformers makes of it: made once for all tests of a session, whoever asks first."""
+
+import random
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tests.checkpoints import make_checkpoint
+from tests.worker.engine import generated
+from tests.worker.engine.driver import BLOCK_SIZE, make_engine
+from tests.worker.engine.generated import BeamRule, Generated, Hypothesis
+from worker_svc.model_engine import ModelEngine
+
+_LENGTHS = (1, 15, 16, 33, 50, 130)
+
+
+def prompts_of(seed: int) -> dict[str, list[int]]:
+    """Prompts of several lengths, one long; "tail" begins like one of them, by more than two blocks."""
+    rng = random.Random(seed)
+    prompts = {f"p{n}": [rng.randrange(256) for _ in range(n)] for n in _LENGTHS}
+    prompts["tail"] = prompts["p50"][: 2 * BLOCK_SIZE] + prompts["p15"][:3]
+    return prompts
+
+
+class Family:
+    """One checkpoint. Owner of its reference, of an engine that tests may use in turn, and of what was generated so far."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self._greedy: dict[tuple[int, ...], Generated] = {}
+        self._beams: dict[tuple[tuple[int, ...], BeamRule], list[Hypothesis]] = {}
+
+    @cached_property
+    def reference(self) -> PreTrainedModel:
+        """The same checkpoint in transformers."""
+        return generated.reference_model(self.path)
+
+    @cached_property
+    def engine(self) -> ModelEngine:
+        """Loaded and allocated; what its blocks hold is left from other tests."""
+        return make_engine(self.path)
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> Generated:
+        """`generated.greedy`."""
+        made = self._greedy.get(tuple(prompt))
+        if made is None or len(made.token_ids) < num_tokens:
+            made = self._greedy[tuple(prompt)] = generated.greedy(self.reference, prompt, num_tokens)
+        return Generated(made.token_ids[:num_tokens], made.logprobs[:num_tokens])
+
+    def beams(self, prompt: Sequence[int], rule: BeamRule) -> list[Hypothesis]:
+        """`generated.beams`."""
+        key = tuple(prompt), rule
+        if key not in self._beams:
+            self._beams[key] = generated.beams(self.reference, prompt, rule)
+        return self._beams[key]
+
+
+class Families:
+    """All of them, each made when it is asked for. `folder`: where the checkpoints go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Family] = {}
+
+    def __getitem__(self, name: str) -> Family:
+        if name not in self._made:
+            self._made[name] = Family(name, make_checkpoint(name, self._folder / name))
+        return self._made[name]

@@ -1,0 +1,174 @@
+"""Every family through scheduler and worker over gRPC, the next step planned and sent while one runs: tokens and logprobs of
+`generate`, and the step log shows that what could disturb them happened. Two families here, all in `make test-long`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import admin_pb2
+from scheduler_svc.worker_lane import WorkerLane
+from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.scheduler.harness import Output, Stack, run_async, stack
+from tests.worker.engine.driver import new_engine
+from tests.worker.engine.families import Family, prompts_of
+from tests.worker.engine.generated import BeamRule
+
+_LONG, _SHORT = 100, 50
+_NUM_BLOCKS = 26
+_LENGTHS = (8, 17, 30)
+_BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A policy with its keys, and what its steps are to show."""
+
+    name: str
+    policy: str
+    keys: tuple[str, ...]
+    shows: frozenset[str]
+
+
+_MIXED = {"chunk", "long neighbour", "overlap", "prefix hit", "copy on write"}
+_CHUNKS = ("restraint=null", "max_num_batched_tokens=64")
+SERVINGS = [
+    Serving("swap", "quire", ("preemption_mode=swap", *_CHUNKS), frozenset({"swap", *_MIXED})),
+    Serving("recompute", "quire", ("preemption_mode=recompute", *_CHUNKS), frozenset({"recompute", *_MIXED})),
+    Serving(
+        "multi-step",
+        "vllm-v0",
+        ("num_scheduler_steps=4",),
+        frozenset({"multi-step", "swap", "recompute", "copy on write"}),
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: greedy in one choice or several equal ones, or beams."""
+
+    prompt: list[int]
+    num_tokens: int
+    num_choices: int = 1
+    beams: bool = False
+
+    def submission(self) -> dict[str, object]:
+        """Arguments of `Gateway.submit`."""
+        values: dict[str, object] = {"max_tokens": self.num_tokens, "num_choices": self.num_choices}
+        if self.beams:
+            rules = common_pb2.BeamRules(length_penalty=1.0, stop=common_pb2.BEAM_STOP_WHEN_UNBEATABLE)
+            return values | {"best_of": self.num_choices, "beam": rules, "logprobs": True}
+        return values | {"logprobs": True}
+
+    def check(self, output: Output, family: Family) -> None:
+        """What came is what `generate` gives."""
+        assert output.failed is None
+        if self.beams:
+            expected = family.beams(self.prompt, _BEAMS)
+            assert output.choices == [made.token_ids for made in expected]
+            scores = [output.ends[choice].score for choice in range(self.num_choices)]
+            assert scores == pytest.approx([made.score for made in expected], abs=1e-4)
+            return
+        made = family.greedy(self.prompt, self.num_tokens)
+        assert output.choices == [made.token_ids] * self.num_choices
+        made.check(output.tokens, output.logprobs)
+
+
+def asks() -> list[Ask]:
+    """Prompts of all lengths with outputs of several, some twice over, and beams."""
+    prompts = list(prompts_of(1).values())
+    found = [Ask(prompt, _LENGTHS[i % 3], num_choices=1 + i % 2) for i, prompt in enumerate(prompts)]
+    found += [Ask(prompt, _LENGTHS[(i + 1) % 3]) for i, prompt in enumerate(prompts)]
+    return [*found, *(Ask(prompt, _BEAMS.num_tokens, _BEAMS.width, beams=True) for prompt in prompts[2:4])]
+
+
+def watch_overlap(monkeypatch) -> list[int]:
+    """How many plans were under way each time one had been sent, that one included."""
+    counts, inner = [], WorkerLane.send
+
+    async def send(lane: WorkerLane, *args) -> None:
+        await inner(lane, *args)
+        counts.append(len(lane.in_flight))
+
+    monkeypatch.setattr(WorkerLane, "send", send)
+    return counts
+
+
+def events_of(steps: Iterable[admin_pb2.StepReport]) -> set[str]:
+    """What steps did, by the names of `shows`."""
+    steps, found = list(steps), set()
+    moves = {"swap": ("swap_out", "swap_in"), "copy on write": ("copy",)}
+    found |= {name for name, fields in moves.items() if all(any(getattr(s, f) for s in steps) for f in fields)}
+    found |= {entry.mode for step in steps for entry in step.preempted} - {"swap"}
+    found |= {"multi-step"} if any(len(run.tokens) > 1 for step in steps for run in step.sampled) else set()
+    found |= {"long neighbour"} if any(_has_long_neighbour(step) for step in steps) else set()
+    return found | ({"chunk"} if _has_chunks(steps) else set())
+
+
+def _has_long_neighbour(step: admin_pb2.StepReport) -> bool:
+    ends = [group.computed_before + group.tokens for group in step.scheduled if len(group.seqs) == 1]
+    return max(ends, default=0) > _LONG and min(ends) < _SHORT
+
+
+def _has_chunks(steps: Iterable[admin_pb2.StepReport]) -> bool:
+    """A prefill goes on where the step before it ended."""
+    ends: dict[str, int] = {}
+    for step in steps:
+        for group in (group for group in step.scheduled if group.prefill):
+            if ends.get(group.id) == group.computed_before > 0:
+                return True
+            ends[group.id] = group.computed_before + group.tokens
+    return False
+
+
+async def run_all(s: Stack, wanted: list[Ask]) -> list[Output]:
+    """All at once."""
+    handles = [await s.gateway.submit(ask.prompt, **ask.submission()) for ask in wanted]
+    return list(await asyncio.gather(*(s.gateway.end_of(handle) for handle in handles)))
+
+
+async def compare(family: Family, serving: Serving, monkeypatch) -> str:
+    """All requests at once against generate; says how much there was."""
+    wanted, under_way = asks(), watch_overlap(monkeypatch)
+    async with stack(
+        make_engine=lambda _: new_engine(family.path, num_blocks=_NUM_BLOCKS, max_model_len=256),
+        policy=serving.policy,
+        policy_set=serving.keys,
+        max_num_seqs=16,
+    ) as s:
+        outputs = await run_all(s, wanted)
+        steps = await s.admin.steps()
+        await s.admin.assert_all_free()
+    for ask, output in zip(wanted, outputs, strict=True):
+        ask.check(output, family)
+    assert not any(step.error for step in steps)
+    events = events_of(steps)
+    events |= {"prefix hit"} if any(output.started.cached_prompt_tokens for output in outputs) else set()
+    num_overlapped = sum(count > 1 for count in under_way)
+    events |= {"overlap"} if num_overlapped > len(under_way) // 2 else set()
+    assert events >= serving.shows, f"missing: {serving.shows - events}"
+    return f"{family.name}, {serving.name}, {len(wanted)} requests, {len(steps)} steps, {num_overlapped} overlapped"
+
+
+@pytest.mark.parametrize("family", SAMPLE_FAMILIES)
+@run_async
+async def test_services_sample(family, families, monkeypatch, record_property):
+    """Through scheduler and worker, the next step sent while one runs (overlap), with chunks, swap, prefix hits, copy on write, a
+    long neighbour: what generate gives, beams too."""
+    size = await compare(families[family], SERVINGS[0], monkeypatch)
+    record_property("size", f"equal to generate through the services: {size}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("serving", SERVINGS, ids=lambda serving: serving.name)
+@pytest.mark.parametrize("family", FAMILIES)
+@run_async
+async def test_services(family, serving, families, monkeypatch, record_property):
+    """Through scheduler and worker, the next step sent while one runs (overlap), with chunks, swap, recompute, prefix hits, copy on
+    write, a long neighbour, several decode steps for one plan: what generate gives, beams too."""
+    size = await compare(families[family], serving, monkeypatch)
+    record_property("size", f"equal to generate through the services: {size}")
