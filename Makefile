@@ -60,20 +60,21 @@ demo: setup ## start the three services with models/tiny, stream from them, prin
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
 # Tests that only compute run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/block_manager tests/core tests/golden tests/simulation
+PURE_TESTS := tests/block_manager tests/core tests/golden tests/kernels tests/simulation tests/worker
 PURE_LOG := .venv/pure-tests.txt
+TIER = not long
 
 .PHONY: test
 test: setup ## all quick tests
-	@$(VENV_PYTHON) -m pytest -m "not long" $(PURE_TESTS) $(ARGS) > $(PURE_LOG) 2>&1 & pid=$$!; \
-	others=0; $(VENV_PYTHON) -m pytest -m "not long" $(addprefix --ignore=,$(PURE_TESTS)) $(ARGS) || others=$$?; \
+	@$(VENV_PYTHON) -m pytest -m "$(TIER)" $(PURE_TESTS) $(ARGS) > $(PURE_LOG) 2>&1 & pid=$$!; \
+	others=0; $(VENV_PYTHON) -m pytest -m "$(TIER)" $(addprefix --ignore=,$(PURE_TESTS)) $(ARGS) || others=$$?; \
 	echo "and beside these $(PURE_TESTS):"; \
 	pure=0; wait $$pid || pure=$$?; cat $(PURE_LOG); \
 	none=5; [ $$others -eq 0 -o $$others -eq $$none ] && [ $$pure -eq 0 -o $$pure -eq $$none ]
 
 .PHONY: test-long
-test-long: setup ## the heavy versions
-	$(VENV_PYTHON) -m pytest -m long $(ARGS)
+test-long: ## the heavy versions
+	@$(MAKE) test TIER=long
 
 .PHONY: test-cuda
 test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips without one

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from benchmarks.gpu_clock import Bench
 from paged_kernels.backend import AttentionBatch, CacheShape
 from paged_kernels.triton_backend import TritonBackend, sharing_of
-from worker_svc import attention
+from worker_svc.model import attention
 
 _BLOCK_SIZE = 16
 _VOCAB = 128_256

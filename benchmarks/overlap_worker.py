@@ -22,7 +22,7 @@ from svc_common.clock import monotonic_ns
 from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine, Pending
 from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 _RECORD = struct.Struct("<3q")
 _CACHE_BYTES = 2**28

@@ -8,7 +8,7 @@ import numpy as np
 
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
-from worker_svc.row_changes import Changes, Limits, read_step
+from worker_svc.rows.changes import Changes, Limits, read_step
 
 _BATCHES = 9
 _REPEATS = 300

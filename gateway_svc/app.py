@@ -15,13 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 
-from gateway_svc import admin_relay, http_server, inference_service
+from gateway_svc import admin_relay, inference_service
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.embedder import Embedder
-from gateway_svc.http_server import HttpServer
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.model_catalog import ModelCatalog
-from gateway_svc.openai_app import openai_app
+from gateway_svc.openai import http_server
+from gateway_svc.openai.app import openai_app
+from gateway_svc.openai.http_server import HttpServer
 from gateway_svc.pipeline import Pipeline
 from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.settings import GatewaySettings

@@ -1,7 +1,7 @@
 """One choice of a running generation: its tokens become text, its text and end become public events. Pure."""
 
 from gateway_svc.engine_request import ChoiceUpdate
-from gateway_svc.text_stream import Piece, TextStream
+from gateway_svc.text.text_stream import Piece, TextStream
 from gateway_svc.token_runs import TokenRun
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

@@ -1,13 +1,13 @@
 """Prompts to vectors behind both doors: validate, tokenise, submit all at once, gather in order."""
 
-from gateway_svc import validation
+from gateway_svc.checks import validation
+from gateway_svc.checks.validation import ResolvedRequest
 from gateway_svc.engine_request import EngineRequest
 from gateway_svc.generation import timing_of
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.pipeline import Call, off_loop_if_long, wait_for_model
 from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.spans import GenerationSpan
-from gateway_svc.validation import ResolvedRequest
 from gateway_svc.vectors import as_asked
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

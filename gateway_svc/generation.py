@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from gateway_svc.choice_events import ChoiceEvents
 from gateway_svc.engine_request import ChoiceUpdate, EngineRequest, Update
 from gateway_svc.request_table import RequestTable
-from gateway_svc.text_stream import TextStream
+from gateway_svc.text.text_stream import TextStream
 from gateway_svc.token_runs import public_prompt_logprobs
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2

@@ -14,13 +14,13 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from gateway_svc import spans
+from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.embedder import Embedder
 from gateway_svc.generation import Event, Generation, collect
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.pipeline import Call, Pipeline, deadline_after
 from gateway_svc.request_ids import accept_request_id
 from gateway_svc.settings import GatewaySettings
-from gateway_svc.validation import AnyRequest, parse
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway_svc.bundle import TextModel
+from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.settings import GatewaySettings
-from gateway_svc.validation import SamplingDefaults
+from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable
 

@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from opentelemetry.trace import Span
 
-from gateway_svc import validation
-from gateway_svc.bundle import TextModel
+from gateway_svc.checks import validation
+from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.generation import Generation
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import GenerationSpan
-from gateway_svc.text_stream import TextStream
-from gateway_svc.validation import AnyRequest, ResolvedRequest
+from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from svc_common.clock import NS_PER_S, monotonic_ns

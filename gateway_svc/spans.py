@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from gateway_svc.validation import ResolvedRequest
+from gateway_svc.checks.validation import ResolvedRequest
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from svc_common import telemetry

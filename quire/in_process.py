@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway_svc import validation
-from gateway_svc.bundle import TextModel
+from gateway_svc.checks import validation
 from gateway_svc.choice_events import ChoiceEvents
-from gateway_svc.text_stream import TextStream
+from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
@@ -24,14 +24,14 @@ from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
 from quire.scheduling import scheduler_settings
-from scheduler_svc.choice_output import Ending
 from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
-from scheduler_svc.publishing import publish
-from scheduler_svc.row_messages import RowSampling
-from scheduler_svc.row_planner import RowPlanner
-from scheduler_svc.submission import parse, to_core
-from scheduler_svc.worker_result import PromptRun, TokenExtras, WorkerResult
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
+from scheduler_svc.requests.choice_output import Ending
+from scheduler_svc.requests.publishing import publish
+from scheduler_svc.requests.submission import parse, to_core
+from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
+from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, QuireError
 from worker_svc.engine import Engine, Progress

@@ -13,10 +13,10 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from quire.messages import EventMerger, Prompt
 from quire.outputs import RequestOutput
-from scheduler_svc.choice_output import ChoiceOutput
 from scheduler_svc.core.request import Request
-from scheduler_svc.output_messages import finished_message, prompt_logprobs_message
-from scheduler_svc.submission import Submission
+from scheduler_svc.frontends.output_messages import finished_message, prompt_logprobs_message
+from scheduler_svc.requests.choice_output import ChoiceOutput
+from scheduler_svc.requests.submission import Submission
 from svc_common import columns
 from svc_common.errors import QuireError
 

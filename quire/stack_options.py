@@ -13,7 +13,7 @@ from quire.built_in_model import default_model
 from quire.restarts import RestartRules
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
-from scheduler_svc.policy_choice import PolicyChoice
+from scheduler_svc.policy.choice import PolicyChoice
 
 _SCHEDULING = {
     "--policy": "policy",

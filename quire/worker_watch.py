@@ -9,7 +9,7 @@ from collections.abc import Callable
 import grpc
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from svc_common import rpc
 from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, QuireError
 

@@ -2,7 +2,7 @@
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.adapter_names import Adapter
-from scheduler_svc.adapters import AdapterTable
+from scheduler_svc.workers.adapters import AdapterTable
 
 
 class AdapterCalls:

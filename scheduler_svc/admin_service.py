@@ -70,7 +70,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
             response = _blocks(core)
             if request.memory:
-                response.memory.CopyFrom(_memory(memory_view.memory_report(core)))
+                response.memory.CopyFrom(_memory(memory_view.memory_report(core.state)))
             return response
         raise AssertionError("errors_to_status ends the call")
 

@@ -15,22 +15,22 @@ from grpc_reflection.v1alpha import reflection
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.adapter_calls import AdapterCalls
-from scheduler_svc.adapters import AdapterTable
 from scheduler_svc.admin_service import AdminServicer
-from scheduler_svc.cache_agreement import CacheAgreement
 from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.explanations import Explanations
-from scheduler_svc.frontend_table import FrontendTable
-from scheduler_svc.policy_choice import PolicyChoice
+from scheduler_svc.frontends.table import FrontendTable
+from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.tape import Tape
-from scheduler_svc.request_book import RequestBook
-from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.step_log import StepLog
 from scheduler_svc.step_loop import StepLoop
-from scheduler_svc.worker_lane import WorkerLane
-from scheduler_svc.worker_link import WorkerLink
+from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.workers.cache_agreement import CacheAgreement
+from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.link import WorkerLink
 from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
 from svc_common.signals import stop_on_signals

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
 from scheduler_svc import policy_change
-from scheduler_svc.cache_agreement import CacheCounts, least
-from scheduler_svc.cost_meter import CostMeter
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.recording.recorder import AnyCore
 from scheduler_svc.recording.tape import Tape
-from scheduler_svc.worker_link import Ownership
+from scheduler_svc.workers.cache_agreement import CacheCounts, least
+from scheduler_svc.workers.cost_meter import CostMeter
+from scheduler_svc.workers.link import Ownership
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from scheduler_svc.frontend_table import FrontendTable
-from scheduler_svc.frontends import Attachment, Frontend
+from scheduler_svc.frontends.cursors import Attachment, Frontend
+from scheduler_svc.frontends.table import FrontendTable
 from scheduler_svc.readiness import Readiness
 from svc_common import columns, rpc
 from svc_common.errors import InvalidArgument, NotFound, Unavailable

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.timelines import Episode, Timelines
-from scheduler_svc.live_request import Place
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.request_book import RequestBook
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.live_request import Place
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import NotFound
 

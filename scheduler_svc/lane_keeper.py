@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core_keeper import CoreKeeper, Workers
-from scheduler_svc.intake import Intake
-from scheduler_svc.live_request import LiveRequest, Place
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.recorder import AnyCore
-from scheduler_svc.request_book import RequestBook
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.intake import Intake
+from scheduler_svc.requests.live_request import LiveRequest, Place
 from scheduler_svc.step_log import StepLog
-from scheduler_svc.worker_lane import WorkerLane
-from scheduler_svc.worker_link import WorkerLostError
+from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.link import WorkerLostError
 from svc_common.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -4,42 +4,42 @@ from block_manager import contiguous
 from block_manager.contiguous import Demand, Tenant
 from block_manager.memory_report import HeldSequence, MemoryReport, PagedMemory, paged_memory
 from scheduler_svc.core.request import Group, Place
-from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.core.state import CoreState
 
 
-def memory_report(core: AnyCore) -> MemoryReport:
+def memory_report(state: CoreState) -> MemoryReport:
     """Device memory now, beside contiguous allocation in a memory of the same size.
 
     How long live sequences will get is not known, so contiguous `reserved` is all room up to prompt + max_tokens (at most
     max_model_len) and `internal` only the rounding. Swapped groups wait there as they do here.
     """
-    ledger = core.state.cache.ledger
-    groups = [group for request in core.state.requests.values() for group in request.groups if not group.is_finished]
-    tenants = [_tenant(core, group) for group in groups if group.place is Place.RUNNING]
-    waiting = [_demand(core, group) for group in groups if group.place is not Place.RUNNING]
+    ledger = state.cache.ledger
+    groups = [group for request in state.requests.values() for group in request.groups if not group.is_finished]
+    tenants = [_tenant(state, group) for group in groups if group.place is Place.RUNNING]
+    waiting = [_demand(state, group) for group in groups if group.place is not Place.RUNNING]
     num_slots = ledger.gpu.num_usable * ledger.block_size
-    return MemoryReport(paged(core), contiguous.place(tenants, waiting, num_slots))
+    return MemoryReport(paged(state), contiguous.place(tenants, waiting, num_slots))
 
 
-def paged(core: AnyCore) -> PagedMemory:
+def paged(state: CoreState) -> PagedMemory:
     """Only what the tables of the device hold."""
-    ledger = core.state.cache.ledger
+    ledger = state.cache.ledger
     held = []
-    for request in core.state.requests.values():
+    for request in state.requests.values():
         for sequence in request.unfinished:
             blocks = ledger.tables.get(sequence.name, ())
             held.append(HeldSequence(blocks, sequence.num_tokens + sequence.num_placeholders))
     return paged_memory(held, ledger.block_size, nobodys_blocks=ledger.gpu.reserved)
 
 
-def _demand(core: AnyCore, group: Group) -> Demand:
+def _demand(state: CoreState, group: Group) -> Demand:
     request = group.request
     longest = len(request.prompt_token_ids) + request.stop.max_tokens
-    return Demand(group.max_num_running_seqs, min(longest, core.state.limits.max_model_len))
+    return Demand(group.max_num_running_seqs, min(longest, state.limits.max_model_len))
 
 
-def _tenant(core: AnyCore, group: Group) -> Tenant:
-    ledger, demand = core.state.cache.ledger, _demand(core, group)
+def _tenant(state: CoreState, group: Group) -> Tenant:
+    ledger, demand = state.cache.ledger, _demand(state, group)
     held = tuple(
         min(
             s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length

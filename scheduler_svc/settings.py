@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict, Field
 
 from scheduler_svc.adapter_names import name_problem
-from scheduler_svc.policy_assembly import choose
-from scheduler_svc.policy_choice import PolicyChoice, Spelling
+from scheduler_svc.policy.assembly import choose
+from scheduler_svc.policy.choice import PolicyChoice, Spelling
 from svc_common.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.worker_result import WorkerResult
+from scheduler_svc.workers.result import WorkerResult
 from svc_common import columns
 
 Pairs = tuple[tuple[int, int], ...]

@@ -15,20 +15,20 @@ from scheduler_svc import policy_change
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core_keeper import CoreKeeper
 from scheduler_svc.explanations import Explanations
-from scheduler_svc.intake import Intake
 from scheduler_svc.lane_keeper import LaneKeeper
-from scheduler_svc.policy_choice import PolicyChoice
-from scheduler_svc.publishing import publish
+from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.recorder import AnyCore
 from scheduler_svc.recording.tape import Tape
-from scheduler_svc.request_book import RequestBook
-from scheduler_svc.row_messages import RowSampling
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.intake import Intake
+from scheduler_svc.requests.publishing import publish
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.step_log import StepLog
-from scheduler_svc.worker_lane import WorkerLane
-from scheduler_svc.worker_link import WorkerLostError
-from scheduler_svc.worker_result import WorkerResult
+from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.link import WorkerLostError
+from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.workers.row_messages import RowSampling
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)

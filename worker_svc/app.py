@@ -27,7 +27,7 @@ from worker_svc.lifecycle import READY, Lifecycle
 from worker_svc.pipeline import Pipeline
 from worker_svc.service import WorkerService
 from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 from worker_svc.step_spans import StepSpans
 
 log = logging.getLogger(__name__)

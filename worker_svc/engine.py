@@ -1,6 +1,6 @@
 """The seam between the worker's shell and whatever computes: a model on a device, or the simulator.
 
-The shell (`service.py`) owns streams, epochs and results; an engine owns tensors and row state (`rows.py`) and knows no gRPC.
+The shell (`service.py`) owns streams, epochs and results; an engine owns tensors and row state (`rows/`) and knows no gRPC.
 """
 
 from collections.abc import Callable

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
-from worker_svc import prompt_scores
-from worker_svc.device_queue import DeviceQueue
-from worker_svc.device_tokens import LastTokens
-from worker_svc.input_batch import ModelInput, model_inputs
+from worker_svc.device.queue import DeviceQueue
+from worker_svc.device.tokens import LastTokens
 from worker_svc.invariance import RowRule
-from worker_svc.packed_model import PackedModel
-from worker_svc.pooling import Pools
-from worker_svc.prompt_scores import PromptScores
-from worker_svc.row_batch import BoolArray, IntArray, PackedTokens, StepBatch
-from worker_svc.rows import RowTable
+from worker_svc.model.input_batch import ModelInput, model_inputs
+from worker_svc.model.packed_model import PackedModel
+from worker_svc.model.pooling import Pools
+from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
+from worker_svc.rows.table import RowTable
+from worker_svc.sampling import prompt_scores
+from worker_svc.sampling.prompt_scores import PromptScores
 
 Timings = worker_pb2.StepTimings
 

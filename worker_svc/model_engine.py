@@ -10,16 +10,18 @@ from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
-from worker_svc import device_memory, memory, model_loading, profile
-from worker_svc.adapters import AdapterLimits, Adapters
-from worker_svc.cache_engine import CacheEngine
-from worker_svc.device_streams import device_errors
+from worker_svc import profile
+from worker_svc.adapters.model_adapters import AdapterLimits, Adapters
+from worker_svc.device.streams import device_errors
 from worker_svc.engine import Pending, Progress
-from worker_svc.grammar import GrammarMasks
 from worker_svc.invariance import FREE, RowRule
-from worker_svc.model_loading import LoadedModel
-from worker_svc.rows import Limits, RowTable
-from worker_svc.sampler import TORCH_DRAWS
+from worker_svc.model import device_memory, memory
+from worker_svc.model import loading as model_loading
+from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.loading import LoadedModel
+from worker_svc.rows.table import Limits, RowTable
+from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.sampler import TORCH_DRAWS
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepRunner
 

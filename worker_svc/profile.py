@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker_svc.input_batch import model_inputs
 from worker_svc.invariance import RowRule, measure
-from worker_svc.model_loading import LoadedModel
-from worker_svc.row_batch import PackedTokens
-from worker_svc.sampler import SamplingRows, sample
+from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.loading import LoadedModel
+from worker_svc.rows.batch import PackedTokens
+from worker_svc.sampling.sampler import SamplingRows, sample
 
 _CHECK_TOKENS = 6
 _CHECK_FILLER = 21

@@ -15,23 +15,24 @@ import torch
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
-from worker_svc import pooling, prompt_scores
-from worker_svc.cache_engine import CacheEngine
-from worker_svc.device_flights import Flight, PendingStep, StepUnderWay
-from worker_svc.device_landing import Landed, landed, promised_tokens, report
-from worker_svc.device_queue import DeviceQueue, queue_for
-from worker_svc.device_tokens import LastTokens
-from worker_svc.draws import plan_draws
+from worker_svc.device.queue import DeviceQueue, queue_for
+from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.forward import Computed, Forward, lap
 from worker_svc.invariance import RowRule
-from worker_svc.packed_model import PackedModel
-from worker_svc.proposer import DraftAsk, NgramProposer, Proposer
-from worker_svc.row_options import Guard, IntArray, OptionColumns
-from worker_svc.rows import Promise, RowTable, StepBatch
-from worker_svc.sampler import TORCH_DRAWS, TokenDraws
-from worker_svc.sampling import Drawing, RowSampler
-from worker_svc.token_masks import NoMasks, TokenMasks
+from worker_svc.model import pooling
+from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.packed_model import PackedModel
+from worker_svc.rows.options import Guard, IntArray, OptionColumns
+from worker_svc.rows.table import Promise, RowTable, StepBatch
+from worker_svc.sampling import prompt_scores
+from worker_svc.sampling.draws import plan_draws
+from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
+from worker_svc.sampling.row_sampler import Drawing, RowSampler
+from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
+from worker_svc.sampling.token_masks import NoMasks, TokenMasks
+from worker_svc.step_flights import Flight, PendingStep, StepUnderWay
+from worker_svc.step_landing import Landed, landed, promised_tokens, report
 
 Timings = worker_pb2.StepTimings
 

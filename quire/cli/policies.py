@@ -11,8 +11,8 @@ from rich.table import Table
 from quire.cli.groups import new_app
 from scheduler_svc.core import presets
 from scheduler_svc.core.spec import as_written
-from scheduler_svc.policy_assembly import choose
-from scheduler_svc.policy_keys import known_keys
+from scheduler_svc.policy.assembly import choose
+from scheduler_svc.policy.keys import known_keys
 
 app = new_app()
 

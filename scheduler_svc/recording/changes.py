@@ -7,7 +7,7 @@ from typing import Any
 from scheduler_svc.core import live_change
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import knob_names
-from scheduler_svc.policy_keys import Assignment, bad, check_limit, checked, from_texts, limit_names
+from scheduler_svc.policy.keys import Assignment, bad, check_limit, checked, from_texts, limit_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class MemoryCourse:
         """See `Watcher`."""
         if self._core is not None and (plan.step - self._first_step) % self._every == 0:
             gpu = self._core.pool_report().gpu
-            self.points.append(MemoryPoint(plan.step, at, gpu.total, gpu.free, memory_report(self._core)))
+            self.points.append(MemoryPoint(plan.step, at, gpu.total, gpu.free, memory_report(self._core.state)))
 
     def arrived(self, request: Request, at: float) -> None:
         """See `Watcher`."""

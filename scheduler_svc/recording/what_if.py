@@ -13,8 +13,8 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec, knob_names
-from scheduler_svc.policy_assembly import choose
-from scheduler_svc.policy_keys import limit_names
+from scheduler_svc.policy.assembly import choose
+from scheduler_svc.policy.keys import limit_names
 from scheduler_svc.recording import changes
 from scheduler_svc.recording.changes import Change
 from scheduler_svc.recording.events import Added, Event, Planned

@@ -13,7 +13,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import knob_names
-from scheduler_svc.policy_keys import limit_names
+from scheduler_svc.policy.keys import limit_names
 from svc_common.errors import ConfigError
 from tests.core.builders import answer, make_request, one_step, shares, waiting
 

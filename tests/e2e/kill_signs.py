@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protos.worker.v1 import worker_pb2
 from worker_svc.engine import DeviceLost
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 FOLDER_VARIABLE = "QUIRE_TEST_KILLS"
 LOSS = "loss"

@@ -5,8 +5,8 @@ import time
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gateway_svc import chat_template
-from gateway_svc.chat_template import ChatTemplate
+from gateway_svc.text import chat_template
+from gateway_svc.text.chat_template import ChatTemplate
 from svc_common.errors import FailedPrecondition, InvalidArgument
 from tests.gateway import models
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.detokenizer import Segment
+from gateway_svc.text.detokenizer import Segment
 from tests.gateway import models
 
 TOKENS = st.lists(st.integers(0, 4095), max_size=60)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway_svc import grammars
-from gateway_svc.grammars import GrammarChecker
+from gateway_svc.checks import grammars
+from gateway_svc.checks.grammars import GrammarChecker
 from protos.common.v1 import common_pb2
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.stop_strings import StopMatcher
-from gateway_svc.text_stream import Piece, TextStream
+from gateway_svc.text.stop_strings import StopMatcher
+from gateway_svc.text.text_stream import Piece, TextStream
 from tests.gateway import models
 
 ALPHABET = st.sampled_from("ab")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import tokenizers
 
-from gateway_svc.bundle import MAX_CACHED_WORDS, TextModel
+from gateway_svc.text.bundle import MAX_CACHED_WORDS, TextModel
 from tests.gateway import models
-from worker_svc import simulated_bundle
+from worker_svc.simulated import bundle as simulated_bundle
 
 MIB = 2**20
 MAX_MIB = 9.0

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from gateway_svc import validation
+from gateway_svc.checks import validation
+from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.request_ids import accept_request_id, new_request_id
-from gateway_svc.validation import SamplingDefaults
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import columns

@@ -11,7 +11,7 @@ from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.triton_backend import TritonBackend
 from paged_kernels.triton_plan import Sharing
 from tests.kernels.compiling import SHARED_BYTES, Launch, launches
-from worker_svc.sampler import SamplingRows
+from worker_svc.sampling.sampler import SamplingRows
 
 H200 = Sharing(4 * 132, 32 * 1024)
 KERNELS = {

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from scheduler_svc.adapters import AdapterTable
 from scheduler_svc.settings import adapter_paths
+from scheduler_svc.workers.adapters import AdapterTable
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, QuireError, Unavailable
 from tests.scheduler.harness import run_async
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core.costs import Costs
-from scheduler_svc.cost_meter import CostMeter
+from scheduler_svc.workers.cost_meter import CostMeter
 from tests.scheduler.harness import run_async, stack
 
 

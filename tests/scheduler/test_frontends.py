@@ -11,10 +11,10 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import TokenRun
-from scheduler_svc.frontend_table import FrontendTable
+from scheduler_svc.frontends.table import FrontendTable
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.request_book import RequestBook
-from scheduler_svc.request_spans import RequestSpans
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import columns, rpc, telemetry
 from svc_common.clock import monotonic_ns

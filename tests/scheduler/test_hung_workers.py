@@ -12,7 +12,7 @@ from tests.scheduler.harness import Admin, Gateway, eventually, run_async, sched
 from tests.scheduler.proxy import proxy
 from worker_svc.app import serve_engine
 from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 ROOT = Path(__file__).parents[2]
 LONG_STEP_S = 3.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core import presets
-from scheduler_svc.policy_assembly import choose
-from scheduler_svc.policy_choice import PolicyChoice, WorkerSize
+from scheduler_svc.policy.assembly import choose
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from svc_common.errors import ConfigError
 
 WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_model_len=4096)

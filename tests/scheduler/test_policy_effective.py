@@ -5,9 +5,9 @@ import json
 import pytest
 
 from scheduler_svc.core import presets
-from scheduler_svc.policy_assembly import choose
-from scheduler_svc.policy_choice import WorkerSize
-from scheduler_svc.policy_keys import known_keys, limit_names
+from scheduler_svc.policy.assembly import choose
+from scheduler_svc.policy.choice import WorkerSize
+from scheduler_svc.policy.keys import known_keys, limit_names
 
 WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_model_len=4096)
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan
-from scheduler_svc.row_messages import RowSampling
-from scheduler_svc.row_planner import RowPlanner
-from scheduler_svc.worker_result import NOT_FINITE
+from scheduler_svc.workers.result import NOT_FINITE
+from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import columns
 from svc_common.errors import Internal, InvalidArgument
 from tests.core.builders import answer, make_core, make_request
-from worker_svc.rows import Limits, RowTable
+from worker_svc.rows.table import Limits, RowTable
 
 BLOCK = 4
 SAMPLING = RowSampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**63 + 1)

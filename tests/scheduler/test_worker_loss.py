@@ -16,7 +16,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal
 from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
 from tests.scheduler.proxy import Proxy, proxy
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
 PROMPTS = [[40 + i, *range(50, 80 + i)] for i in range(6)]

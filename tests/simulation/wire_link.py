@@ -12,19 +12,19 @@ from functools import partial
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.row_messages import RowSampling
-from scheduler_svc.row_planner import RowPlanner
 from scheduler_svc.simulation.cost_model import CostModel, StepShape
 from scheduler_svc.simulation.events import EventQueue
 from scheduler_svc.simulation.faults import Faults
 from scheduler_svc.simulation.link import Answer, Scheduling
+from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from worker_svc.leases import Hello, Ownership, Verdict
-from worker_svc.rows import RowTable, StepBatch
+from worker_svc.rows.table import RowTable, StepBatch
 from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated import SimulatedEngine
-from worker_svc.simulated_cache import SimulatedCache
+from worker_svc.simulated.cache import SimulatedCache
+from worker_svc.simulated.engine import SimulatedEngine
 from worker_svc.step_results import StepResults
 
 Results = Ownership[bytes]

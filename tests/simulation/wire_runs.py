@@ -8,11 +8,11 @@ from functools import partial
 from scheduler_svc.core import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.row_messages import RowSampling
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.faults import Faults
 from scheduler_svc.simulation.history import History
 from scheduler_svc.simulation.simulation import Simulation
+from scheduler_svc.workers.row_messages import RowSampling
 from svc_common.errors import ConfigError
 from tests.core.random_policies import Setting
 from tests.simulation.checker import Streams, judge
@@ -21,7 +21,7 @@ from tests.simulation.scenarios import Scenario, scenario, setting_for
 from tests.simulation.transcript import Complained, Got, Transcript
 from tests.simulation.wire_link import WireLink
 from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated_bundle import END_OF_TEXT
+from worker_svc.simulated.bundle import END_OF_TEXT
 
 SERVED_DEPTH = 2
 _ATTEMPTS = 200

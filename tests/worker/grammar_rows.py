@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX
-from worker_svc.grammar import GrammarMasks
-from worker_svc.token_masks import MaskAsk, num_words
+from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.token_masks import MaskAsk, num_words
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 VOCAB_SIZE = 4096

@@ -11,8 +11,8 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.adapter_folders import Oracle, make_adapter
 from tests.worker.engine.chaos import Chaos, origin
 from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
-from worker_svc import adapter_layers
-from worker_svc.adapter_layers import share_out
+from worker_svc.adapters import layers as adapter_layers
+from worker_svc.adapters.layers import share_out
 from worker_svc.invariance import RowRule
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings

@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.adapter_folders import make_adapter
 from tests.worker.engine.driver import Driver, make_engine
 from worker_svc import container
-from worker_svc.adapter_config import read_config
+from worker_svc.adapters.config import read_config
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 Q1 = "model.layers.1.self_attn.q_proj"

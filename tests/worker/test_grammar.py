@@ -24,8 +24,8 @@ from tests.worker.grammar_rows import (
     regex,
     text_of,
 )
-from worker_svc.grammar import GrammarMasks
-from worker_svc.token_masks import MaskAsk, num_words
+from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.token_masks import MaskAsk, num_words
 
 SCHEMA = {
     "type": "object",

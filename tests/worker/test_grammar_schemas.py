@@ -21,7 +21,7 @@ from tests.worker.grammar_rows import (
     text_of,
 )
 from tests.worker.random_schemas import random_schema
-from worker_svc.grammar import GrammarMasks
+from worker_svc.sampling.grammar import GrammarMasks
 
 NUM_SCHEMAS = 200
 

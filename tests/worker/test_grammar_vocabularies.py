@@ -7,8 +7,8 @@ import tokenizers
 
 from tests.gateway.models import fallback_tokenizer
 from tests.worker.grammar_rows import EOS_IDS, VOCAB_SIZE, allowed, choice, ids_of, new_masks, regex
-from worker_svc import simulated_bundle
-from worker_svc.grammar import GrammarMasks
+from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.simulated import bundle as simulated_bundle
 
 SINGLE_BYTES = simulated_bundle.tokenizer_json()
 

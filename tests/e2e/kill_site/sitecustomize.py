@@ -13,7 +13,7 @@ from types import ModuleType
 
 _WATCHES = {
     "worker_svc.step_runner": ("tests.e2e.kill_moments", "watch_steps"),
-    "worker_svc.simulated": ("tests.e2e.kill_signs", "watch_simulated"),
+    "worker_svc.simulated.engine": ("tests.e2e.kill_signs", "watch_simulated"),
 }
 
 

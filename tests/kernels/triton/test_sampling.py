@@ -10,7 +10,7 @@ import triton.language as tl
 from paged_kernels import triton_sampling
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
-from worker_svc import sampler
+from worker_svc.sampling import sampler
 
 QUICK, WHOLE = 3, 60
 ROWS = 8

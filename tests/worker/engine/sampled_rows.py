@@ -12,10 +12,10 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from tests.worker.shell.builders import Row, step
-from worker_svc.draws import plan_draws
-from worker_svc.rows import Limits, RowTable
-from worker_svc.sampling import Drawn, RowSampler
-from worker_svc.token_masks import Bits, MaskAsk, TokenMasks
+from worker_svc.rows.table import Limits, RowTable
+from worker_svc.sampling.draws import plan_draws
+from worker_svc.sampling.row_sampler import Drawn, RowSampler
+from worker_svc.sampling.token_masks import Bits, MaskAsk, TokenMasks
 
 VOCAB = 40
 CLOSED = -math.inf

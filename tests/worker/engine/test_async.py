@@ -23,14 +23,14 @@ from tests.worker.engine.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Schedule
 from tests.worker.engine.driver import make_engine
 from tests.worker.engine.sampled_rows import GRAMMAR, ToyMasks, toy_allows
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
-from worker_svc.device_flights import Flight
-from worker_svc.device_queue import DeviceQueue, HostQueue, StreamQueue
-from worker_svc.device_tokens import LastTokens
+from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
+from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost
+from worker_svc.model.packed_model import PackedModel
 from worker_svc.model_engine import ModelEngine
-from worker_svc.packed_model import PackedModel
-from worker_svc.proposer import NgramProposer
-from worker_svc.sampling import RowSampler
+from worker_svc.sampling.proposer import NgramProposer
+from worker_svc.sampling.row_sampler import RowSampler
+from worker_svc.step_flights import Flight
 from worker_svc.step_runner import StepRunner
 
 ROOT = Path(__file__).parents[3]
@@ -259,7 +259,7 @@ def test_a_step_whose_results_make_no_sense_fails_alone(engine, monkeypatch):
     equip(engine, StreamQueue(FakeStreams()))
     pending = [engine.launch(step(1, add=[join(0)])), engine.launch(step(2, add=[join(1)])), engine.launch(step(3))]
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.device_landing.settle", lambda *_: 1 / 0)
+        patch.setattr("worker_svc.step_landing.settle", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pending[0].finish()
     found = [tokens_by_row(one.finish()) for one in pending[1:]]

@@ -7,7 +7,7 @@ from tests.worker.engine.driver import BLOCK_SIZE
 from tests.worker.engine.test_async import TINY, join
 from tests.worker.shell.builders import Change, run, step, tokens_by_row
 from tests.worker.shell.running import fast, running
-from worker_svc.device_queue import DeviceQueue, HostQueue, StreamQueue
+from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.engine import Pending
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings

@@ -14,7 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
 from tests.worker.engine.generated import greedy, reference_model
 from tests.worker.engine.test_invariance import check_schedules
-from worker_svc.cache_engine import CacheEngine
+from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.settings import WorkerSettings
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog, and then sits down to think.")

@@ -9,8 +9,9 @@ import torch
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.registry import make_backend
 from svc_common.errors import ConfigError
-from worker_svc import device_memory, memory, model_loading
-from worker_svc.input_batch import ModelInput
+from worker_svc.model import device_memory, memory
+from worker_svc.model import loading as model_loading
+from worker_svc.model.input_batch import ModelInput
 from worker_svc.settings import WorkerSettings
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.worker_lane import WorkerLane
+from scheduler_svc.workers.lane import WorkerLane
 from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
 from tests.scheduler.harness import Output, Stack, run_async, stack
 from tests.worker.engine.driver import new_engine

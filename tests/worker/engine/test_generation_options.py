@@ -18,9 +18,9 @@ from tests.worker.engine.driver import make_engine
 from tests.worker.engine.sampled_rows import Options, ToyMasks, toy_allows
 from tests.worker.engine.test_sampling_options import random_options
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
-from worker_svc import prompt_scores
 from worker_svc.model_engine import ModelEngine
-from worker_svc.proposer import DraftAsk, NgramProposer
+from worker_svc.sampling import prompt_scores
+from worker_svc.sampling.proposer import DraftAsk, NgramProposer
 from worker_svc.step_runner import StepRunner, _task_guard
 
 F32, U8 = columns.F32, columns.U8

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from svc_common.errors import InvalidArgument
-from worker_svc.pooling import LAST, MEAN, Pools, check_added
+from worker_svc.model.pooling import LAST, MEAN, Pools, check_added
 
 SIZE = 24
 

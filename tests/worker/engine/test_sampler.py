@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.worker.engine.sampled_rows import likelihood
-from worker_svc.sampler import Sampled, SamplingRows, sample, uniform
+from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, uniform
 
 VOCAB = 12
 FIRST_UNIFORM = 0.5153183665199179

@@ -7,7 +7,7 @@ from svc_common import columns
 from svc_common.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import Driver, Step, generate, make_engine
-from worker_svc.cache_engine import CacheEngine
+from worker_svc.model.cache_engine import CacheEngine
 
 PROMPT = list(b"def main(argv: list[str]) -> int:\n    return 0\n")
 

@@ -12,7 +12,7 @@ from svc_common import rpc
 from worker_svc import app
 from worker_svc.engine import Engine
 from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_b
 from tests.worker.shell.running import running
 from worker_svc.engine import DeviceLost
 from worker_svc.engine_thread import EngineThread
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 STARTED = [Row(0, [1, 2], list(range(8)), 2)]
 

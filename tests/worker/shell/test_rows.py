@@ -12,7 +12,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from svc_common.errors import InvalidArgument
 from tests.worker.shell.builders import Change, Row, step
-from worker_svc.rows import Limits, RowTable
+from worker_svc.rows.table import Limits, RowTable
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=32, num_cpu_blocks=8, max_rows=128)
 

@@ -25,7 +25,7 @@ from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_b
 from tests.worker.shell.running import fast, running
 from worker_svc.engine import DeviceLost
 from worker_svc.service import CHUNK_BYTES
-from worker_svc.simulated import SimulatedEngine
+from worker_svc.simulated.engine import SimulatedEngine
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:

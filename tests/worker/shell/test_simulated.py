@@ -12,8 +12,8 @@ from svc_common import columns
 from svc_common.errors import FailedPrecondition
 from tests.worker.shell.builders import Change, Row, step, tokens_by_row
 from tests.worker.shell.running import fast
-from worker_svc.simulated import SimulatedEngine
-from worker_svc.simulated_bundle import END_OF_TEXT
+from worker_svc.simulated.bundle import END_OF_TEXT
+from worker_svc.simulated.engine import SimulatedEngine
 
 
 def engine(**values: object) -> SimulatedEngine:

@@ -8,8 +8,8 @@ from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
 from tests.worker.shell.running import fast
-from worker_svc.simulated import SimulatedEngine
-from worker_svc.simulated_bundle import END_OF_TEXT
+from worker_svc.simulated.bundle import END_OF_TEXT
+from worker_svc.simulated.engine import SimulatedEngine
 
 PROMPT = [10, 20, 30, 40, 50]
 F32 = columns.F32

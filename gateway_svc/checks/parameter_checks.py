@@ -1,0 +1,125 @@
+"""Everything a request may say but how to sample (sampling_checks): prompts, conversations, ends, labels, order, cache. Pure."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway_svc.checks.violations import Violations
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2 as pb
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LABELS = 16
+MAX_LABEL_BYTES = 64
+MAX_CACHE_SALT_BYTES = 256
+MAX_ROLE_CHARS = 64
+MAX_MESSAGES = 4096
+MAX_PRIORITY = 2**31 - 1
+MAX_EMBED_INPUTS = 256
+
+
+class _Surrounded(Protocol):
+    """Fields that requests of all kinds have."""
+
+    @property
+    def scheduling(self) -> pb.Scheduling: ...
+
+    @property
+    def cache(self) -> pb.CacheOptions: ...
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+
+def check_prompt(request: pb.GenerateRequest, limits: common_pb2.ModelLimits, found: Violations) -> None:
+    """Text or token ids, some."""
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        found.add("prompt", "is missing; set text or token_ids")
+    elif kind == "text" and not request.text:
+        found.add("text", "is empty; send at least one token")
+    elif kind == "token_ids":
+        _check_ids(request.token_ids, "token_ids.ids", limits, found)
+
+
+def check_embed_inputs(request: pb.EmbedRequest, limits: common_pb2.ModelLimits, found: Violations) -> None:
+    """Each text or token ids, some."""
+    num_inputs = len(request.inputs)
+    good = 1 <= num_inputs <= MAX_EMBED_INPUTS
+    found.add_unless(good, "inputs", f"has {num_inputs} prompts; send 1 to {MAX_EMBED_INPUTS}")
+    for i, item in enumerate(request.inputs[:MAX_EMBED_INPUTS]):
+        kind = item.WhichOneof("input")
+        if kind == "token_ids":
+            _check_ids(item.token_ids, f"inputs[{i}].token_ids.ids", limits, found)
+        elif not item.text:
+            found.add(f"inputs[{i}]", "is empty; send at least one token")
+    known = request.pooling in pb.Pooling.values()
+    found.add_unless(known, "pooling", f"is {request.pooling}, which is no Pooling")
+
+
+def _check_ids(token_ids: pb.TokenIds, field: str, limits: common_pb2.ModelLimits, found: Violations) -> None:
+    found.add_unknown_ids(token_ids.ids, field, limits)
+    found.add_unless(token_ids.ids, field, "is empty; send at least one token")
+
+
+def check_messages(request: pb.ChatRequest, found: Violations) -> None:
+    """A conversation of some turns, each with a role."""
+    if not 1 <= len(request.messages) <= MAX_MESSAGES:
+        found.add("messages", f"has {len(request.messages)} messages; send 1 to {MAX_MESSAGES}")
+    for i, message in enumerate(request.messages):
+        if not 1 <= len(message.role) <= MAX_ROLE_CHARS:
+            found.add(f"messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
+
+
+def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: Violations, *, is_ranked: bool) -> None:
+    """When to end. `is_ranked`: choices are known at the end only (best_of above n, beams)."""
+    if stop.HasField("max_tokens") and stop.max_tokens == 0:
+        found.add("stop.max_tokens", "is 0; must be at least 1 (leave it out for up to the model's context)")
+    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens > 0:
+        found.add("stop.min_tokens", f"is {stop.min_tokens}, above max_tokens = {stop.max_tokens}")
+    if stop.min_tokens >= limits.max_model_len:
+        found.add("stop.min_tokens", f"is {stop.min_tokens}; the context has {limits.max_model_len} tokens")
+    if stop.stop_strings and is_ranked:
+        text = "cannot be used with best_of above n or beams, which are ranked as tokens; use stop_token_ids"
+        found.add("stop.stop_strings", text)
+    if len(stop.stop_strings) > MAX_STOP_STRINGS:
+        found.add("stop.stop_strings", f"has {len(stop.stop_strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    for i, text in enumerate(stop.stop_strings[:MAX_STOP_STRINGS]):
+        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+            found.add(f"stop.stop_strings[{i}]", f"must have 1 to {MAX_STOP_STRING_CHARS} characters")
+    if len(stop.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        found.add(
+            "stop.stop_token_ids", f"has {len(stop.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
+        )
+    found.add_unknown_ids(stop.stop_token_ids, "stop.stop_token_ids", limits)
+
+
+def check_structured(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:
+    """What the output must match, beside when to end. Whether it compiles: `wording`."""
+    kind = request.WhichOneof("structured_output")
+    if kind is not None and request.stop.ignore_eos:
+        found.add(
+            "stop.ignore_eos",
+            f"is true beside structured_output.{kind}: an output that matches ends with an end-of-sequence token, and nothing can "
+            "follow it; leave one of the two out",
+        )
+
+
+def check_surroundings(request: _Surrounded, found: Violations) -> None:
+    """Order, cache and labels."""
+    if abs(request.scheduling.priority) > MAX_PRIORITY:
+        found.add("scheduling.priority", f"must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}")
+    if len(request.cache.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        found.add("cache.cache_salt", f"is longer than {MAX_CACHE_SALT_BYTES} bytes")
+    _check_labels(request.labels, found)
+
+
+def _check_labels(labels: Mapping[str, str], found: Violations) -> None:
+    if len(labels) > MAX_LABELS:
+        found.add("labels", f"has {len(labels)} labels; at most {MAX_LABELS} are allowed")
+    for name, value in labels.items():
+        if not name or len(name.encode()) > MAX_LABEL_BYTES or len(value.encode()) > MAX_LABEL_BYTES:
+            found.add(
+                "labels", f"has a name or value that is empty or longer than {MAX_LABEL_BYTES} bytes: {name[:64]!r}"
+            )

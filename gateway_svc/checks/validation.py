@@ -1,0 +1,273 @@
+"""What a request may ask for, and every default, in one place. Pure: no I/O; also used in process by `quire.LLM`.
+
+defaults = SamplingDefaults.from_generation_config(text_model.generation_config)
+check_parameters(request, limits)                                               before tokenising: cheap mistakes first
+resolved = resolve(request, prompt_token_ids, limits, defaults, text_model)     after it
+submit = resolved.submit(request_id)                                            what the scheduler is told
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from gateway_svc.checks import sampling_checks
+from gateway_svc.checks.parameter_checks import (
+    check_embed_inputs,
+    check_messages,
+    check_prompt,
+    check_stop,
+    check_structured,
+    check_surroundings,
+)
+from gateway_svc.checks.violations import Violations
+from gateway_svc.checks.wording import Wording, bad_word_sequences, compiled_grammar
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common import columns
+from svc_common.errors import InvalidArgument, OutOfRange
+
+AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values that absent sampling fields take. `top_k` 0 = all."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
+        """The model author's values where the checkpoint has them."""
+        ours = cls()
+        return cls(
+            temperature=float(_value(config, "temperature", ours.temperature)),
+            top_p=float(_value(config, "top_p", ours.top_p)),
+            top_k=int(_value(config, "top_k", ours.top_k)),
+            min_p=float(_value(config, "min_p", ours.min_p)),
+            repetition_penalty=float(_value(config, "repetition_penalty", ours.repetition_penalty)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request with every default applied. `priority` has the public polarity: higher = sooner.
+
+    `num_choices` are returned of `best_of` sequences, which are beams where `beam` is there. `task`: tokens, or a kind of vector.
+    """
+
+    prompt_token_ids: list[int]
+    sampling: common_pb2.ResolvedSampling
+    stop: common_pb2.StopRules
+    stop_strings: tuple[str, ...]
+    priority: int
+    cache_salt: str
+    no_cache_reuse: bool
+    labels: dict[str, str]
+    num_choices: int = 1
+    best_of: int = 1
+    beam: common_pb2.BeamRules | None = None
+    task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
+
+    def submit(self, request_id: str, adapter: str = "") -> engine_pb2.Submit:
+        """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
+        return engine_pb2.Submit(
+            request_id=request_id,
+            token_ids=columns.pack(self.prompt_token_ids),
+            sampling=self.sampling,
+            stop=self.stop,
+            num_choices=self.num_choices,
+            best_of=self.best_of,
+            beam=self.beam,
+            priority=-self.priority,
+            cache_salt=self.cache_salt,
+            no_cache_reuse=self.no_cache_reuse,
+            adapter=adapter,
+            task=self.task,
+        )
+
+
+def parse(cls: type[M], raw: bytes) -> M:
+    """`raw` as a message. InvalidArgument for malformed protobuf and for text that is not UTF-8."""
+    try:
+        return cls.FromString(raw)
+    except DecodeError as error:
+        raise InvalidArgument.field(
+            "request",
+            f"is no valid {cls.DESCRIPTOR.full_name}: malformed protobuf, or a text field that is not UTF-8",
+        ) from error
+
+
+def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> None:
+    """InvalidArgument with one violation per wrong field; looks at everything but the prompt's tokens."""
+    found = Violations()
+    if isinstance(request, inference_pb2.ChatRequest):
+        check_messages(request, found)
+    else:
+        check_prompt(request, limits, found)
+    sampling_checks.check_sampling(request.sampling, limits, found)
+    sampling_checks.check_response(request.response, found)
+    check_stop(request.stop, limits, found, is_ranked=sampling_checks.is_ranked(request.sampling))
+    check_structured(request, found)
+    check_surroundings(request, found)
+    found.raise_if_any()
+
+
+def check_embed(request: inference_pb2.EmbedRequest, limits: common_pb2.ModelLimits) -> None:
+    """The same of a request for vectors."""
+    found = Violations()
+    check_embed_inputs(request, limits, found)
+    check_surroundings(request, found)
+    found.raise_if_any()
+
+
+def check_token_ids(token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
+    """InvalidArgument naming the first id that is outside the vocabulary."""
+    found = Violations()
+    found.add_unknown_ids(token_ids, field, limits)
+    found.raise_if_any()
+
+
+def check_prompt_length(num_tokens: int, limits: common_pb2.ModelLimits) -> None:
+    """OutOfRange, with limit and length in its metadata, when no output token would fit behind the prompt."""
+    longest = limits.max_model_len - 1
+    if num_tokens > longest:
+        raise OutOfRange(
+            f"the prompt has {num_tokens} tokens; {limits.model} takes at most {longest} (its context is "
+            f"{limits.max_model_len}, prompt and output together); send a shorter one",
+            reason="PROMPT_TOO_LONG",
+            metadata={
+                "limit": str(longest),
+                "prompt_tokens": str(num_tokens),
+                "max_model_len": str(limits.max_model_len),
+            },
+        )
+
+
+def resolve(
+    request: AnyRequest,
+    prompt_token_ids: Sequence[int],
+    limits: common_pb2.ModelLimits,
+    defaults: SamplingDefaults,
+    wording: Wording,
+    *,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+) -> ResolvedRequest:
+    """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar.
+
+    Raises InvalidArgument for a prompt of no tokens and for a grammar or a bad word of no use, OutOfRange for a prompt that is too
+    long. `max_tokens` is cut to what fits.
+    """
+    if not prompt_token_ids:
+        field = "messages" if isinstance(request, inference_pb2.ChatRequest) else request.WhichOneof("prompt")
+        raise InvalidArgument.field(field or "prompt", "has no tokens; send at least one")
+    check_prompt_length(len(prompt_token_ids), limits)
+    sampling_checks.check_prompt_logprobs(request.response, len(prompt_token_ids))
+    sampling = _resolved_sampling(request, limits, defaults)
+    sampling.seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
+    sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
+    if (grammar := compiled_grammar(request, wording)) is not None:
+        sampling.grammar.CopyFrom(grammar)
+    return ResolvedRequest(
+        prompt_token_ids=list(prompt_token_ids),
+        sampling=sampling,
+        stop=_resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids)),
+        stop_strings=tuple(request.stop.stop_strings),
+        priority=request.scheduling.priority,
+        cache_salt=request.cache.cache_salt,
+        no_cache_reuse=request.cache.no_reuse,
+        labels=dict(request.labels),
+        num_choices=sampling_checks.num_choices(request.sampling),
+        best_of=sampling_checks.num_sequences(request.sampling),
+        beam=_beam(request.sampling),
+    )
+
+
+def resolve_embed(
+    request: inference_pb2.EmbedRequest, prompt_token_ids: Sequence[int], limits: common_pb2.ModelLimits
+) -> ResolvedRequest:
+    """One prompt of a request for vectors that passed `check_embed`; nothing is sampled. OutOfRange for one that is too long."""
+    check_prompt_length(len(prompt_token_ids), limits)
+    last = request.pooling == inference_pb2.POOLING_LAST
+    return ResolvedRequest(
+        prompt_token_ids=list(prompt_token_ids),
+        sampling=common_pb2.ResolvedSampling(top_p=1.0),
+        stop=common_pb2.StopRules(max_tokens=1),
+        stop_strings=(),
+        priority=request.scheduling.priority,
+        cache_salt=request.cache.cache_salt,
+        no_cache_reuse=request.cache.no_reuse,
+        labels=dict(request.labels),
+        task=common_pb2.TASK_EMBED_LAST if last else common_pb2.TASK_EMBED_MEAN,
+    )
+
+
+# --- defaults --------------------------------------------------------------------------------------------------------
+
+
+def _value(config: Mapping[str, Any], name: str, default: float) -> Any:
+    value = config.get(name)
+    return default if value is None else value
+
+
+def _given(message: Message, name: str, default: Any) -> Any:
+    return getattr(message, name) if message.HasField(name) else default
+
+
+def _resolved_sampling(
+    request: AnyRequest, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
+) -> common_pb2.ResolvedSampling:
+    asked, response = request.sampling, request.response
+    biases = sorted(asked.logit_bias.items())
+    num_prompt_logprobs = min(response.num_prompt_logprobs, limits.vocab_size)
+    return common_pb2.ResolvedSampling(
+        **_shape(asked, limits, defaults),
+        repetition_penalty=_given(asked, "repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias_ids=columns.pack([token_id for token_id, _ in biases]),
+        logit_biases=columns.pack([bias for _, bias in biases], columns.F32),
+        allowed_token_ids=columns.pack(sorted(set(asked.allowed_token_ids))),
+        logprobs=response.logprobs or response.num_top_logprobs > 0,
+        num_top_logprobs=min(response.num_top_logprobs, limits.vocab_size),
+        num_prompt_logprobs=num_prompt_logprobs if response.HasField("num_prompt_logprobs") else None,
+    )
+
+
+def _shape(
+    asked: inference_pb2.SamplingParams, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
+) -> dict[str, Any]:
+    """What reshapes the distribution; a beam search takes it as it is."""
+    if asked.HasField("beam"):
+        return {"temperature": 0.0, "top_p": 1.0}
+    return {
+        "temperature": _given(asked, "temperature", defaults.temperature),
+        "top_p": _given(asked, "top_p", defaults.top_p),
+        "top_k": min(_given(asked, "top_k", defaults.top_k), limits.vocab_size),
+        "min_p": _given(asked, "min_p", defaults.min_p),
+    }
+
+
+def _beam(asked: inference_pb2.SamplingParams) -> common_pb2.BeamRules | None:
+    if not asked.HasField("beam"):
+        return None
+    stop = asked.beam.early_stopping or common_pb2.BEAM_STOP_WHEN_UNBEATABLE
+    return common_pb2.BeamRules(length_penalty=_given(asked.beam, "length_penalty", 1.0), stop=stop)
+
+
+def _resolved_stop(stop: inference_pb2.StopConditions, room: int) -> common_pb2.StopRules:
+    max_tokens = min(_given(stop, "max_tokens", room), room)
+    return common_pb2.StopRules(
+        max_tokens=max_tokens,
+        min_tokens=min(stop.min_tokens, max_tokens),
+        ignore_eos=stop.ignore_eos,
+        stop_token_ids=stop.stop_token_ids,
+    )

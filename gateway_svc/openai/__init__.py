@@ -1,0 +1,1 @@
+"""The HTTP door: OpenAI's API as a bridge over the pipeline."""

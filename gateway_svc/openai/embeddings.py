@@ -1,0 +1,66 @@
+"""POST /v1/embeddings: OpenAI's request as ours, our vectors in OpenAI's shape. Pure.
+
+vLLM's extra fields `normalize` (default: true) and `priority` work, and our own `pooling`: "mean" (default) or "last".
+"""
+
+import base64
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway_svc.openai.fields import I32, U32, parse_body, prompts_of, refuse, set_given
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common import columns
+
+_POOLINGS = {None: pb.POOLING_UNSPECIFIED, "mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": (), "messages": ()}
+
+
+class EmbeddingRequest(BaseModel):
+    """The body. `dimensions` must be the model's own, where it is given."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input: str | list[str] | list[U32] | list[list[U32]]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: U32 | None = None
+    pooling: Literal["mean", "last"] | None = None
+    normalize: bool | None = None
+    priority: I32 | None = None
+
+    @classmethod
+    def parse(cls, body: bytes) -> "EmbeddingRequest":
+        """The request in `body`; InvalidArgument where it is none."""
+        return parse_body(cls, body, _NEUTRAL)[0]
+
+    def message(self) -> pb.EmbedRequest:
+        """As our own API has it."""
+        request = pb.EmbedRequest(model=self.model, pooling=_POOLINGS[self.pooling])
+        for prompt in prompts_of(self.input):
+            if isinstance(prompt, str):
+                request.inputs.add(text=prompt)
+            else:
+                request.inputs.add(token_ids=pb.TokenIds(ids=prompt))
+        set_given(request, normalize=self.normalize)
+        set_given(request.scheduling, priority=self.priority)
+        return request
+
+    def answer(self, response: pb.EmbedResponse) -> dict[str, Any]:
+        """OpenAI's JSON. InvalidArgument where the vectors have other `dimensions`."""
+        size = len(response.embeddings[0].values)
+        if self.dimensions not in (None, size):
+            refuse("dimensions", f"is {self.dimensions}; vectors of this model have {size}, which cannot be changed")
+        data = [
+            {"object": "embedding", "index": i, "embedding": self._encoded(embedding)}
+            for i, embedding in enumerate(response.embeddings)
+        ]
+        num_tokens = response.usage.prompt_tokens
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": response.model, "usage": usage}
+
+    def _encoded(self, embedding: pb.Embedding) -> list[float] | str:
+        """Numbers, or their little-endian float32 bytes in base64."""
+        if self.encoding_format == "base64":
+            return base64.b64encode(columns.pack(embedding.values, columns.F32)).decode()
+        return list(embedding.values)

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat template, detokenising, stop strings. No weights, no calls."""

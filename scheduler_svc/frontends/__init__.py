@@ -1,0 +1,1 @@
+"""The gateways that read, and what is still to be written to each."""

@@ -1,0 +1,92 @@
+"""What came out of a request as the parts of an `EngineMessage`: columns of tokens, ends, and what comes once before the end."""
+
+from dataclasses import dataclass, field
+
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores
+from scheduler_svc.requests.live_request import Outlet
+from scheduler_svc.workers.result import Top
+from svc_common import columns
+
+
+@dataclass(slots=True)
+class TokenRuns:
+    """Token columns of a message being built."""
+
+    handles: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)
+    any_logprobs: bool = False
+
+    def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
+        """What is new of a choice since its cursor, which moves on."""
+        start = outlet.cursors[choice]
+        new = output.tokens[start:]
+        self.handles.append(outlet.handle)
+        self.choices.append(choice)
+        self.offsets.append(start)
+        self.counts.append(len(new))
+        self.token_ids.extend(new)
+        self.any_logprobs |= bool(output.logprobs)
+        self.logprobs.extend(output.logprobs[start:] if output.logprobs else [0.0] * len(new))
+        self.tops.extend(output.tops[start:] if output.tops else [[]] * len(new))
+        outlet.cursors[choice] = start + len(new)
+
+    def message(self) -> engine_pb2.TokenColumns:
+        """All of it."""
+        found = engine_pb2.TokenColumns(
+            handles=columns.pack(self.handles, columns.U32),
+            choices=columns.pack(self.choices, columns.U32),
+            token_offsets=columns.pack(self.offsets, columns.U32),
+            counts=columns.pack(self.counts, columns.U32),
+            token_ids=columns.pack(self.token_ids),
+            logprobs=columns.pack(self.logprobs, columns.F32) if self.any_logprobs else b"",
+        )
+        if any(self.tops):
+            pairs = [pair for top in self.tops for pair in top]
+            found.top_counts = columns.pack([len(top) for top in self.tops], columns.U32)
+            found.top_token_ids = columns.pack([token for token, _ in pairs])
+            found.top_logprobs = columns.pack([logprob for _, logprob in pairs], columns.F32)
+        return found
+
+
+def finished_message(
+    handle: int, number: int, choice: ChoiceOutput, account: engine_pb2.RequestAccount | None = None
+) -> engine_pb2.Finished:
+    """The end of a choice; of the last one with the request's account."""
+    ending = choice.ending
+    assert ending is not None
+    return engine_pb2.Finished(
+        handle=handle,
+        choice=number,
+        reason=ending.reason,
+        stop_token_id=ending.stop_token_id,
+        num_output_tokens=len(choice.tokens),
+        last=account is not None,
+        account=account,
+        score=ending.score,
+    )
+
+
+def put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
+    """What comes once, before the end."""
+    output = outlet.live.output
+    if output.embedding:
+        message.embeddings.add(handle=outlet.handle, values=output.embedding)
+    if output.prompt is not None:
+        message.prompt_logprobs.append(prompt_logprobs_message(outlet.handle, output.prompt))
+
+
+def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.PromptLogprobs:
+    """Log probabilities of a prompt."""
+    return engine_pb2.PromptLogprobs(
+        handle=handle,
+        logprobs=prompt.logprobs.tobytes(),
+        num_top=prompt.top_ids.shape[1],
+        top_token_ids=prompt.top_ids.tobytes(),
+        top_logprobs=prompt.top_logprobs.tobytes(),
+    )

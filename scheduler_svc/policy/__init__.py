@@ -1,0 +1,1 @@
+"""What an operator chose: words, files and knobs, and the policy and limits that they come to."""

@@ -1,0 +1,217 @@
+"""What an operator chose, as one object: a policy and the limits that go with it, once the worker's size is known.
+
+Not here: how it is put together from names, files and single keys (`policy_assembly`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from block_manager.hashing import Rename
+from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
+from scheduler_svc.core.spec import PolicySpec, knob_names
+from scheduler_svc.policy.keys import ASYNC, CACHE_TYPE, Assignment, bad, check_limit, checked, from_texts, limit_names
+from scheduler_svc.policy.lanes import cache_type_of, check_chunks
+from svc_common.errors import ConfigError
+
+Spelling = Callable[[str], str]
+
+_DEFAULT_NUM_SEQS = 256
+_DEFAULT_BATCHED_TOKENS = 2048
+_DEFAULT_CHUNKED_TOKENS = 512
+_ANY_NUMBER = 2**31
+WHOLE, CHUNKED = "prefill_or_decode", "decode_then_prefill"
+PLACEHOLDERS = "placeholders"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSize:
+    """What a worker has, as far as the core's limits depend on it. `sliding_window`: of all layers of its model, in tokens;
+    0 = some layer has none."""
+
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    max_model_len: int
+    sliding_window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy that is sound in itself, and the limits that were given, each with where. Numbers not given follow the worker."""
+
+    spec: PolicySpec
+    given: Mapping[str, Assignment] = field(default_factory=dict)
+    spelled: Spelling = str
+
+    @classmethod
+    def with_limits(cls, spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spelling) -> "PolicyChoice":
+        """One whose limits can be. ConfigError for a given one that cannot, or that the policy does not have."""
+        for name in limit_names():
+            if name in given:
+                check_limit(given[name])
+        check_chunks(spec, given)
+        threshold = given.get("long_prefill_token_threshold")
+        if spec.phases != "mixed" and threshold is not None and threshold.value:
+            raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
+        return cls(spec, given, spelled)
+
+    def max_model_len(self, of_worker: int) -> int:
+        """The worker's, or less where less was asked for. ConfigError for more."""
+        return self._at_most("max_model_len", of_worker, "tokens are what the worker's model takes")
+
+    def largest_step(self, max_model_len: int) -> tuple[int, int]:
+        """(tokens, sequences) of the largest step. ConfigError where they contradict each other (R48)."""
+        tokens = self._limit("max_num_batched_tokens", self._default_tokens(max_model_len))
+        seqs = self._limit("max_num_seqs", self._default_seqs(tokens))
+        if tokens < seqs:
+            raise ConfigError(
+                f"{self._named('max_num_batched_tokens')} ({tokens}) must not be less than {self._named('max_num_seqs')} "
+                f"({seqs}): every running sequence needs one token per step",
+                reason="BAD_LIMIT",
+            )
+        return tokens, seqs
+
+    def core_limits(self, worker: WorkerSize) -> CoreLimits:
+        """Limits of a core on this worker. ConfigError where it has less than was asked for, or the policy cannot live with it."""
+        asked = self._limit("block_size", worker.block_size)
+        if asked != worker.block_size:
+            raise bad(
+                self.given["block_size"].origin,
+                f"the worker's blocks have {worker.block_size} tokens; start it with --block-size {asked}",
+            )
+        max_model_len = self.max_model_len(worker.max_model_len)
+        tokens, seqs = self.largest_step(max_model_len)
+        fit = "blocks fit at the worker; lower it or give the worker more memory"
+        limits = CoreLimits(
+            block_size=worker.block_size,
+            num_gpu_blocks=self._at_most("num_gpu_blocks", worker.num_gpu_blocks, fit),
+            num_cpu_blocks=self._at_most("num_cpu_blocks", worker.num_cpu_blocks, fit),
+            max_model_len=max_model_len,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            **self._switches(),
+        )
+        try:
+            self.spec.check(limits)
+        except ConfigError as error:
+            origin = self._origin(error.metadata.get("field", "max_num_batched_tokens"))
+            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        return limits
+
+    def effective(self) -> dict[str, Any]:
+        """All keys with the values the service uses; None where the worker decides, or where nothing is the value."""
+        tokens = self._limit("max_num_batched_tokens", None if self._runs_whole() else self._default_tokens(1))
+        limits = {name: self._limit(name, None) for name in limit_names()} | self._switches()
+        limits |= {
+            "max_num_batched_tokens": tokens,
+            "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
+        }
+        knobs = {name: getattr(self.spec, name) for name in knob_names()}
+        switches = {ASYNC: self.spec.progress == PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
+        return {**knobs, **switches, **limits}
+
+    def for_model(self, worker: WorkerSize) -> "PolicyChoice":
+        """The choice as the worker's model has it: with its window, where the cache rules can free what is behind it (R105).
+
+        Those of v0 cannot with prefix caching; they keep all blocks then.
+        """
+        keeps_all = self.spec.is_v0 and self._switches()["prefix_caching"]
+        if not worker.sliding_window or keeps_all:
+            return self
+        return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
+
+    def build(self, limits: CoreLimits, rename: Rename | None = None) -> Scheduler:
+        """The core. `rename`: as in `presets.build`."""
+        return presets.build(self.spec, limits, rename=rename)
+
+    def changed(self, sets: Iterable[str], option: str) -> "PolicyChoice":
+        """The choice with other values for keys that a running core can change; ConfigError for others, by the name `option`."""
+        new = {a.key: a for a in map(checked, from_texts(sets, option))}
+        for key, assignment in new.items():
+            live = (*(LIVE_TASK_KNOBS if self.spec.schedules_tasks else LIVE_KNOBS), *LIVE_LIMITS)
+            if key not in live:
+                can = f"what can be changed while the scheduler runs: {', '.join(live)}"
+                raise bad(assignment.origin, f"{key} is fixed at start; {can}", field=key)
+        knobs = {key: a.value for key, a in new.items() if key in knob_names()}
+        try:
+            spec = replace(self.spec, **knobs)
+        except ConfigError as error:
+            wrong = error.metadata.get("field", "")
+            origin = new[wrong].origin if wrong in new else option
+            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
+
+    def check(self) -> None:
+        """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
+        if self.spec.sliding_window is not None:
+            raise bad(self._origin("sliding_window"), "sliding_window is the model's: the worker says it, leave it out")
+        for knob, value in self._not_served():
+            raise bad(self._origin(knob), f"{knob}={value}: the core plans it, but this service cannot run it yet")
+        any_length = 1 if "max_num_batched_tokens" in self.given else _ANY_NUMBER
+        length = self._limit("max_model_len", any_length)
+        size = WorkerSize(
+            self._limit("block_size", 1),
+            self._limit("num_gpu_blocks", _ANY_NUMBER),
+            self._limit("num_cpu_blocks", 0),
+            length,
+        )
+        self.core_limits(size)
+
+    def _not_served(self) -> list[tuple[str, Any]]:
+        """Knobs whose work no worker does yet, or that only the recordings want."""
+        spec = self.spec
+        rules = (
+            ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != PLACEHOLDERS),
+            ("cache", spec.cache == "none"),
+            ("defects", spec.defects == "recorded"),
+            ("scheduler_type", not {PREFILL_ONLY, DECODE_ONLY}.isdisjoint(words_of(spec.scheduler_type))),
+        )
+        return [(knob, getattr(spec, knob)) for knob, wrong in rules if wrong]
+
+    def _default_tokens(self, max_model_len: int) -> int:
+        """R48 for the schedulers of v0; one number for the others."""
+        if self.spec.phases == CHUNKED:
+            return _DEFAULT_CHUNKED_TOKENS
+        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole() else _DEFAULT_BATCHED_TOKENS
+
+    def _runs_whole(self) -> bool:
+        """Whether prompts are never cut, so that the budget follows the model's length."""
+        if self.spec.schedules_tasks:
+            return self.spec.prefill_chunk_size is None
+        return self.spec.phases == WHOLE or not (self.spec.phases == CHUNKED or self._switches()["chunked_prefill"])
+
+    def _is_chunked(self) -> bool:
+        return self.spec.prefill_chunk_size is not None if self.spec.schedules_tasks else self.spec.phases != WHOLE
+
+    def _default_seqs(self, tokens: int | None) -> int:
+        return _DEFAULT_NUM_SEQS if tokens is None else min(_DEFAULT_NUM_SEQS, tokens)
+
+    def _switches(self) -> dict[str, Any]:
+        return {
+            "prefix_caching": self._limit("prefix_caching", not self.spec.schedules_tasks),
+            "chunked_prefill": self._limit("chunked_prefill", self._is_chunked()),
+            "long_prefill_token_threshold": self._limit("long_prefill_token_threshold", 0),
+        }
+
+    def _limit(self, name: str, default: Any) -> Any:
+        return self.given[name].value if name in self.given else default
+
+    def _at_most(self, name: str, most: int, why: str) -> int:
+        value: int = self._limit(name, most)
+        if value > most:
+            raise ConfigError(f"{self._named(name)} is {value}, only {most} {why}", reason="CACHE_TOO_SMALL")
+        return value
+
+    def _named(self, limit: str) -> str:
+        """A limit as the person knows it who set it; options that were not given are named as options."""
+        assignment = self.given.get(limit)
+        return assignment.origin.partition("=")[0] if assignment is not None else self.spelled(limit)
+
+    def _origin(self, knob: str) -> str:
+        assignment = self.given.get(knob)
+        return assignment.origin if assignment is not None else f"{self.spelled('policy')} {self.spec.name}"

@@ -1,0 +1,1 @@
+"""Accepted requests of the service, from a `Submit` to their single terminal message."""

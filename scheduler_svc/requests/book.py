@@ -1,0 +1,292 @@
+"""All accepted requests of the service, from acceptance to their single terminal message.
+
+Owner of the tables of `LiveRequest`s. What waits for the step loop is in `loop_inputs`. Nothing here knows streams (`frontends`) or
+workers.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.deadlines import EXPIRED
+from scheduler_svc.core.plan import EndedSequence, TokenRun
+from scheduler_svc.core.reasons import Event
+from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.requests.choice_output import Ending
+from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
+from scheduler_svc.requests.live_request import LiveRequest, Place, Timeline
+from scheduler_svc.requests.loop_inputs import LoopInputs
+from scheduler_svc.requests.retention import Retention
+from scheduler_svc.requests.spans import RequestSpans
+from scheduler_svc.requests.submission import Submission
+from scheduler_svc.requests.waiting_room import WaitingRoom
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.workers.result import PromptRun, TokenExtras
+from svc_common import rpc
+from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError
+
+
+class RequestBook:
+    """Every accepted request ends exactly once here. `clock`: monotonic ns.
+
+    `wake`: set when the loop has something to take, from `inputs`, which the book fills, or of its own.
+    """
+
+    def __init__(self, settings: SchedulerSettings, spans: RequestSpans, clock: Callable[[], int]) -> None:
+        self.wake = asyncio.Event()
+        self._settings = settings
+        self._spans = spans
+        self._clock = clock
+        self._by_key: dict[tuple[str, str], LiveRequest] = {}
+        self._by_core_id: dict[str, LiveRequest] = {}
+        self.inputs = LoopInputs(self.wake)
+        self._deadlines = DeadlineWatch(clock, self._by_core_id)
+        self._room = WaitingRoom(settings)
+        self._retained = Retention(settings, clock)
+
+    # --- looking up ----------------------------------------------------------------------------------------------
+
+    def find(self, tenant: str, request_id: str) -> LiveRequest | None:
+        """The live or retained request of that public id."""
+        self._forget_expired()
+        return self._by_key.get((tenant, request_id))
+
+    def in_core(self, core_id: str) -> LiveRequest | None:
+        """The request behind a core id."""
+        return self._by_core_id.get(core_id)
+
+    def num_users(self, adapter_id: int) -> int:
+        """Requests in the core, or on their way back to it, that use an adapter."""
+        return sum(
+            live.request is not None and live.request.lora_id == adapter_id for live in self._by_core_id.values()
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were never scheduled."""
+        return self._room.num_requests
+
+    def live(self) -> Iterator[LiveRequest]:
+        """All that have not ended; the book may change while iterating."""
+        return iter(list(self._by_core_id.values()))
+
+    # --- inputs: from frontends -----------------------------------------------------------------------------------
+
+    def accept(self, submission: Submission) -> LiveRequest:
+        """Takes a new request. AlreadyExists for a known id; ResourceExhausted when the queue is full; DeadlineExceeded."""
+        now_ns = self._clock()
+        if submission.key in self._by_key:
+            raise AlreadyExists(f"request {submission.request_id} exists already", reason="DUPLICATE_REQUEST")
+        if submission.deadline_ns is not None and submission.deadline_ns <= now_ns:
+            raise deadline_passed(was_started=False)
+        if not submission.resubmitted:
+            self._room.check(len(submission.prompt), now_ns)
+        live = LiveRequest(
+            core_id=self._core_id(submission),
+            submission=submission,
+            time=Timeline(submission.arrival_ns),
+            output=submission.new_output(),
+        )
+        self._by_key[submission.key] = self._by_core_id[live.core_id] = live
+        self.inputs.enter(live)
+        self._room.enter(len(submission.prompt))
+        if submission.deadline_ns is not None:
+            self._deadlines.add(live.core_id, submission.deadline_ns)
+        self._spans.accepted(live)
+        self.wake.set()
+        return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """Ends it before the next plan; one that is not in the core at once. Over already: nothing."""
+        if live.place is Place.PENDING:
+            self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
+        elif live.place is Place.IN_CORE:
+            self.inputs.cancel(live)
+
+    def stop(self, live: LiveRequest, choice: int, token_offset: int) -> None:
+        """Ends a choice at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it.
+
+        Choices that are ranked, or that there are none of, are not stopped.
+        """
+        choices = live.output.choices
+        if live.is_over or live.output.ranked or choice >= len(choices) or choices[choice].ending is not None:
+            return
+        offset = min(token_offset, len(choices[choice].tokens))
+        if live.place is Place.PENDING:
+            self.stopped(live, choice, offset)
+        else:
+            self.inputs.stop(live, choice, offset)
+
+    def take_expired(self) -> list[LiveRequest]:
+        """Requests whose deadline has passed and that have not ended."""
+        return self._deadlines.take_expired()
+
+    def next_deadline_ns(self) -> int | None:
+        """When `take_expired` has something next, at the latest."""
+        return self._deadlines.next_ns
+
+    # --- progress: from the loop ----------------------------------------------------------------------------------
+
+    def entered(self, live: LiveRequest) -> None:
+        """It is in the core now."""
+        live.place = Place.IN_CORE
+
+    def back_to_pending(self, live: LiveRequest) -> None:
+        """The core it was in is gone; it enters the next one with its tokens. Stops and cancels that wait are kept by name."""
+        live.place = Place.PENDING
+        self.inputs.enter(live)
+
+    def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
+        """It is in the plan of `step`, for that worker, as a newcomer or again after it had left."""
+        live, now_ns = self._by_core_id[core_id], self._clock()
+        live.worker_id = worker_id
+        if live.on_scheduled(now_ns):
+            live.cached_prompt_tokens = cached_prompt_tokens
+            self._room.leave(len(live.submission.prompt))
+            self._room.started(now_ns)
+            live.touch()
+        self._spans.scheduled(live, step)
+
+    def preempted(self, core_id: str, step: int, mode: str) -> None:
+        """It had to leave."""
+        live = self._by_core_id.get(core_id)
+        if live is not None:
+            live.time.num_preemptions += 1
+            live.time.preempted_since_ns = self._clock()
+            self._spans.event(live, "preempted", {"quire.step": step, "quire.preemption_mode": mode})
+
+    def explained(self, event: Event) -> None:
+        """Why it waits from now on: an event of its span."""
+        live = self._by_core_id.get(event.request_id)
+        if live is not None:
+            self._spans.waits(live, event)
+
+    def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
+        """Its blocks are gone; False when it was in a lost step once too often and must be failed."""
+        if live.time.first_scheduled_ns is not None and live.time.preempted_since_ns is None:
+            live.time.preempted_since_ns = self._clock()
+            live.time.num_migrations += 1
+            self._spans.event(live, "worker_lost", {})
+        live.num_losses += in_step
+        self.inputs.lost(live)
+        return live.num_losses < self._settings.max_worker_losses
+
+    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+        """New output."""
+        live = self._by_core_id[run.request_id]
+        if live.time.first_token_ns is None:
+            live.time.first_token_ns = self._clock()
+            self._spans.first_token(live, step)
+        live.last_step = step
+        self.inputs.absolve(live)
+        wants_tops = live.submission.num_top_logprobs > 0
+        live.output.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
+        if not live.output.ranked:
+            live.touch()
+
+    def put_prompt(self, core_id: str, run: PromptRun) -> None:
+        """Log probabilities of some of its prompt's tokens."""
+        live = self._by_core_id.get(core_id)
+        if live is not None and live.output.prompt is not None:
+            live.output.prompt.put(run)
+
+    def put_embedding(self, core_id: str, values: bytes) -> None:
+        """Its prompt's vector; its end follows."""
+        live = self._by_core_id.get(core_id)
+        if live is not None:
+            live.output.embedding = values
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def sequence_ended(self, ended: EndedSequence) -> None:
+        """The core ended a sequence: with an error its request is over, else a choice, or the request if it was the last."""
+        live = self._by_core_id.get(ended.request_id)
+        if live is None:
+            return
+        if ended.status is SequenceStatus.FINISHED_IGNORED:
+            self.fail(live, OutOfRange(ended.error or "it can never be served", reason="NEVER_FITS"))
+        elif ended.error == EXPIRED:
+            self.expire(live)
+        elif ended.error is not None:
+            self.fail(live, Internal(ended.error, reason="STEP_FAILED"))
+        elif live.output.ranked:
+            if ended.request_done:
+                self._rank(live)
+        else:
+            self.choice_ended(live, ended.index, Ending.of(ended.status, ended.stop_token_id))
+
+    def stopped(self, live: LiveRequest, choice: int, offset: int) -> None:
+        """A choice ended at a stop string, after `offset` tokens."""
+        live.output.choices[choice].cut_to(offset)
+        self.choice_ended(live, choice, Ending(common_pb2.FINISH_REASON_STOP))
+
+    def finish(self, live: LiveRequest, reason: common_pb2.FinishReason, *, stop_token_id: int | None = None) -> None:
+        """Its regular end: of all choices that have none yet."""
+        for choice in live.output.choices:
+            choice.ending = choice.ending or Ending(reason, stop_token_id)
+        self._end(live, error=None)
+
+    def choice_ended(self, live: LiveRequest, choice: int, ending: Ending) -> None:
+        """A choice is complete, with the last of them the request."""
+        output = live.output.choices[choice]
+        output.ending = output.ending or ending
+        if all(c.ending is not None for c in live.output.choices):
+            self._end(live, error=None)
+        else:
+            live.touch()
+
+    def _rank(self, live: LiveRequest) -> None:
+        """All sequences are over: the best are the choices (R21, R25)."""
+        assert live.request is not None
+        live.output.rank(live.request)
+        self._end(live, error=None)
+
+    def fail(self, live: LiveRequest, error: QuireError) -> None:
+        """Its end by an error."""
+        if not live.is_over:
+            live.failure = engine_pb2.Failed(error=rpc.to_error_status(error))
+            self._end(live, error=error)
+
+    def expire(self, live: LiveRequest) -> None:
+        """Its end by its deadline."""
+        self.fail(live, deadline_passed(was_started=live.time.first_scheduled_ns is not None))
+
+    def delivered(self, live: LiveRequest) -> None:
+        """Its end was written to its reader; a resumable one is kept for those who come back."""
+        if live.is_over and live.submission.key not in self._retained:
+            self._forget(live)
+
+    def _end(self, live: LiveRequest, *, error: QuireError | None) -> None:
+        if live.is_over:
+            return
+        if live.is_waiting:
+            self._room.leave(len(live.submission.prompt))
+        live.account_at_end, live.place = live.account(self._clock()), Place.ENDED
+        self._by_core_id.pop(live.core_id, None)
+        self.inputs.ended(live)
+        self._spans.ended(live, error)
+        if live.submission.resumable:
+            self._retained.keep(live)
+            self._forget_expired()
+        elif live.outlet is None:
+            self._forget(live)
+        live.touch()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _forget_expired(self) -> None:
+        for live in self._retained.take_expired():
+            if live.outlet is None or live.outlet.end_written:
+                self._forget(live)
+
+    def _forget(self, live: LiveRequest) -> None:
+        if self._by_key.get(live.submission.key) is live:
+            del self._by_key[live.submission.key]
+
+    def _core_id(self, submission: Submission) -> str:
+        """The public id where it is unique, else with the tenant and a number."""
+        base = f"{submission.tenant}:{submission.request_id}" if submission.tenant else submission.request_id
+        names = itertools.chain([base], (f"{base}~{n}" for n in itertools.count(2)))
+        return next(name for name in names if name not in self._by_core_id)

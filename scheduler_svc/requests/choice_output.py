@@ -1,0 +1,128 @@
+"""What came out of a request so far: tokens by choice, with what was asked for beside them.
+
+Choices that are streamed are the sequences of the same index. Ranked ones (beams, best_of above n) are known only when all
+sequences are over: until then nothing of them is delivered.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.common.v1 import common_pb2
+from scheduler_svc.core.plan import TokenRun
+from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.workers.result import PromptRun, TokenExtras
+from svc_common.errors import Internal
+
+_REASONS = {
+    SequenceStatus.FINISHED_STOPPED: common_pb2.FINISH_REASON_STOP,
+    SequenceStatus.FINISHED_LENGTH_CAPPED: common_pb2.FINISH_REASON_LENGTH,
+    SequenceStatus.FINISHED_ABORTED: common_pb2.FINISH_REASON_CANCELLED,
+}
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a choice ended. `stop_token_id`: what stopped it, None = no token did. `score`: what it was ranked by."""
+
+    reason: common_pb2.FinishReason
+    stop_token_id: int | None = None
+    score: float | None = None
+
+    @classmethod
+    def of(cls, status: SequenceStatus, stop_token_id: int | None) -> "Ending":
+        """By a status of the core that is no error."""
+        return cls(_REASONS[status], stop_token_id)
+
+
+@dataclass(slots=True)
+class ChoiceOutput:
+    """Owner of one choice's tokens from offset 0; `logprobs` and `tops` beside them, where asked (of committed ones 0 and none)."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[list[tuple[int, float]]] = field(default_factory=list)
+    ending: Ending | None = None
+
+    def extend(self, tokens: list[int], extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
+        """Appends; `extras` may be of more tokens than these (what lies beyond a stop was cut off)."""
+        count = len(tokens)
+        self.tokens.extend(tokens)
+        if logprobs:
+            given = extras.logprobs[:count] if extras is not None else []
+            self.logprobs.extend(given or [0.0] * count)
+        if tops:
+            likely = extras.tops[:count] if extras is not None else []
+            self.tops.extend(likely or [[] for _ in range(count)])
+
+    def cut_to(self, num_tokens: int) -> None:
+        """Drops what lies beyond."""
+        del self.tokens[num_tokens:]
+        del self.logprobs[num_tokens:]
+        del self.tops[num_tokens:]
+
+    def copy_of(self, num_tokens: int) -> "ChoiceOutput":
+        """Its first tokens, for a fork."""
+        return ChoiceOutput(self.tokens[:num_tokens], self.logprobs[:num_tokens], self.tops[:num_tokens])
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """Log probabilities of the prompt's tokens but the first, as far as they are known: they come with the chunks."""
+
+    logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, num_top: int) -> "PromptScores":
+        """Nothing is known yet."""
+        size = num_prompt_tokens - 1
+        return cls(
+            np.zeros(size, np.float32), np.zeros((size, num_top), np.int32), np.zeros((size, num_top), np.float32)
+        )
+
+    def put(self, run: PromptRun) -> None:
+        """What a step found. Found again after a preemption it is the same."""
+        start = run.start - 1
+        end = start + len(run.logprobs)
+        self.logprobs[start:end] = run.logprobs
+        self.top_ids[start:end], self.top_logprobs[start:end] = run.top_ids, run.top_logprobs
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All choices of a request. `ranked`: known at the end only; meanwhile `sequences` has what its sequences made, by index."""
+
+    choices: list[ChoiceOutput]
+    ranked: bool = False
+    sequences: dict[int, ChoiceOutput] = field(default_factory=dict)
+    prompt: PromptScores | None = None
+    embedding: bytes = b""
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens in all."""
+        return sum(len(choice.tokens) for choice in (self.sequences.values() if self.ranked else self.choices))
+
+    def put(self, run: TokenRun, extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
+        """New tokens of a sequence. Internal where they do not follow those that it has."""
+        if self.ranked and run.forked_from is not None:
+            parent = self.sequences[int(run.forked_from.rpartition("/")[2])]
+            self.sequences[run.index] = parent.copy_of(run.offset)
+        output = self._of_sequence(run.index)
+        if run.offset != len(output.tokens):
+            raise Internal(f"{run.name}: tokens from offset {run.offset} on, after {len(output.tokens)} were delivered")
+        output.extend(run.token_ids, extras, logprobs=logprobs, tops=tops)
+
+    def _of_sequence(self, index: int) -> ChoiceOutput:
+        return self.sequences.setdefault(index, ChoiceOutput()) if self.ranked else self.choices[index]
+
+    def rank(self, request: Request) -> None:
+        """All sequences are over: the best become the choices, best first."""
+        best = request.best_sequences()
+        self.choices = [self.sequences.get(sequence.index, ChoiceOutput()) for sequence in best]
+        for choice, sequence in zip(self.choices, best, strict=True):
+            choice.ending = Ending.of(sequence.status, sequence.stop_token_id)
+            choice.ending.score = request.score(sequence)

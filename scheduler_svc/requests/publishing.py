@@ -1,0 +1,46 @@
+"""What a step gave, put where requests are read: the core's outcome beside what only readers want."""
+
+from collections import Counter
+from typing import Protocol
+
+from scheduler_svc.core.plan import StepOutcome, TokenRun
+from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
+
+
+class Readers(Protocol):
+    """Where requests are read, by their ids in the core."""
+
+    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+        """New output of a sequence."""
+
+    def put_prompt(self, core_id: str, run: PromptRun) -> None:
+        """Log probabilities of some of its prompt's tokens."""
+
+    def put_embedding(self, core_id: str, values: bytes) -> None:
+        """Its prompt's vector."""
+
+
+def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
+    """Tokens, with their extras, to their choices; vectors and prompts' log probabilities to their requests."""
+    step = result.result.step
+    for name, run in result.prompts:
+        book.put_prompt(_request_of(name), run)
+    for name, values in result.embeddings.items():
+        book.put_embedding(_request_of(name), values)
+    born: Counter[str] = Counter()
+    for tokens in outcome.runs:
+        parent = tokens.forked_from or tokens.name
+        extras = result.extras.get(parent)
+        if parent in result.result.children:
+            # The first continues the sequence, the others are forks of it, in order.
+            extras = extras.one(born[parent]) if extras is not None else None
+            born[parent] += 1
+        if tokens.name not in result.embeddings:
+            book.put_tokens(tokens, step, extras if parent not in result.result.candidates else _NONE)
+
+
+_NONE = TokenExtras()
+
+
+def _request_of(name: str) -> str:
+    return name.rpartition("/")[0]

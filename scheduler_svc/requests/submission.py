@@ -1,0 +1,277 @@
+"""From a gateway's `Submit` to a request the core can queue: validated again here, because a peer is not to be trusted.
+
+`parse` needs nothing but the message; `to_core` checks what depends on the model, once a worker has said what it is.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import BeamRules, StopRules
+from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores, RequestOutput
+from scheduler_svc.workers.row_messages import RowSampling
+from svc_common import columns
+from svc_common.clock import NS_PER_S
+from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
+
+MAX_ID_LENGTH = 512
+MAX_STATE_BYTES = 2**20
+MAX_STOP_TOKENS = 4_096
+MAX_CHOICES = 128
+_NO_TOKENS = np.zeros(0, columns.I32)
+_BEAM_STOPS: dict[int, bool | str] = {
+    common_pb2.BEAM_STOP_WHEN_ENOUGH: True,
+    common_pb2.BEAM_STOP_NEVER: "never",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as submitted, well formed. `prompt` and `committed` (by choice): int32 token ids. Times on this process' monotonic
+    clock. `num_choices` of `best_of` sequences are wanted; `beam`: they are beams. `num_prompt_logprobs`: None = not wanted."""
+
+    request_id: str
+    tenant: str
+    prompt: NDArray[np.int32]
+    committed: list[NDArray[np.int32]]
+    sampling: RowSampling
+    stop: StopRules
+    num_choices: int
+    best_of: int
+    beam: BeamRules | None
+    num_top_logprobs: int
+    num_prompt_logprobs: int | None
+    adapter: str
+    priority: int
+    arrival_ns: int
+    deadline_ns: int | None
+    cache_salt: str
+    no_cache_reuse: bool
+    resumable: bool
+    resubmitted: bool
+    frontend_state: bytes
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it the same request: tenant and public id."""
+        return self.tenant, self.request_id
+
+    @property
+    def is_ranked(self) -> bool:
+        """Which sequences are its choices is known at the end only."""
+        return self.beam is not None or self.best_of > self.num_choices
+
+    def row_sampling(self, limits: common_pb2.ModelLimits, adapter_id: int = 0) -> RowSampling:
+        """How its rows are sampled by a model: it says which tokens end a sequence, which none may do below `min_tokens`."""
+        sampling = replace(self.sampling, adapter_id=adapter_id) if adapter_id else self.sampling
+        if self.beam is not None:
+            # As many can end in one step as there are tokens that end a beam, and as many as beams must go on.
+            ends = len(self.stop.stop_token_ids) + (0 if self.stop.ignore_eos else len(limits.eos_token_ids))
+            sampling = replace(sampling, num_candidates=min(max(2, 1 + ends) * self.best_of, limits.vocab_size))
+        if sampling.min_tokens and not self.stop.ignore_eos:
+            return replace(sampling, end_ids=(*sampling.end_ids, *limits.eos_token_ids))
+        return sampling
+
+    def new_output(self) -> RequestOutput:
+        """What it has delivered already."""
+        choices = [ChoiceOutput() for _ in range(self.num_choices)]
+        for choice, tokens in zip(choices, self.committed, strict=False):
+            wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
+            choice.extend(tokens.tolist(), None, **wants)
+        output = RequestOutput(choices, ranked=self.is_ranked)
+        if self.num_prompt_logprobs is not None:
+            output.prompt = PromptScores.of(len(self.prompt), self.num_prompt_logprobs)
+        return output
+
+
+def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
+    """The submission in `submit`. InvalidArgument with every field that is wrong."""
+    _refuse(_violations(submit))
+    prompt = columns.unpack(submit.token_ids, "token_ids", minimum=0)
+    committed = _committed(submit)
+    if not len(prompt):
+        _refuse([FieldViolation("token_ids", "has no tokens; a prompt needs at least one")])
+    return Submission(
+        request_id=submit.request_id,
+        tenant=submit.tenant,
+        prompt=prompt,
+        committed=committed,
+        sampling=_sampling(submit),
+        stop=_stop_rules(submit.stop),
+        num_choices=max(1, submit.num_choices),
+        best_of=_best_of(submit),
+        beam=_beam_rules(submit.beam) if submit.HasField("beam") else None,
+        num_top_logprobs=submit.sampling.num_top_logprobs,
+        num_prompt_logprobs=submit.sampling.num_prompt_logprobs
+        if submit.sampling.HasField("num_prompt_logprobs")
+        else None,
+        adapter=submit.adapter,
+        priority=submit.priority,
+        arrival_ns=now_ns - submit.arrival_age_ns,
+        deadline_ns=now_ns + submit.remaining_ns if submit.remaining_ns else None,
+        cache_salt=submit.cache_salt,
+        no_cache_reuse=submit.no_cache_reuse,
+        resumable=submit.resumable,
+        resubmitted=submit.resubmitted,
+        frontend_state=submit.frontend_state,
+    )
+
+
+def to_core(
+    submission: Submission, core_id: str, output: RequestOutput, limits: common_pb2.ModelLimits, lora_id: int = 0
+) -> Request:
+    """The core's request, going on after what is delivered. InvalidArgument or OutOfRange where the model cannot take it.
+
+    Ranked choices start from the prompt: nothing of them was delivered.
+    """
+    runs = [] if output.ranked else [choice.tokens for choice in output.choices]
+    tokens = [token for run in runs for token in run]
+    _check_vocabulary(submission.prompt, "token_ids", limits)
+    _check_vocabulary(np.asarray(tokens, dtype=columns.I32), "committed.token_ids", limits)
+    _check_length(submission, limits)
+    stop = submission.stop
+    needs_states = submission.num_prompt_logprobs is not None or submission.sampling.task
+    return Request(
+        request_id=core_id,
+        prompt_token_ids=submission.prompt.tolist(),
+        stop=StopRules(
+            max_tokens=stop.max_tokens,
+            min_tokens=stop.min_tokens,
+            ignore_eos=stop.ignore_eos,
+            eos_token_ids=frozenset(limits.eos_token_ids),
+            stop_token_ids=stop.stop_token_ids,
+        ),
+        arrival_time=submission.arrival_ns / NS_PER_S,
+        priority=submission.priority,
+        cache_salt=submission.cache_salt,
+        no_cache_reuse=submission.no_cache_reuse or bool(needs_states),
+        n=submission.num_choices,
+        best_of=submission.best_of,
+        beam=submission.beam,
+        lora_id=lora_id,
+        deadline=None if submission.deadline_ns is None else submission.deadline_ns / NS_PER_S,
+        committed=tokens,
+        committed_counts=[len(run) for run in runs] if len(runs) > 1 and tokens else [],
+        over=[i for i, choice in enumerate(output.choices) if choice.ending is not None and not output.ranked],
+    )
+
+
+def _refuse(violations: list[FieldViolation]) -> None:
+    if violations:
+        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+        raise InvalidArgument(text, reason="INVALID_FIELD", violations=violations)
+
+
+def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
+    sampling, stop = submit.sampling, submit.stop
+    checks = [
+        ("request_id", 0 < len(submit.request_id) <= MAX_ID_LENGTH, f"must have 1 to {MAX_ID_LENGTH} characters"),
+        ("tenant", len(submit.tenant) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
+        ("cache_salt", len(submit.cache_salt) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
+        ("frontend_state", len(submit.frontend_state) <= MAX_STATE_BYTES, f"must have at most {MAX_STATE_BYTES} bytes"),
+        ("num_choices", submit.num_choices <= MAX_CHOICES, f"must be at most {MAX_CHOICES}"),
+        (
+            "best_of",
+            not submit.best_of or max(1, submit.num_choices) <= submit.best_of <= MAX_CHOICES,
+            f"must be num_choices ({submit.num_choices}) to {MAX_CHOICES}",
+        ),
+        ("beam.length_penalty", math.isfinite(submit.beam.length_penalty), "must be finite"),
+        ("task", not (submit.task and (submit.best_of > 1 or submit.num_choices > 1)), "a vector has one choice"),
+        ("sampling", submit.HasField("sampling"), "is missing"),
+        ("sampling.temperature", _at_least(sampling.temperature, 0), "must be a finite number, 0 or more"),
+        ("sampling.top_p", not submit.HasField("sampling") or 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
+        ("sampling.top_k", sampling.top_k < 2**31, "must be below 2^31"),
+        ("stop.max_tokens", 0 < stop.max_tokens < 2**31, "must be at least 1"),
+        ("stop.min_tokens", stop.min_tokens <= stop.max_tokens, "must not be more than stop.max_tokens"),
+        (
+            "stop.stop_token_ids",
+            len(stop.stop_token_ids) <= MAX_STOP_TOKENS,
+            f"must have at most {MAX_STOP_TOKENS} ids",
+        ),
+    ]
+    return [FieldViolation(field, what) for field, good, what in checks if not good]
+
+
+def _at_least(value: float, least: float) -> bool:
+    return math.isfinite(value) and value >= least
+
+
+def _committed(submit: engine_pb2.Submit) -> list[NDArray[np.int32]]:
+    choices = [c.choice for c in submit.committed]
+    if len(set(choices)) < len(choices) or any(choice >= max(1, submit.num_choices) for choice in choices):
+        _refuse([FieldViolation("committed", "must name each choice once at most, of those that there are")])
+    by_choice = {c.choice: columns.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
+    return [by_choice.get(choice, _NO_TOKENS) for choice in range(max(by_choice, default=-1) + 1)]
+
+
+def _best_of(submit: engine_pb2.Submit) -> int:
+    return max(1, submit.num_choices, submit.best_of)
+
+
+def _sampling(submit: engine_pb2.Submit) -> RowSampling:
+    s, has_beam, stop = submit.sampling, submit.HasField("beam"), submit.stop
+    ends = () if not stop.min_tokens else tuple(stop.stop_token_ids)
+    return RowSampling(
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        seed=s.seed,
+        logprobs=s.logprobs,
+        trace=submit.trace if submit.trace.traceparent else None,
+        options=rare_options(s),
+        min_tokens=stop.min_tokens,
+        end_ids=ends,
+        ranked=has_beam or _best_of(submit) > max(1, submit.num_choices),
+        num_candidates=_best_of(submit) if has_beam else 0,
+        task=submit.task,
+    )
+
+
+def rare_options(sampling: common_pb2.ResolvedSampling) -> common_pb2.ResolvedSampling | None:
+    """What goes beyond the columns of `AddedRows`; None for nothing."""
+    rest = common_pb2.ResolvedSampling()
+    rest.CopyFrom(sampling)
+    for name in ("temperature", "top_p", "top_k", "seed", "logprobs"):
+        rest.ClearField(name)
+    if rest.repetition_penalty == 1:
+        rest.ClearField("repetition_penalty")
+    return rest if rest.ByteSize() else None
+
+
+def _beam_rules(beam: common_pb2.BeamRules) -> BeamRules:
+    return BeamRules(beam.length_penalty, _BEAM_STOPS.get(beam.stop, False))
+
+
+def _stop_rules(stop: common_pb2.StopRules) -> StopRules:
+    return StopRules(
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        ignore_eos=stop.ignore_eos,
+        stop_token_ids=frozenset(stop.stop_token_ids),
+    )
+
+
+def _check_vocabulary(ids: NDArray[np.int32], field: str, limits: common_pb2.ModelLimits) -> None:
+    if len(ids) and int(ids.max()) >= limits.vocab_size:
+        _refuse([FieldViolation(field, f"has id {int(ids.max())}; the vocabulary has {limits.vocab_size} entries")])
+
+
+def _check_length(submission: Submission, limits: common_pb2.ModelLimits) -> None:
+    longest = limits.max_model_len - 1
+    if len(submission.prompt) > longest:
+        too_long(len(submission.prompt), longest)
+
+
+def too_long(num_tokens: int, longest: int) -> NoReturn:
+    """OutOfRange with the limit (R23: never reported as a finish reason)."""
+    raise OutOfRange(
+        f"the prompt has {num_tokens} tokens; the longest this model takes is {longest}: shorten the prompt",
+        reason="PROMPT_TOO_LONG",
+        metadata={"limit": str(longest), "num_tokens": str(num_tokens)},
+    )

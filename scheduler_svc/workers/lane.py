@@ -1,0 +1,199 @@
+"""One worker as the step loop drives it: plans out and results in, each in order, and the same worker again after it was away.
+
+Where the core has a worker for each lane there is a `WorkerLane` for each; else one for all lanes. Nothing here knows queues.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protos.worker.v1 import worker_pb2
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.readiness import WorkerReadiness
+from scheduler_svc.workers.link import Ownership, WorkerLink, WorkerLostError
+from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.workers.row_planner import RowPlanner, SamplingLookup
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+_MAX_BREAKS = 2
+_NEW_EPOCH_STATUSES = frozenset({"UNAVAILABLE", "INVALID_ARGUMENT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A plan without a result, as it was sent."""
+
+    plan: StepPlan
+    message: worker_pb2.SchedulerOutputs
+
+
+class WorkerLane:
+    """Owner of the link to one worker, of its rows as it holds them (`planner`), and of `in_flight`: plans without a result.
+
+    `owned`: what the worker said when it was attached last. `is_here`: its stream is open. `is_void`: it holds nothing that anybody
+    counts on: nothing was begun yet, or its sequences were given to others. While it is away, plans for it wait in `in_flight`.
+    """
+
+    def __init__(self, number: int, link: WorkerLink, readiness: WorkerReadiness) -> None:
+        self.number = number
+        self.owned: Ownership | None = None
+        self.planner = RowPlanner(0)
+        self.in_flight: deque[Sent] = deque()
+        self.is_here = False
+        self.is_void = True
+        self.since_ns = monotonic_ns()
+        self._link = link
+        self._readiness = readiness
+        self._attaching: asyncio.Task[Ownership] | None = None
+        self._num_breaks = 0
+
+    @property
+    def address(self) -> str:
+        """The worker's."""
+        return self._link.address
+
+    @property
+    def boot_id(self) -> str:
+        """Of the worker's process."""
+        return self.owned.worker_boot_id if self.owned is not None else ""
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Calls `on_news` when there is something to take."""
+        self._link.on_news = on_news
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take_result` or `take_ownership` has something; results that come while it is attached are for later."""
+        return (self.is_here and self._link.has_news) or (self._attaching is not None and self._attaching.done())
+
+    @property
+    def seconds(self) -> float:
+        """Since it was lost; while it is here since it got a plan when it had none, or gave a result."""
+        return (monotonic_ns() - self.since_ns) / NS_PER_S
+
+    @property
+    def patience_s(self) -> float:
+        """How long a result may take."""
+        return self._link.patience_s
+
+    # --- coming ---------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Begins to look for the worker; the link calls `on_news` when it is there."""
+        if self._attaching is None and not self.is_here:
+            self._attaching = asyncio.create_task(self._link.attach(), name=f"attach-worker-{self.number}")
+            self._attaching.add_done_callback(lambda task: self._link.on_news())
+
+    def take_ownership(self) -> Ownership | None:
+        """The worker is there: what it said; `resume` or `begin` come next. None while it is not."""
+        if self._attaching is None or not self._attaching.done():
+            return None
+        attaching, self._attaching = self._attaching, None
+        self.owned, self.is_here = attaching.result(), True
+        self._readiness.ready()
+        self._touch()
+        log.info("worker %s: epoch %d, resumed: %s", self.address, self.owned.epoch, self.owned.resumed)
+        return self.owned
+
+    async def resume(self) -> None:
+        """It holds what it held: plans without a result go out again, and it repeats results. WorkerLostError."""
+        for sent in self.in_flight:
+            await self._link.send(sent.message)
+
+    def begin(self, num_rows: int) -> None:
+        """It holds nothing; a new epoch with at most so many rows."""
+        assert self.owned is not None
+        self.planner = RowPlanner(num_rows, epoch=self.owned.epoch)
+        self._num_breaks = 0
+        self.is_void = False
+
+    @property
+    def is_fresh(self) -> bool:
+        """It is here, and nothing was sent in its epoch yet."""
+        return self.is_here and (self.is_void or not self.planner.last_step_id)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    async def send(self, plan: StepPlan, sampling: SamplingLookup) -> None:
+        """Sends a plan, or keeps it for the time when the worker is back. WorkerLostError; it is kept then too."""
+        sent = Sent(plan, self.planner.encode(plan, sampling))
+        if self.is_here and not self.in_flight:
+            self._touch()
+        self.in_flight.append(sent)
+        if self.is_here:
+            await self._link.send(sent.message)
+
+    def take_result(self) -> tuple[StepPlan, WorkerResult] | None:
+        """The oldest plan with its result, None before that is there. WorkerLostError when there will be none."""
+        result = None
+        while result is None:
+            message = self._link.take()
+            if message is None:
+                self._check_patience()
+                return None
+            result = self._decode(message)
+        self._check_rows(result)
+        self._num_breaks = 0
+        self._touch()
+        return self.in_flight.popleft().plan, result
+
+    def _decode(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
+        try:
+            return self.planner.decode(message)
+        except InvalidArgument as error:
+            self._link.forget_epoch()
+            raise WorkerLostError(f"a result cannot be read: {error}") from None
+
+    def _check_rows(self, result: WorkerResult) -> None:
+        """After these errors the worker's rows are not what the planner takes them for."""
+        if result.error is not None and result.error.status in _NEW_EPOCH_STATUSES:
+            self._link.forget_epoch()
+            raise WorkerLostError(f"step {result.result.step}: {result.error.message}")
+
+    def _check_patience(self) -> None:
+        if self.in_flight and self.seconds >= self.patience_s:
+            raise WorkerLostError(f"no result for {self.patience_s:g} s")
+
+    # --- going ----------------------------------------------------------------------------------------------------
+
+    def lose(self, error: WorkerLostError) -> None:
+        """The stream is gone. Whether the steps that are out are lost too is known when the worker answers again."""
+        log.warning("worker %s lost: %s", self.address, error)
+        self._num_breaks += 1
+        if self._num_breaks >= _MAX_BREAKS or error.refused:
+            self._link.forget_epoch()
+        self._leave()
+        self._readiness.not_ready(f"the worker at {self.address} was lost: {error}")
+
+    def renew(self) -> None:
+        """What it holds is of no use any more: it begins anew, at once or when it is back."""
+        self._link.forget_epoch()
+        self._leave()
+
+    def empty(self) -> None:
+        """Nobody counts on what it holds any more."""
+        self.in_flight.clear()
+        self.planner = RowPlanner(0)
+        self.is_void = True
+
+    def _leave(self) -> None:
+        if self._attaching is not None:
+            self._attaching.cancel()
+            self._attaching = None
+        self._link.drop()
+        self.is_here = False
+        self._touch()
+
+    def _touch(self) -> None:
+        self.since_ns = monotonic_ns()
+
+    async def close(self) -> None:
+        """The end."""
+        if self._attaching is not None:
+            self._attaching.cancel()
+        await self._link.close()

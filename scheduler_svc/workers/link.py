@@ -1,0 +1,294 @@
+"""The scheduler's end of WorkerService: from an address to a stream of steps, and back there whenever the stream breaks.
+
+Attaching means: who are you, load (`worker_loading`), own (design.md 3.3). A broken stream is resumed in its epoch
+while the worker's process is the same; otherwise the new epoch starts empty. What to send is up to `row_planner`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.policy.choice import PolicyChoice
+from scheduler_svc.readiness import WorkerReadiness
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
+from scheduler_svc.workers.loading import LoadedWorker, WorkerLoader
+from svc_common import rpc
+from svc_common.clock import NS_PER_S
+from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_GOODBYE_S = 0.5
+_SLOWEST_STEPS = 10
+"""Of the slowest step so far: nobody calls a step hung before."""
+
+
+class WorkerLostError(Exception):
+    """The stream to the worker is gone; `str()` says why. Attach again. `refused`: the worker ended it by an error of ours."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """An open Run stream. `resumed`: the worker still holds the rows of this epoch and the results after the last one read."""
+
+    epoch: int
+    resumed: bool
+    worker_boot_id: str
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    cache: CacheCounts
+
+
+class WorkerLink:
+    """Owner of the channel and the Run stream. One caller: its `WorkerLane`.
+
+    `agreement`: what it shares with the links to the other workers. `adapters`: what the worker must have before it runs
+    steps. `on_news`: called when `take` has something.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: rpc.Identity,
+        settings: SchedulerSettings,
+        choice: PolicyChoice,
+        readiness: WorkerReadiness,
+        agreement: CacheAgreement,
+        adapters: AdapterTable,
+    ) -> None:
+        self.address = address
+        self._identity = identity
+        self._settings = settings
+        self._readiness = readiness
+        self._adapters = adapters
+        self._loader = WorkerLoader(address, choice, readiness, agreement)
+        self.on_news: Callable[[], None] = lambda: None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: worker_pb2_grpc.WorkerServiceStub | None = None
+        self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
+        self._loaded: LoadedWorker | None = None
+        self._epoch = 0
+        self._last_step_id = 0
+
+    # --- getting there --------------------------------------------------------------------------------------------
+
+    async def attach(self) -> Ownership:
+        """Tries for ever, with pauses that grow to `reconnect_backoff_s`; why it fails is logged and told to frontends."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await self._attach_once()
+            except grpc.RpcError as error:
+                self._report(rpc.from_rpc_error(error))
+            except WorkerLostError as error:
+                if error.refused:
+                    self._epoch = 0
+                self._report(error)
+            except (QuireError, TimeoutError) as error:
+                self._report(error)
+            self.drop()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._settings.reconnect_backoff_s)
+
+    async def _attach_once(self) -> Ownership:
+        stub = self._connect()
+        answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._settings.connect_timeout_s)
+        rpc.check_peer(answer.identity, f"the worker at {self.address}")
+        if answer.state == worker_pb2.WORKER_STATE_FAILED:
+            raise Unavailable(f"the worker at {self.address} lost its engine and ends", reason="WORKER_FAILED")
+        loaded = self._loaded
+        if loaded is None or loaded.boot_id != answer.identity.boot_id:
+            loaded = self._loaded = await self._loader.load(stub, answer.identity.boot_id)
+            self._epoch = 0
+        owned = await self._own(stub, loaded)
+        # Always: to a new owner's worker numbers have no meaning yet, and one that goes on may have missed a load.
+        await self._adapters.join(self)
+        return owned
+
+    def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
+        if self._stub is None:
+            self._channel = rpc.channel(self.address, keepalive_s=rpc.WORKER_KEEPALIVE_S)
+            self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: LoadedWorker) -> Ownership:
+        hello = worker_pb2.RunHello(
+            identity=self._identity.message(),
+            epoch=self._epoch,
+            worker_boot_id=loaded.boot_id if self._epoch else "",
+            last_step_id=self._last_step_id if self._epoch else 0,
+            force=self._settings.force_ownership,
+        )
+        self._run = stub.Run()
+        await self.send(worker_pb2.SchedulerOutputs(hello=hello))
+        async with asyncio.timeout(self._settings.connect_timeout_s):
+            first = await self._read()
+        if not first.HasField("welcome"):
+            raise FailedPrecondition(f"the worker at {self.address} did not begin with a welcome", reason="NO_WELCOME")
+        welcome = first.welcome
+        rpc.check_peer(welcome.identity, f"the worker at {self.address}")
+        if not welcome.resumed:
+            self._last_step_id = 0
+        self._epoch = welcome.epoch
+        self._results = deque()
+        self._reader = asyncio.create_task(self._read_results(self._results), name="worker-results")
+        return Ownership(
+            epoch=welcome.epoch,
+            resumed=welcome.resumed,
+            worker_boot_id=loaded.boot_id,
+            limits=loaded.limits,
+            bundle=loaded.bundle,
+            cache=loaded.cache,
+        )
+
+    def _report(self, error: Exception) -> None:
+        text = self._explain(error)
+        if text != self._readiness.reason:
+            log.warning("%s", text)
+        self._readiness.not_ready(text)
+
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | DeadlineExceeded) or (
+            isinstance(error, Unavailable) and error.reason == "UNAVAILABLE"
+        ):
+            return (
+                f"the worker at {self.address} cannot be reached ({error or 'no answer'}): start it with "
+                "`quire serve worker --model MODEL --port PORT` or give its address with --worker; trying again"
+            )
+        return f"the worker at {self.address} cannot serve: {error}"
+
+    # --- adapters -------------------------------------------------------------------------------------------------
+
+    async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """Loads one at the worker: (bytes, rank). Its typed error where it does not fit."""
+        request = worker_pb2.LoadAdapterRequest(adapter_id=adapter_id, path=path)
+        try:
+            answer = await self._connect().LoadAdapter(request)
+        except grpc.RpcError as error:
+            raise rpc.from_rpc_error(error) from None
+        return answer.num_bytes, answer.rank
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        """The worker forgets one. Its typed error."""
+        try:
+            await self._connect().UnloadAdapter(worker_pb2.UnloadAdapterRequest(adapter_id=adapter_id))
+        except grpc.RpcError as error:
+            raise rpc.from_rpc_error(error) from None
+
+    # --- the stream -----------------------------------------------------------------------------------------------
+
+    async def send(self, message: worker_pb2.SchedulerOutputs) -> None:
+        """Writes one message. WorkerLostError when the stream is gone."""
+        assert self._run is not None
+        try:
+            await self._run.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise _lost(error) from None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something."""
+        return bool(self._results)
+
+    def take(self) -> worker_pb2.WorkerOutputs | None:
+        """The next result, None before it is there. WorkerLostError when the stream is gone."""
+        if not self._results:
+            return None
+        message = self._results.popleft()
+        if isinstance(message, WorkerLostError):
+            raise message
+        if message.epoch == self._epoch:
+            self._last_step_id = message.step_id
+        self._time_step(message.timings)
+        return message
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for a result before the engine must be taken to hang.
+
+        A step may be long: many times what any took, the largest one in the profile included, and `step_timeout_s` at least.
+
+        A process that is stopped or cut off is noticed by its transport, in seconds.
+        """
+        slowest_s = self._loaded.slowest_step_s if self._loaded is not None else 0.0
+        return max(self._settings.step_timeout_s, _SLOWEST_STEPS * slowest_s)
+
+    def _time_step(self, t: worker_pb2.StepTimings) -> None:
+        assert self._loaded is not None
+        took_s = (t.cache_ns + t.prepare_ns + t.model_ns + t.sample_ns) / NS_PER_S
+        self._loaded.slowest_step_s = max(self._loaded.slowest_step_s, took_s)
+
+    async def _read_results(self, results: deque[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
+        try:
+            while True:
+                results.append(await self._read())
+                self.on_news()
+        except WorkerLostError as error:
+            results.append(error)
+            self.on_news()
+
+    async def _read(self) -> worker_pb2.WorkerOutputs:
+        assert self._run is not None
+        try:
+            message = await self._run.read()
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise _lost(error) from None
+        if not isinstance(message, worker_pb2.WorkerOutputs):
+            raise WorkerLostError("the worker ended the stream")
+        return message
+
+    def forget_epoch(self) -> None:
+        """The next attach asks for a new epoch: what the worker holds is not to be trusted."""
+        self._epoch = 0
+
+    def drop(self) -> None:
+        """Gives the stream up, and what came of it was not taken; the channel stays."""
+        self._results = deque()
+        self._adapters.leave(self)
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._run is not None:
+            self._run.cancel()
+            self._run = None
+
+    async def close(self) -> None:
+        """The end: the worker sees its owner leave in order, so that the next one need not wait for the lease."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._say_goodbye()
+        self.drop()
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def _say_goodbye(self) -> None:
+        if self._run is not None and self._reader is not None:
+            await self._run.write(worker_pb2.SchedulerOutputs(goodbye=worker_pb2.RunGoodbye()))
+            await self._run.done_writing()
+            # Not `await reader`: however it ends, also cancelled, the goodbye was said.
+            await asyncio.wait({self._reader})
+
+
+def _lost(error: BaseException) -> WorkerLostError:
+    if not isinstance(error, grpc.RpcError):
+        return WorkerLostError(str(error) or type(error).__name__)
+    known = rpc.from_rpc_error(error)
+    refused = rpc.is_from_peer(error) and not isinstance(known, Unavailable)
+    return WorkerLostError(f"{known.status}: {known.message}", refused=refused)

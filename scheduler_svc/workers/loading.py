@@ -1,0 +1,93 @@
+"""A worker's new process until it can be owned: load, how many blocks fit, allocate, fetch the model bundle (design.md 3.3)."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
+from scheduler_svc.readiness import WorkerReadiness
+from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import Internal, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadedWorker:
+    """What one process of the worker said; void once its boot id changes. `slowest_step_s`: so far, the profile's included."""
+
+    boot_id: str
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    cache: CacheCounts
+    slowest_step_s: float
+
+
+class WorkerLoader:
+    """Asks one worker for what its steps need, and tells `readiness` how far it is. One caller: its `WorkerLink`."""
+
+    def __init__(
+        self, address: str, choice: PolicyChoice, readiness: WorkerReadiness, agreement: CacheAgreement
+    ) -> None:
+        self.address = address
+        self._choice = choice
+        self._readiness = readiness
+        self._agreement = agreement
+
+    async def load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> LoadedWorker:
+        """A process that has nothing yet. Its typed error, or gRPC's; FailedPrecondition where it is unlike the other workers."""
+        limits = await self._load_model(stub)
+        begin_ns = monotonic_ns()
+        fit = await self._profile(stub, limits.max_model_len)
+        largest_step_s = (monotonic_ns() - begin_ns) / NS_PER_S
+        self._readiness.ready()
+        cache = await self._agreement.reach(self.address, limits, fit)
+        await stub.AllocateCache(
+            worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
+        )
+        bundle = await self._fetch_bundle(stub, limits.bundle_digest)
+        return LoadedWorker(boot_id, limits, bundle, cache, largest_step_s)
+
+    async def _load_model(self, stub: worker_pb2_grpc.WorkerServiceStub) -> common_pb2.ModelLimits:
+        stage = ""
+        async for progress in stub.LoadModel(worker_pb2.LoadModelRequest()):
+            if progress.HasField("loaded"):
+                log.info("worker %s has loaded %s", self.address, progress.loaded.model)
+                limits: common_pb2.ModelLimits = progress.loaded
+                limits.max_model_len = self._choice.max_model_len(limits.max_model_len)
+                return limits
+            if progress.stage != stage:
+                stage = progress.stage
+                log.info("worker %s is loading: %s (%d %%)", self.address, stage, round(100 * progress.fraction))
+            self._readiness.not_ready(
+                f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %", warming=True
+            )
+        raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
+
+    async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
+        """What it could allocate."""
+        tokens, seqs = self._choice.largest_step(max_model_len)
+        self._readiness.not_ready("the worker is measuring its memory", warming=True)
+        profile = await stub.ProfileCache(
+            worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
+        )
+        log.info("memory of worker %s:\n%s", self.address, profile.readable)
+        size = WorkerSize(profile.block_size, profile.num_gpu_blocks, profile.num_cpu_blocks, max_model_len)
+        fit = self._choice.core_limits(size)
+        return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
+
+    async def _fetch_bundle(self, stub: worker_pb2_grpc.WorkerServiceStub, digest: str) -> bytes:
+        known = self._readiness.known_bundle(digest)
+        if known is not None:
+            return known
+        call = stub.GetModelBundle(worker_pb2.GetModelBundleRequest(digest=digest))
+        bundle = b"".join([piece.chunk async for piece in call])
+        found = hashlib.sha256(bundle).hexdigest()
+        if found != digest:
+            raise Internal(
+                f"the worker's model bundle has digest {found}, it promised {digest}", reason="BUNDLE_DIGEST"
+            )
+        return bundle

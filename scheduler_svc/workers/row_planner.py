@@ -1,0 +1,193 @@
+"""Planning knows what a worker already knows: core plans to wire deltas, wire results to core results.
+
+A *row* is one running sequence at the worker; its state stays there. This module gives sequences their row indexes and
+incarnations and says only what the worker cannot know (worker.proto, `SchedulerOutputs`): in steady decode nothing. No I/O, no
+asyncio: `quire.LLM` drives a worker in process with the same class. Sending and receiving is `worker_link`.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from protos.worker.v1 import worker_pb2
+from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.workers.result import RowResults, WorkerResult, read_embeddings, read_prompts, read_rows
+from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, RowSampling
+from svc_common import columns
+from svc_common.clock import NS_PER_S
+from svc_common.errors import Internal
+
+SamplingLookup = Callable[[str], RowSampling]
+
+
+class RowPlanner:
+    """Owner of the row table as one worker holds it, for one epoch. A new epoch starts with a new planner: no rows, step 1.
+
+    `num_rows`: the most sequences that can run at once (`max_num_seqs`). `encode` and `decode` are called in step order.
+    """
+
+    def __init__(self, num_rows: int, *, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.last_step_id = 0
+        self._rows: dict[str, Row] = {}
+        self._repeating: set[str] = set()
+        self._free = list(range(num_rows))
+        self._lives = [0] * num_rows
+        self._known: dict[tuple[int, int], Row] = {}
+        self._left: deque[tuple[int, tuple[int, int]]] = deque()
+        self._open: dict[int, int] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows the worker holds, as of the last encoded step."""
+        return len(self._rows)
+
+    @property
+    def names(self) -> list[str]:
+        """Sequences behind them."""
+        return list(self._rows)
+
+    @property
+    def num_open(self) -> int:
+        """Steps encoded whose results were not decoded yet."""
+        return len(self._open)
+
+    def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
+        """The message for `plan`; `sampling(request_id)` is asked for sequences that join. Counts a step."""
+        self.last_step_id += 1
+        self._open[self.last_step_id] = plan.step
+        removed = [self._release(name) for name in plan.left if name in self._rows]
+        added, changed = AddedColumns(), ChangedColumns()
+        still = self._schedule(plan, sampling, added, changed)
+        self._pause_others(still, changed)
+        message = worker_pb2.SchedulerOutputs(
+            step_id=self.last_step_id,
+            epoch=self.epoch,
+            num_decode_steps=plan.num_decode_steps,
+            scheduler_step=plan.step,
+        )
+        if added.rows:
+            message.added.CopyFrom(added.message())
+        if changed.rows:
+            message.changed.CopyFrom(changed.message())
+        if removed:
+            message.removed_rows = columns.pack(removed)
+        _put_pairs(message, plan)
+        return message
+
+    def _schedule(
+        self, plan: StepPlan, sampling: SamplingLookup, added: AddedColumns, changed: ChangedColumns
+    ) -> set[str]:
+        """Fills both tables; returns the sequences that repeat from here on."""
+        still = set()
+        for entry in plan.scheduled:
+            row = self._rows.get(entry.name)
+            if row is None or entry.fresh:
+                row = self._hold(entry, sampling(entry.request_id))
+                added.put(entry, row)
+            elif not row.repeats or entry.num_tokens != 1 or entry.new_block_ids:
+                changed.put(row, entry)
+            row.repeats = entry.samples and not row.sampling.num_candidates
+            if row.repeats:
+                still.add(entry.name)
+        return still
+
+    def _pause_others(self, still: set[str], changed: ChangedColumns) -> None:
+        """Rows that would repeat but are not in the plan compute nothing until mentioned again."""
+        for name in sorted(self._repeating - still):
+            row = self._rows.get(name)
+            if row is not None and row.repeats:
+                row.repeats = False
+                changed.pause(row)
+        self._repeating = still
+
+    def _hold(self, entry: ScheduledSequence, sampling: RowSampling) -> Row:
+        name = entry.name
+        if name in self._rows:
+            raise Internal(f"plan adds {name}, which the worker holds and was not told to forget")
+        if not self._free:
+            raise Internal(f"no row left for {name}: the plan runs more than {len(self._lives)} sequences")
+        index = heapq.heappop(self._free)
+        self._lives[index] += 1
+        row = self._rows[name] = Row(
+            name, index, self._lives[index], sampling, entry.num_children, len(entry.token_ids or ())
+        )
+        self._known[index, row.incarnation] = row
+        return row
+
+    def _release(self, name: str) -> int:
+        row = self._rows.pop(name)
+        # Results of steps that are under way may still name it: a preempted sequence keeps its late token (R154).
+        self._left.append((self.last_step_id, (row.index, row.incarnation)))
+        self._repeating.discard(name)
+        heapq.heappush(self._free, row.index)
+        return row.index
+
+    def decode(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
+        """The result in the core's terms; None for a result that is not awaited (sent again after a resume, or of another epoch).
+
+        Rows that left in a step before are dropped. InvalidArgument when the columns do not fit together.
+        """
+        if message.epoch != self.epoch or message.step_id not in self._open:
+            return None
+        answered: dict[str, Row] = {}
+
+        def name_of(index: int, incarnation: int) -> str | None:
+            row = self._known.get((index, incarnation))
+            if row is None:
+                return None
+            answered[row.name] = row
+            return row.name
+
+        found = read_rows(message, name_of)
+        prompts, embeddings = read_prompts(message, name_of), read_embeddings(message, name_of)
+        step = self._open.pop(message.step_id)
+        result = WorkerResult(
+            step_id=message.step_id,
+            result=_result(step, found, answered, embeddings, message.timings),
+            extras=found.extras,
+            num_computed_tokens=message.num_computed_tokens,
+            duration_ns=_duration_ns(message.timings),
+            prompts=prompts,
+            embeddings=embeddings,
+            error=message.error if message.HasField("error") else None,
+        )
+        while self._left and self._left[0][0] <= message.step_id + 1:
+            del self._known[self._left.popleft()[1]]
+        return result
+
+
+def _result(
+    step: int,
+    found: RowResults,
+    answered: dict[str, Row],
+    embeddings: dict[str, bytes],
+    timings: worker_pb2.StepTimings,
+) -> StepResult:
+    """In the core's terms: several tokens of a row that branches are its children's, and a vector is one token."""
+    branching = [row for name in found.tokens if (row := answered[name]).num_children > 1]
+    for row in branching:
+        row.num_children = 1  # once
+    return StepResult(
+        step,
+        children={row.name: found.tokens.pop(row.name) for row in branching},
+        tokens=found.tokens | {name: [0] for name in embeddings},
+        failed=found.failed,
+        candidates=found.candidates,
+        logprobs={name: e.logprobs for name, e in found.extras.items() if answered[name].sampling.ranked},
+        duration_s=_duration_ns(timings) / NS_PER_S,
+        queued_s=timings.queued_ns / NS_PER_S,
+    )
+
+
+def _put_pairs(message: worker_pb2.SchedulerOutputs, plan: StepPlan) -> None:
+    if plan.swap_out:
+        message.blocks_to_swap_out = columns.pack_pairs(plan.swap_out)
+    if plan.swap_in:
+        message.blocks_to_swap_in = columns.pack_pairs(plan.swap_in)
+    if plan.copy:
+        message.blocks_to_copy = columns.pack_pairs(plan.copy)
+
+
+def _duration_ns(timings: worker_pb2.StepTimings) -> int:
+    return timings.cache_ns + timings.prepare_ns + timings.model_ns + timings.sample_ns

@@ -1,0 +1,1 @@
+"""PEFT adapters of the loaded model."""

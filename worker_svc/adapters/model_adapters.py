@@ -1,0 +1,126 @@
+"""PEFT adapters of one loaded model: read, checked against the model, kept on its device. User page: docs/adapters.md.
+
+Composition; the parts: `files.py` and `config.py` (the folder), `targets.py` (does it fit the model),
+`table.py` (ids), `layers.py` (arithmetic).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from svc_common.errors import ResourceExhausted
+from worker_svc import container
+from worker_svc.adapters.config import refused
+from worker_svc.adapters.files import AdapterFolder, open_adapter
+from worker_svc.adapters.layers import AdapterLayers, LoraAdapter, LowRank, ProductRules
+from worker_svc.adapters.table import AdapterTable
+from worker_svc.adapters.targets import Target
+from worker_svc.rows.table import RowTable
+
+# Ranks are filled up with zeros to multiples of this: products with one or a few columns are summed in ways of their own.
+_RANK_UNIT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """How many adapters may be loaded at a time, and the largest rank of one."""
+
+    max_adapters: int
+    max_rank: int
+
+
+class Adapters:
+    """Loaded adapters of the model behind `layers`. Called from the engine's thread, between steps."""
+
+    def __init__(self, layers: AdapterLayers, limits: AdapterLimits) -> None:
+        self._layers, self._limits = layers, limits
+        self._rules = ProductRules()
+        self._table: AdapterTable[LoraAdapter] = AdapterTable(self._read, max_adapters=limits.max_adapters)
+
+    def settle(self, max_rows: int, *, strict: bool) -> None:
+        """How rows must be padded is known: see `ProductRules.settle`. Holds for adapters loaded already too."""
+        self._rules.settle(max_rows, strict=strict)
+        self._announce()
+
+    def load(self, adapter_id: int, path: str) -> LoraAdapter:
+        """See AdapterTable; a folder is refused with InvalidArgument, lack of memory is ResourceExhausted."""
+        adapter = self._table.load(adapter_id, path)
+        self._announce()
+        return adapter
+
+    def unload(self, adapter_id: int, rows: RowTable | None) -> None:
+        """See AdapterTable. Its memory is free when this returns."""
+        if self._table.unload(adapter_id, rows):
+            self._announce()
+
+    def begin_owner(self) -> None:
+        """See AdapterTable."""
+        self._table.begin_owner()
+
+    def guard(self, rows: RowTable) -> None:
+        """From now on no row joins `rows` with an adapter that is not loaded."""
+        rows.guard(self._table.check_rows)
+
+    def _announce(self) -> None:
+        loaded = {adapter_id: self._table[adapter_id] for adapter_id in self._table.ids}
+        self._layers.changed(loaded, {i: self._rules.rule_of(adapter) for i, adapter in loaded.items()})
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> LoraAdapter:
+        folder = open_adapter(path)
+        self._layers.targets.check(folder, self._limits.max_rank)
+        try:
+            adapter = self._build(folder)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise _no_memory(folder, "and the device has no room for it") from error
+        self._rules.rule_of(adapter)
+        return adapter
+
+    def _build(self, folder: AdapterFolder) -> LoraAdapter:
+        self._check_memory(folder)
+        changes = {}
+        for name, down, up in folder.matrices():
+            target = self._target(name)
+            rank = _padded(down.shape[0])
+            pair = (_filled(down, (rank, target.num_in), target), _filled(up, (target.num_out, rank), target))
+            if not all(bool(matrix.isfinite().all()) for matrix in pair):
+                dtype = str(pair[0].dtype).removeprefix("torch.")
+                raise refused("ADAPTER_INVALID", f"the weights for {name} are not finite in {dtype}, the model's type")
+            changes[name] = LowRank(*pair, folder.config.scale_of(name))
+        num_bytes = sum(change.down.nbytes + change.up.nbytes for change in changes.values())
+        rank = max(shapes.down[0] for shapes in folder.pairs.values())
+        return LoraAdapter(changes, rank, num_bytes, folder.digest())
+
+    def _target(self, name: str) -> Target:
+        return self._layers.targets.by_name[name]
+
+    def _check_memory(self, folder: AdapterFolder) -> None:
+        needed = sum(self._num_bytes(name, shapes.down[0]) for name, shapes in folder.pairs.items())
+        free = container.free_memory_bytes()
+        if needed > free:
+            raise _no_memory(folder, f"and takes {needed} bytes where {free} are free")
+
+    def _num_bytes(self, name: str, rank: int) -> int:
+        target = self._target(name)
+        return _padded(rank) * (target.num_in + target.num_out) * target.weight.element_size()
+
+
+def _no_memory(folder: AdapterFolder, what: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the adapter in {folder.path} is of rank {folder.config.rank} {what}; unload another, or start the worker with a "
+        "smaller cache",
+        reason="ADAPTER_MEMORY",
+    )
+
+
+def _padded(rank: int) -> int:
+    return -(-rank // _RANK_UNIT) * _RANK_UNIT
+
+
+def _filled(stored: torch.Tensor, shape: tuple[int, int], target: Target) -> torch.Tensor:
+    """The matrix in the module's dtype and on its device, filled up with zeros to `shape`."""
+    made = torch.zeros(shape, dtype=target.weight.dtype, device=target.weight.device)
+    made[: stored.shape[0], : stored.shape[1]] = stored
+    return made

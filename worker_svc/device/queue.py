@@ -1,0 +1,189 @@
+"""How inputs get to the device and results back without waiting for it (R156); where there is no such device, at no cost.
+
+compute stream   | inputs k | model k | sampler k |--------- inputs k + 1 | model k + 1 | ...
+                      ^ event: buffer may be reused     \\ waits
+copy stream                                              | ids k to host | event: `Fetched.wait` synchronises
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker_svc.device.streams import CudaStreams, DeviceStreams, Event, device_errors
+
+Array = NDArray[Any]
+
+_ALIGNMENT = 64
+_FIRST_BUFFER_BYTES = 2**20
+_NUM_BUFFERS = 2
+"""Steps whose inputs are on their way at the same time."""
+
+
+class Fetched(Protocol):
+    """Results on their way to the host."""
+
+    @property
+    def is_ready(self) -> bool:
+        """They were here from the start: the device is the host."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until they are here, other threads run meanwhile. From any thread, any number of times. DeviceLost."""
+        ...
+
+    def arrays(self) -> dict[str, Array]:
+        """Waits, then the results by name; they stay valid."""
+        ...
+
+
+class DeviceQueue(Protocol):
+    """Work for one device in the order of the calls. Used from the engine's thread."""
+
+    def inputs(self) -> AbstractContextManager[None]:
+        """Around all `upload`s of one decode step."""
+        ...
+
+    def upload(self, array: Array) -> torch.Tensor:
+        """`array`, contiguous, as a tensor on the device; waits for nothing that the device does. Inside `inputs`.
+
+        The caller leaves `array` as it is until the step is computed.
+        """
+        ...
+
+    def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
+        """Starts copying `results` to the host, as they are when the work queued until now is done. Nobody changes them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Results on the host."""
+
+    results: Mapping[str, torch.Tensor]
+    is_ready: bool = True
+
+    def wait(self) -> None:
+        """See Fetched."""
+
+    def arrays(self) -> dict[str, Array]:
+        """See Fetched."""
+        return {name: result.numpy() for name, result in self.results.items()}
+
+
+class HostQueue:
+    """A `DeviceQueue` where the host computes: no copies, nothing to wait for."""
+
+    def inputs(self) -> AbstractContextManager[None]:
+        """See DeviceQueue."""
+        return contextlib.nullcontext()
+
+    def upload(self, array: Array) -> torch.Tensor:
+        """See DeviceQueue."""
+        return torch.from_numpy(array)
+
+    def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
+        """See DeviceQueue."""
+        return _Here(results)
+
+
+# --- a device with streams -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Results being copied. Holds on to those on the device, so that their memory is nobody else's until they are copied."""
+
+    sources: Mapping[str, torch.Tensor]
+    copies: Mapping[str, torch.Tensor]
+    copied: Event
+    is_ready: bool = False
+
+    def wait(self) -> None:
+        """See Fetched."""
+        with device_errors():
+            self.copied.synchronize()
+
+    def arrays(self) -> dict[str, Array]:
+        """See Fetched."""
+        self.wait()
+        return {name: copy.numpy() for name, copy in self.copies.items()}
+
+
+@dataclass(slots=True)
+class _InputBuffer:
+    """Host memory that inputs are copied from; used again when the device has read them.
+
+    `full`: too small for this step, but still read.
+    """
+
+    memory: torch.Tensor
+    read: Event | None = None
+    used: int = 0
+    full: list[torch.Tensor] = field(default_factory=list)
+
+    def reuse(self) -> None:
+        """Waits until the device has read what was put here before."""
+        if self.read is not None:
+            with device_errors():
+                self.read.synchronize()
+        self.read, self.used = None, 0
+        self.full.clear()
+
+    def room(self, num_bytes: int, streams: DeviceStreams) -> torch.Tensor:
+        """uint8 [num_bytes] that nobody uses."""
+        if self.used + num_bytes > len(self.memory):
+            self.full.append(self.memory)
+            self.memory, self.used = streams.host_buffer(max(2 * len(self.memory), num_bytes)), 0
+        begin = self.used
+        self.used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return self.memory[begin : begin + num_bytes]
+
+
+class StreamQueue:
+    """A `DeviceQueue` over two streams: see the drawing above. Owns the input buffers."""
+
+    def __init__(self, streams: DeviceStreams, *, first_buffer_bytes: int = _FIRST_BUFFER_BYTES) -> None:
+        self._streams = streams
+        self._buffers = [_InputBuffer(streams.host_buffer(first_buffer_bytes)) for _ in range(_NUM_BUFFERS)]
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[None]:
+        """See DeviceQueue."""
+        self._buffers.append(self._buffers.pop(0))
+        buffer = self._buffers[-1]
+        buffer.reuse()
+        try:
+            yield
+        finally:
+            # Also after an error: what was copied before it is read.
+            buffer.read = self._streams.record_inputs()
+
+    def upload(self, array: Array) -> torch.Tensor:
+        """See DeviceQueue."""
+        room = self._buffers[-1].room(array.nbytes, self._streams)
+        room.numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return self._streams.to_device(room).view(dtype).view(array.shape)
+
+    def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
+        """See DeviceQueue."""
+        sources = {name: result.contiguous() for name, result in results.items()}
+        copies = {name: self._landing(source) for name, source in sources.items()}
+        self._streams.wait_for_compute()
+        for name, source in sources.items():
+            self._streams.to_host(source, copies[name])
+        return _Copying(sources, copies, self._streams.record_copies())
+
+    def _landing(self, source: torch.Tensor) -> torch.Tensor:
+        return self._streams.host_buffer(source.nbytes).view(source.dtype).view(source.shape)
+
+
+def queue_for(device: torch.device) -> DeviceQueue:
+    """The queue of a device that models run on."""
+    return StreamQueue(CudaStreams(device)) if device.type == "cuda" else HostQueue()

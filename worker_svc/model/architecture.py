@@ -1,0 +1,137 @@
+"""What may be served: decoders all of whose mixers are attention through transformers' AttentionInterface, no looks across
+sequences.
+
+Refusals name the module at fault. What class and configuration tell is checked before weights are read; that attention is
+really reached in every layer is seen by a probe (`attention.py`), whose findings are judged here.
+"""
+
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from paged_kernels.backend import CacheShape
+from svc_common.errors import ConfigError
+from worker_svc.model.attention import LayerCall
+from worker_svc.model.checkpoint import Checkpoint
+
+_MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
+_NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Fields that change attention in ways that never reach the attention function.
+_UNSEEN_FIELDS = ("attention_chunk_size", "num_kv_shared_layers", "use_bidirectional_attention")
+
+
+def unsupported(what: str, *, module: str = "") -> ConfigError:
+    """The refusal of a model; `module` at fault."""
+    return ConfigError(
+        f"{what}. Served are decoders whose every layer is attention through transformers' AttentionInterface "
+        "(Llama, Qwen2 and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...)",
+        reason="MODEL_UNSUPPORTED",
+        metadata={"module": module},
+    )
+
+
+def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
+    """ConfigError when class or configuration cannot be served; nothing is loaded."""
+    config = checkpoint.text_config
+    if getattr(checkpoint.config, "is_encoder_decoder", False):
+        raise unsupported(f"{cls.__name__} is an encoder and a decoder, not a decoder alone", module=cls.__name__)
+    if not getattr(cls, "_supports_attention_backend", False):
+        name, kind = _mixer(_skeleton(cls, checkpoint.config), config, layer=0)
+        raise unsupported(
+            f"{cls.__name__} cannot be served: its module {name} ({kind}) is not attention through AttentionInterface",
+            module=name,
+        )
+    needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
+    if needed:
+        raise unsupported(f"{cls.__name__} cannot be served: its forward lacks {', '.join(sorted(needed))}")
+    _check_config(cls, config, checkpoint.config)
+
+
+def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: PreTrainedConfig) -> None:
+    layer_types = list(getattr(config, "layer_types", None) or ())
+    strange = sorted(set(layer_types) - _LAYER_TYPES)
+    if strange:
+        name, kind = _mixer(_skeleton(cls, whole), config, layer=layer_types.index(strange[0]))
+        raise unsupported(
+            f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}, module {name} ({kind}) for one",
+            module=name,
+        )
+    for field in _UNSEEN_FIELDS:
+        if getattr(config, field, None):
+            raise unsupported(f"{cls.__name__} cannot be served: its configuration sets {field}", module=field)
+    for rope in rope_settings(config):
+        if "dynamic" in str(rope.get("rope_type", "")):
+            raise unsupported(
+                f"{cls.__name__} cannot be served with rotary scaling 'dynamic': it depends on the longest sequence of a "
+                "batch. Set another rope_type in config.json (yarn, linear, llama3) or remove the scaling"
+            )
+
+
+def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Rotary parameters: one set, or one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    sets = [parameters, *parameters.values()]
+    return [entry for entry in sets if isinstance(entry, dict)]
+
+
+def _skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module:
+    with torch.device("meta"):
+        return cls(config)
+
+
+def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str, str]:
+    """Name and class of the module that mixes tokens in a decoder layer, as well as its name tells."""
+    count = getattr(config, "num_hidden_layers", 0)
+    for prefix, layers in model.named_modules():
+        if isinstance(layers, nn.ModuleList) and len(layers) == count:
+            children = list(layers[layer].named_children())
+            for name, child in children:
+                words = f"{name} {type(child).__name__}"
+                if _MIXER.search(words) and not _NO_MIXER.search(words):
+                    return f"{prefix}.{layer}.{name}", type(child).__name__
+            return f"{prefix}.{layer}", type(layers[layer]).__name__
+    return type(model).__name__, type(model).__name__
+
+
+def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
+    """ConfigError when a probe did not see last hidden states (`hidden_size` 0): embeddings are made of them."""
+    if not hidden_size:
+        raise unsupported(
+            f"{type(model).__name__} cannot be served: its last hidden states are not its decoder's result"
+        )
+
+
+def sliding_window(calls: Sequence[LayerCall]) -> int:
+    """Tokens that every layer looks back at most, by a probe's calls; 0 = one of them looks back to the beginning (R105)."""
+    windows = [call.window for call in calls]
+    return 0 if None in windows else max((window for window in windows if window is not None), default=0)
+
+
+def check_calls(
+    model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], block_size: int
+) -> CacheShape:
+    """The cache's shape from a probe's calls. ConfigError when a layer was not reached once, or layers differ."""
+    kind = type(model).__name__
+    reached = [call.layer for call in calls]
+    for layer in range(config.num_hidden_layers):
+        if reached.count(layer) != 1:
+            name, mixer = _mixer(model, config, layer)
+            raise unsupported(
+                f"{kind} cannot be served: its module {name} ({mixer}) called attention through AttentionInterface "
+                f"{reached.count(layer)} times instead of once",
+                module=name,
+            )
+    for call in calls:
+        if call.problem:
+            raise unsupported(f"{kind} cannot be served: {call.module} {call.problem}", module=call.module)
+    shapes = {(call.num_kv_heads, call.head_dim) for call in calls}
+    if len(shapes) > 1:
+        raise unsupported(f"{kind} cannot be served: its layers have caches of different shapes {sorted(shapes)}")
+    num_kv_heads, head_dim = shapes.pop()
+    return CacheShape(block_size, num_kv_heads, head_dim)

@@ -1,0 +1,97 @@
+"""From the persistent batch to the tensors of one forward pass: padded to allowed row counts, cut where a count is too large.
+
+Padding tokens come after the real ones: token 0 at position 0, written nowhere, attended to by nobody.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch
+from worker_svc.invariance import RowRule
+from worker_svc.rows.batch import PackedTokens
+
+Upload = Callable[[NDArray[Any]], torch.Tensor]
+"""An array as a tensor where it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One forward pass. `token_ids`, `positions`: int64 [1, T]; `logit_rows`: int64, packed places whose logits are wanted,
+    padded; the first `num_logits` of them are real. `adapter_ids`: int32 [T], 0 = none; None = no token has one."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    logit_rows: torch.Tensor
+    num_logits: int
+    adapter_ids: NDArray[np.int32] | None = None
+    unread: tuple[torch.Tensor, torch.Tensor] | None = None
+    """int64 [k] both: places of tokens that the host does not know, and the rows that drew them; None = there is none."""
+
+    def to(self, device: torch.device) -> "ModelInput":
+        """The same with its tensors on `device`."""
+        if self.token_ids.device == device:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            attention=self.attention.to(device),
+            logit_rows=self.logit_rows.to(device, non_blocking=True),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens without padding."""
+        return int(self.attention.offsets[-1])
+
+
+def model_inputs(
+    packed: PackedTokens, block_tables: NDArray[np.int32], rule: RowRule, upload: Upload = torch.from_numpy
+) -> Iterator[ModelInput]:
+    """The forward passes of a step, in order, made by `upload`; logits come in the order of `packed.sampled_at`."""
+    tables = upload(block_tables)
+    for begin, end in rule.pieces(len(packed.token_ids)):
+        wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
+        size = rule.padded(end - begin)
+        positions = _padded(packed.positions[begin:end], size, 0)
+        attention = AttentionBatch(
+            sequences=upload(_padded(packed.token_rows[begin:end], size, 0)),
+            positions=upload(positions),
+            slots=upload(_padded(packed.slots[begin:end], size, PADDING_SLOT)),
+            block_tables=tables,
+            offsets=np.clip(packed.row_offsets, begin, end) - begin,
+        )
+        yield ModelInput(
+            token_ids=upload(_padded(packed.token_ids[begin:end], size, 0).astype(np.int64))[None],
+            positions=upload(positions.astype(np.int64))[None],
+            attention=attention,
+            logit_rows=upload(_logit_rows(wanted, rule)),
+            num_logits=len(wanted),
+            adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
+            unread=None if packed.unread is None else _unread(packed, begin, end, upload),
+        )
+
+
+def _unread(packed: PackedTokens, begin: int, end: int, upload: Upload) -> tuple[torch.Tensor, torch.Tensor]:
+    assert packed.unread is not None
+    places = packed.unread[(packed.unread >= begin) & (packed.unread < end)]
+    return upload(places - begin), upload(packed.token_rows[places].astype(np.int64))
+
+
+def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
+    if len(column) == size:
+        return np.ascontiguousarray(column)
+    out = np.full(size, fill, column.dtype)
+    out[: len(column)] = column
+    return out
+
+
+def _logit_rows(wanted: NDArray[np.int32], rule: RowRule) -> NDArray[np.int64]:
+    size = rule.padded(len(wanted)) if len(wanted) else 0
+    return _padded(wanted.astype(np.int64), size, 0)

@@ -1,0 +1,155 @@
+"""From settings to a model that can run: the first part of start-up (R8). Composes checks, kernels, weights and bundle."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from paged_kernels.backend import BlockMover, CacheShape
+from paged_kernels.registry import interprets_triton, make_backend
+from protos.common.v1 import common_pb2
+from svc_common.errors import ConfigError
+from worker_svc import container
+from worker_svc.engine import Progress
+from worker_svc.model import architecture, attention, bundle, checkpoint, memory, rotary
+from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.packed_model import PackedModel
+from worker_svc.settings import WorkerSettings
+
+_WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to be bound to a cache. `bundle`: serialised ModelBundle, whose digest `limits` carries.
+
+    `dtype`: what it computes in; `cache_dtype`: what keys and values are stored in. `may_be_invariant`: the kernels keep the
+    invariance contract.
+    """
+
+    model: PackedModel
+    limits: common_pb2.ModelLimits
+    bundle: bytes
+    shape: CacheShape
+    num_layers: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    device: torch.device
+    blocks: BlockMover
+    may_be_invariant: bool
+
+    def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
+        """A zeroed cache of the model's shape."""
+        return CacheEngine(
+            self.shape,
+            num_layers=self.num_layers,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            dtype=self.cache_dtype,
+            device=self.device,
+            blocks=self.blocks,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return memory.block_bytes(
+            dtype_bytes=self.cache_dtype.itemsize,
+            num_layers=self.num_layers,
+            block_size=self.shape.block_size,
+            num_kv_heads=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
+        )
+
+
+def choose_device(settings: WorkerSettings) -> str:
+    """Where the model runs: "cpu" unless a CUDA device, or the kernels for one, were asked for. ConfigError where there is none."""
+    wants_cuda = settings.device.startswith("cuda")
+    if wants_cuda and settings.backend == "cpu":
+        raise ConfigError(
+            f"--backend cpu does not run on {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
+        )
+    if not wants_cuda and settings.backend != "cuda":
+        return "cpu"
+    if not wants_cuda and interprets_triton(os.environ):
+        return "cpu"
+    if settings.device == "cpu":
+        raise ConfigError("--backend cuda does not run on --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE")
+    return _cuda_device("cuda:0" if settings.device in {"auto", "cuda"} else settings.device)
+
+
+def _cuda_device(name: str) -> str:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.device(name).index >= count:
+        raise ConfigError(
+            f"there is no {name} here, torch sees {count} CUDA devices: use --device cpu and --backend cpu",
+            reason="NO_CUDA_DEVICE",
+        )
+    return name
+
+
+def choose_backend(settings: WorkerSettings) -> str:
+    """Name of the kernels' backend: what was asked for, or what suits the device."""
+    if settings.backend != "auto":
+        return settings.backend
+    return "cuda" if settings.device.startswith("cuda") else "cpu"
+
+
+def load(settings: WorkerSettings, device: str, backend: str, progress: Progress) -> LoadedModel:
+    """Loads the checkpoint. ConfigError says what is wrong with it and what to do."""
+    torch.set_num_threads(settings.num_threads or container.num_processors())
+    if device != "cpu":
+        # Kernels are launched on the current device of this thread.
+        torch.cuda.set_device(device)
+    progress("checkpoint", 0.0)
+    found = checkpoint.open_checkpoint(settings.model)
+    cls = checkpoint.model_class(found)
+    architecture.check_class(found, cls)
+    dtype = checkpoint.choose_dtype(found, settings.dtype)
+    max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
+    memory.check_weights(found.weight_bytes, container.free_memory_bytes())
+    progress("kernels", _WEIGHTS_FROM / 2)
+    kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
+
+    def on_weights(done: float) -> None:
+        progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
+
+    on_weights(0.0)
+    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights).to(device)
+    progress("checks", _WEIGHTS_TO)
+    rotary.fix_longrope(loaded, found.text_config, max_model_len)
+    model = PackedModel(loaded, kernels)
+    calls = model.probe()
+    shape = architecture.check_calls(loaded, found.text_config, calls, settings.block_size)
+    architecture.check_hidden(loaded, model.hidden_size)
+    limits = _limits(settings, found, max_model_len, dtype)
+    limits.sliding_window = architecture.sliding_window(calls)
+    made = bundle.make_bundle(found.path, limits)
+    limits.bundle_digest = bundle.digest_of(made)
+    progress("loaded", 1.0)
+    return LoadedModel(
+        model=model,
+        limits=limits,
+        bundle=made,
+        shape=shape,
+        num_layers=found.text_config.num_hidden_layers,
+        dtype=dtype,
+        cache_dtype=checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype),
+        device=torch.device(device),
+        blocks=kernels.blocks,
+        may_be_invariant=kernels.invariant,
+    )
+
+
+def _limits(
+    settings: WorkerSettings, found: checkpoint.Checkpoint, max_model_len: int, dtype: torch.dtype
+) -> common_pb2.ModelLimits:
+    return common_pb2.ModelLimits(
+        model=settings.name,
+        max_model_len=max_model_len,
+        vocab_size=found.text_config.vocab_size,
+        model_digest=found.digest(),
+        block_size=settings.block_size,
+        eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
+        dtype=str(dtype).removeprefix("torch."),
+    )

@@ -1,0 +1,132 @@
+"""A loaded model as a function of packed rows: tokens of all sequences in one row in, logits and hidden states out.
+
+Owns the transformers model and its connection to the paged cache. Knows neither rows of the batch nor sampling.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paged_kernels.backend import CacheShape, KernelBackend
+from worker_svc.adapters.layers import AdapterLayers
+from worker_svc.invariance import RowModules
+from worker_svc.model import attention
+from worker_svc.model.input_batch import ModelInput
+
+_PROBE_TOKENS = 4
+
+
+class PackedModel:
+    """Call `probe` once, `bind` for each cache, then `logits`, `hidden` or both for each step."""
+
+    def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
+        self._model, self._backend = model, backend
+        self._paged: attention.PagedAttention | None = None
+        self._hidden = _LastHidden(model)
+        self.row_modules = RowModules()
+        self.adapter_layers = AdapterLayers(model)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers, shared ones once."""
+        tensors = {t.data_ptr(): t.nbytes for t in (*self._model.parameters(), *self._model.buffers())}
+        return sum(tensors.values())
+
+    def probe(self) -> list[attention.LayerCall]:
+        """Runs a few tokens: the attention calls made, and the row-wise modules met, stay in `row_modules`."""
+        recorder = attention.ProbeAttention()
+        attention.attach(self._model, recorder)
+        places = torch.arange(_PROBE_TOKENS, device=self._model.device)[None]
+        seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
+        with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters:
+            self._model(input_ids=places, position_ids=places, use_cache=False)
+        return recorder.calls
+
+    def bind(self, shape: CacheShape, pool: torch.Tensor) -> None:
+        """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
+        self._paged = attention.PagedAttention(self._backend, shape, pool)
+        attention.attach(self._model, self._paged)
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a token's last hidden state; 0 for a model that does not show it. After `probe`."""
+        return self._hidden.size
+
+    @torch.inference_mode()
+    def logits(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
+        """Runs the passes in order; float32 [wanted rows, vocab] of all of them, [0, 0] when there is no pass."""
+        return _joined([self._pass(step) for step in inputs])
+
+    @torch.inference_mode()
+    def hidden(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
+        """Runs the passes in order, without the LM head; float32 [packed tokens, hidden size], padding left out.
+
+        A token's last hidden state is what the LM head would be given: after the final norm.
+        """
+        parts = []
+        for step in inputs:
+            step = self._begun(step)  # noqa: PLW2901
+            out = self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+            parts.append(out.last_hidden_state[0, : step.num_tokens].float())
+        return _joined(parts)
+
+    @torch.inference_mode()
+    def logits_and_hidden(self, inputs: Iterable[ModelInput]) -> tuple[torch.Tensor, torch.Tensor]:
+        """`logits` and `hidden` of the same passes, each run once."""
+        logits, hidden = [], []
+        for step in inputs:
+            with self._hidden.kept():
+                logits.append(self._pass(step))
+                hidden.append(self._hidden.taken()[0, : step.num_tokens].float())
+        return _joined(logits), _joined(hidden)
+
+    def _pass(self, step: ModelInput) -> torch.Tensor:
+        step = self._begun(step)
+        out = self._model(
+            input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.logit_rows
+        )
+        return out.logits[0, : step.num_logits].float()
+
+    def _begun(self, step: ModelInput) -> ModelInput:
+        """The pass on the model's device, told to attention and adapters."""
+        assert self._paged is not None, "bind() comes before a forward pass"
+        self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
+        step = step.to(self._model.device)
+        self._paged.begin(step.attention)
+        return step
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts) if parts else torch.empty(0, 0)
+
+
+class _LastHidden:
+    """Sees what the decoder hands to the LM head; holds on to it only while asked."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.size = 0
+        self._keeps, self._seen = False, torch.empty(0)
+        model.get_decoder().register_forward_hook(self._see)
+
+    def _see(self, _module: nn.Module, _given: object, out: object) -> None:
+        hidden = getattr(out, "last_hidden_state", None)
+        if hidden is not None:
+            self.size = hidden.shape[-1]
+            if self._keeps:
+                self._seen = hidden
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The hidden states of the pass inside can be `taken`."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps, self._seen = False, torch.empty(0)
+
+    def taken(self) -> torch.Tensor:
+        """[1, T, hidden size] of the last pass, padding included."""
+        return self._seen

@@ -1,0 +1,128 @@
+"""Vectors of rows whose task is an embedding: the last hidden states of a prompt's tokens, pooled as the chunks come.
+
+How a step uses it (`step_runner.py`):
+  row joins with a pooling task      -> `check_added` before anything is touched, then `Pools.open`
+  `pools.wants(batch.rows)`          -> the step runs `PackedModel.logits_and_hidden`, or `PackedModel.hidden` when no row wants
+                                        logits; otherwise `PackedModel.logits` as ever
+  after sampling, which may fail     -> `pools.step(hidden, batch.rows, packed.row_offsets, batch.samples)`: the vectors that are
+                                        ready, one WorkerOutputs.embeddings each (`vector.tobytes()`); those rows are over
+  rows leave or their step is voided -> `Pools.forget`
+Nothing is drawn for such a row: it has no place in `sampled_at`.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protos.common.v1 import common_pb2
+from svc_common.errors import InvalidArgument
+from worker_svc.rows.batch import BoolArray, IntArray
+
+MEAN, LAST = common_pb2.TASK_EMBED_MEAN, common_pb2.TASK_EMBED_LAST
+_CLOSED = -1
+_FIRST_SLOTS = 8
+
+
+def check_added(rows: IntArray, tasks: IntArray, num_computed: IntArray) -> None:
+    """InvalidArgument for a task that is none, and for a mean that could not see all of its prompt; arrays of equal length."""
+    known = np.isin(tasks, (common_pb2.TASK_UNSPECIFIED, MEAN, LAST))
+    if not known.all():
+        row, task = int(rows[~known][0]), int(tasks[~known][0])
+        raise InvalidArgument.field("added.options.task", f"row {row}: there is no task {task}")
+    late = (tasks == MEAN) & (num_computed > 0)
+    if late.any():
+        raise InvalidArgument.field(
+            "added.options.task",
+            f"row {int(rows[late][0])} has computed tokens, whose hidden states are gone: a mean starts at its first token",
+        )
+
+
+class Pools:
+    """Owner of the running sums of one engine's pooling rows. Rows are row indexes of the batch.
+
+    Sums are taken token by token in float64, so that a vector's bits do not depend on how its prompt was cut.
+    """
+
+    def __init__(self, hidden_size: int, device: torch.device) -> None:
+        self._sums = torch.zeros(_FIRST_SLOTS, hidden_size, dtype=torch.float64, device=device)
+        self._counts = np.zeros(_FIRST_SLOTS, np.int64)
+        self._is_mean = np.zeros(_FIRST_SLOTS, np.bool_)
+        self._free = list(range(_FIRST_SLOTS))
+        self._slots = np.full(_FIRST_SLOTS, _CLOSED, np.int32)
+
+    # --- rows come and go --------------------------------------------------------------------------------------------
+
+    def open(self, row: int, task: int) -> None:
+        """`row` joins with `task` (MEAN or LAST); whatever its index meant before is forgotten."""
+        self.forget(np.array([row], np.int32))
+        if row >= len(self._slots):
+            grown = np.full(max(row + 1, 2 * len(self._slots)), _CLOSED, np.int32)
+            grown[: len(self._slots)] = self._slots
+            self._slots = grown
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._slots[row], self._counts[slot], self._is_mean[slot] = slot, 0, task == MEAN
+        self._sums[slot] = 0.0
+
+    def _grow(self) -> None:
+        size = len(self._counts)
+        self._sums = torch.cat([self._sums, torch.zeros_like(self._sums)])
+        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._is_mean = np.concatenate([self._is_mean, np.zeros_like(self._is_mean)])
+        self._free = list(range(size, 2 * size))
+
+    def forget(self, rows: IntArray) -> None:
+        """`rows` are gone; those that do not pool are passed over."""
+        rows = rows[rows < len(self._slots)]
+        rows = rows[self._slots[rows] != _CLOSED]
+        self._free += self._slots[rows].tolist()
+        self._slots[rows] = _CLOSED
+
+    def clear(self) -> None:
+        """All rows are gone."""
+        self.forget(np.arange(len(self._slots), dtype=np.int32))
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def wants(self, rows: IntArray) -> bool:
+        """Whether a row among these pools."""
+        return bool((self._slots_of(rows) != _CLOSED).any())
+
+    def step(
+        self, hidden: torch.Tensor, rows: IntArray, offsets: IntArray, done: BoolArray
+    ) -> list[tuple[int, NDArray[np.float32]]]:
+        """Takes in a step's hidden states; (row, vector [H]) of the pooling rows that are `done`, which are forgotten.
+
+        `hidden`: float32 [T, H]; tokens of `rows[i]` are `offsets[i] : offsets[i + 1]`; `done` [n]: its last token is among them.
+        """
+        slots = self._slots_of(rows)
+        pools = np.flatnonzero(slots != _CLOSED)
+        self._add(hidden, slots, pools, offsets)
+        ready = pools[done[pools]]
+        if not len(ready):
+            return []
+        of = slots[ready]
+        vectors = self._sums[torch.from_numpy(of.astype(np.int64)).to(self._sums.device)].cpu().numpy()
+        vectors = (vectors / self._counts[of, None]).astype(np.float32)
+        self.forget(rows[ready])
+        return list(zip(rows[ready].tolist(), vectors, strict=True))
+
+    def _add(self, hidden: torch.Tensor, slots: IntArray, pools: IntArray, offsets: IntArray) -> None:
+        """A mean adds all its tokens; a last one starts over with its newest."""
+        of = slots[pools]
+        mean = self._is_mean[of]
+        begins = np.where(mean, offsets[pools], offsets[pools + 1] - 1)
+        counts = offsets[pools + 1] - begins
+        shift = np.repeat(begins - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        places = torch.from_numpy((np.arange(len(shift)) + shift).astype(np.int64)).to(hidden.device)
+        targets = torch.from_numpy(np.repeat(of, counts).astype(np.int64)).to(hidden.device)
+        self._counts[of] = np.where(mean, self._counts[of] + counts, 1)
+        self._sums[torch.from_numpy(of[~mean].astype(np.int64)).to(hidden.device)] = 0.0
+        self._sums.index_add_(0, targets, hidden[places].double())
+
+    def _slots_of(self, rows: IntArray) -> IntArray:
+        slots = np.full(len(rows), _CLOSED, np.int32)
+        within = rows < len(self._slots)
+        slots[within] = self._slots[rows[within]]
+        return slots

@@ -1,0 +1,284 @@
+"""Reading a step's deltas: `SchedulerOutputs` to arrays, with every check that needs no row state (that part: `table.py`).
+
+Nothing here knows which rows exist; everything raised is InvalidArgument naming the field as worker.proto does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from svc_common import columns
+from svc_common.errors import InvalidArgument
+from worker_svc.rows.options import OptionColumns, read_options
+
+IntArray = NDArray[np.int32]
+
+_NO_ROWS = np.zeros(0, np.int32)
+_NO_PAIRS = np.zeros((0, 2), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step may name. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count."""
+
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    max_rows: int = 65_536
+    max_decode_steps: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """`AddedRows`, checked: arrays of length n, runs as lists of arrays."""
+
+    rows: IntArray
+    incarnations: IntArray
+    num_known: IntArray
+    token_ids: list[IntArray]
+    num_prompt: IntArray
+    num_computed: IntArray
+    num_tokens: IntArray
+    num_blocks: IntArray
+    block_ids: list[IntArray]
+    temperatures: NDArray[np.float32]
+    top_ps: NDArray[np.float32]
+    top_ks: IntArray
+    seeds: NDArray[np.uint64]
+    sequence_indexes: IntArray
+    logprobs: NDArray[np.bool_]
+    names: Sequence[str]
+    traces: Sequence[common_pb2.TraceContext]
+    options: OptionColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """`ChangedRows`, checked: arrays of length n, block ids and new tokens concatenated."""
+
+    rows: IntArray
+    incarnations: IntArray
+    num_tokens: IntArray
+    num_new_blocks: IntArray
+    new_block_ids: IntArray
+    num_new_tokens: IntArray
+    new_token_ids: IntArray
+    num_drafts: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepChanges:
+    """One step, checked as far as it can be without row state. None or empty = no such change."""
+
+    num_decode_steps: int
+    removed: IntArray
+    added: Additions | None
+    changed: Changes | None
+    swap_in: IntArray
+    swap_out: IntArray
+    copies: IntArray
+
+    @property
+    def is_steady(self) -> bool:
+        """No row is mentioned: everyone repeats."""
+        return self.added is None and self.changed is None and not len(self.removed)
+
+    @property
+    def num_rows(self) -> int:
+        """One past the largest row that joins."""
+        return 0 if self.added is None else int(self.added.rows.max()) + 1
+
+    def further(self) -> "StepChanges":
+        """Of a further decode step: no changes."""
+        return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
+
+    @property
+    def updated_rows(self) -> IntArray:
+        """Rows that join or whose block table grows, ascending: what a device mirror has to copy."""
+        parts = [] if self.added is None else [self.added.rows]
+        if self.changed is not None:
+            parts.append(self.changed.rows[self.changed.num_new_blocks > 0])
+        return np.sort(np.concatenate(parts)) if parts else _NO_ROWS
+
+
+def read_step(outputs: worker_pb2.SchedulerOutputs, limits: Limits) -> StepChanges:
+    """The step's changes; InvalidArgument naming the field that is wrong."""
+    if not 1 <= outputs.num_decode_steps <= limits.max_decode_steps:
+        raise InvalidArgument.field(
+            "num_decode_steps", f"is {outputs.num_decode_steps}, must be 1 to {limits.max_decode_steps}"
+        )
+    gpu, cpu = limits.num_gpu_blocks, limits.num_cpu_blocks
+    added = _read_added(outputs.added, limits) if outputs.HasField("added") else None
+    changed = _read_changed(outputs.changed, limits) if outputs.HasField("changed") else None
+    if added is not None and changed is not None:
+        _check_once(added.rows, changed.rows)
+    return StepChanges(
+        num_decode_steps=outputs.num_decode_steps,
+        removed=_rows(outputs.removed_rows, "removed_rows", limits.max_rows) if outputs.removed_rows else _NO_ROWS,
+        added=added,
+        changed=changed,
+        swap_in=_pairs(outputs.blocks_to_swap_in, "blocks_to_swap_in", (cpu, gpu)),
+        swap_out=_pairs(outputs.blocks_to_swap_out, "blocks_to_swap_out", (gpu, cpu)),
+        copies=_pairs(outputs.blocks_to_copy, "blocks_to_copy", (gpu, gpu)),
+    )
+
+
+def _check_once(added: IntArray, changed: IntArray) -> None:
+    both = np.intersect1d(added, changed)
+    if len(both):
+        raise InvalidArgument.field("changed.rows", f"row {int(both[0])} joins in the same step; say it once, in added")
+
+
+def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
+    rows = columns.unpack(data, field, minimum=0)
+    if len(rows) and int(rows.max()) >= max_rows:
+        raise InvalidArgument.field(field, f"has row {int(rows.max())}; rows are below {max_rows}")
+    if len(rows) > 1 and len(np.unique(rows)) != len(rows):
+        raise InvalidArgument.field(field, "has the same row twice")
+    return rows
+
+
+def _pairs(data: bytes, field: str, sizes: tuple[int, int]) -> IntArray:
+    if not data:
+        return _NO_PAIRS
+    flat = columns.unpack(data, field, minimum=0)
+    if len(flat) % 2:
+        raise InvalidArgument.field(field, f"has {len(flat)} elements, which are no pairs")
+    pairs = flat.reshape(-1, 2)
+    for side, size in enumerate(sizes):
+        _below(pairs[:, side], size, field, "block")
+    return pairs
+
+
+def _below(values: IntArray, bound: int, field: str, what: str) -> None:
+    if len(values) and int(values.max()) >= bound:
+        raise InvalidArgument.field(field, f"has {what} {int(values.max())}; there are {bound}")
+
+
+def _blame_first(bad: NDArray[np.bool_], rows: IntArray, field: str, what: str) -> None:
+    if bad.any():
+        raise InvalidArgument.field(field, f"row {int(rows[bad][0])}: {what}")
+
+
+def _run(data: bytes, counts: IntArray, field: str, bound: int, what: str) -> list[IntArray]:
+    flat = columns.unpack(data, field, minimum=0)
+    _below(flat, bound, field, what)
+    # 64 bits: a sum of hostile int32 counts must not wrap.
+    return columns.split(flat, counts.astype(np.int64), field)
+
+
+def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | None:
+    rows = _rows(message.rows, "added.rows", limits.max_rows)
+    n = len(rows)
+
+    def column(name: str, dtype: np.dtype = columns.I32, minimum: int | None = 0) -> NDArray[Any]:
+        return columns.unpack(getattr(message, name), f"added.{name}", dtype, length=n, minimum=minimum)
+
+    num_known, num_blocks = column("num_known_tokens", minimum=1), column("num_blocks")
+    added = Additions(
+        rows=rows,
+        incarnations=column("incarnations"),
+        num_known=num_known,
+        token_ids=_run(message.token_ids, num_known, "added.token_ids", limits.vocab_size, "token"),
+        num_prompt=column("num_prompt_tokens", minimum=1),
+        num_computed=column("num_computed_tokens"),
+        num_tokens=column("num_tokens"),
+        num_blocks=num_blocks,
+        block_ids=_run(message.block_ids, num_blocks, "added.block_ids", limits.num_gpu_blocks, "block"),
+        temperatures=column("temperatures", columns.F32, None),
+        top_ps=column("top_ps", columns.F32, None),
+        top_ks=column("top_ks"),
+        seeds=column("seeds", columns.U64, None),
+        sequence_indexes=column("sequence_indexes"),
+        logprobs=column("logprobs", columns.U8, None).astype(np.bool_),
+        names=message.names,
+        traces=message.traces,
+        options=read_options(message.options, rows, limits.vocab_size),
+    )
+    _check_counts(added, limits)
+    _check_sampling(added)
+    _check_names(added)
+    return added if n else None
+
+
+def _check_counts(added: Additions, limits: Limits) -> None:
+    rows, known = added.rows, added.num_known
+    _blame_first(
+        known > limits.max_model_len, rows, "added.num_known_tokens", f"the model takes {limits.max_model_len}"
+    )
+    _blame_first(added.num_prompt > known, rows, "added.num_prompt_tokens", "more than its known tokens")
+    _blame_first(
+        added.num_computed >= known,
+        rows,
+        "added.num_computed_tokens",
+        "not less than its known tokens: nothing is left",
+    )
+    left = known - added.num_computed
+    _blame_first(added.num_tokens > left, rows, "added.num_tokens", "more than the known tokens that are left")
+    # Compared with division: block counts are the peer's and may be large.
+    held = -(-added.num_computed // limits.block_size)
+    _blame_first(added.num_blocks < held, rows, "added.num_blocks", "too few for the tokens said to be computed")
+    _blame_first(added.num_blocks > limits.num_gpu_blocks, rows, "added.num_blocks", "more blocks than exist")
+
+
+def _check_sampling(added: Additions) -> None:
+    rows, heat, top_p = added.rows, added.temperatures, added.top_ps
+    _blame_first(~(np.isfinite(heat) & (heat >= 0)), rows, "added.temperatures", "must be finite and not negative")
+    _blame_first(~((top_p > 0) & (top_p <= 1)), rows, "added.top_ps", "must be in (0, 1]")
+
+
+def _check_names(added: Additions) -> None:
+    n = len(added.rows)
+    if len(added.names) != n:
+        raise InvalidArgument.field("added.names", f"has {len(added.names)} elements where {n} belong")
+    if len(added.traces) not in {0, n}:
+        raise InvalidArgument.field("added.traces", f"has {len(added.traces)} elements where none or {n} belong")
+
+
+def _read_changed(message: worker_pb2.ChangedRows, limits: Limits) -> Changes | None:
+    rows = _rows(message.rows, "changed.rows", limits.max_rows)
+    n = len(rows)
+
+    def column(name: str, *, may_be_empty: bool = False) -> IntArray:
+        data = getattr(message, name)
+        if may_be_empty and not data:
+            return np.zeros(n, np.int32)
+        return columns.unpack(data, f"changed.{name}", length=n, minimum=0)
+
+    changes = Changes(
+        rows=rows,
+        incarnations=column("incarnations"),
+        num_tokens=column("num_tokens"),
+        num_new_blocks=column("num_new_blocks"),
+        new_block_ids=columns.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0),
+        num_new_tokens=column("num_new_tokens", may_be_empty=True),
+        new_token_ids=columns.unpack(message.new_token_ids, "changed.new_token_ids", minimum=0),
+        num_drafts=column("num_draft_tokens", may_be_empty=True),
+    )
+    _check_changes(changes, limits)
+    return changes if n else None
+
+
+def _check_changes(changes: Changes, limits: Limits) -> None:
+    rows = changes.rows
+    _below(changes.new_block_ids, limits.num_gpu_blocks, "changed.new_block_ids", "block")
+    _check_total(changes.num_new_blocks, changes.new_block_ids, "changed.new_block_ids")
+    many = changes.num_new_blocks > limits.num_gpu_blocks
+    _blame_first(many, rows, "changed.num_new_blocks", "more blocks than exist")
+    _below(changes.new_token_ids, limits.vocab_size, "changed.new_token_ids", "token")
+    _check_total(changes.num_new_tokens, changes.new_token_ids, "changed.new_token_ids")
+    guessed = changes.num_drafts > changes.num_tokens
+    _blame_first(guessed, rows, "changed.num_draft_tokens", "more than it is to compute")
+
+
+def _check_total(counts: IntArray, flat: IntArray, field: str) -> None:
+    total = int(counts.astype(np.int64).sum())
+    if total != len(flat):
+        raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {total}")

@@ -1,0 +1,225 @@
+"""The persistent batch (design.md 6): row state that lives on the worker and is changed by the deltas of each step.
+
+`RowTable` keeps one column per property, indexed by row, so that a step of n rows costs a few numpy calls and no Python loop over
+rows. A step is first decided (`changes.py`, `checks.py`: nothing is touched), then applied: a bad step changes
+nothing. No torch, no grpc: engines read the columns as they are or mirror them on their device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from worker_svc.rows import checks as row_checks
+from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, Promise, RowShares, RowState, RowWork, StepBatch
+from worker_svc.rows.changes import Limits, StepChanges, read_step
+from worker_svc.rows.columns import RowColumns, runs_after
+from worker_svc.rows.options import Guard
+
+__all__ = ["Limits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
+
+
+class RowTable(RowColumns):
+    """Owns the rows of one engine. All columns may be read by the engine; only this class writes them.
+
+    Cycle of a step: `apply`, compute, then `commit` (again for each `next_decode`), or `void` if computing failed. Where the
+    tokens will be known later, `promise` instead of `commit`, and `keep` when they are.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._open: StepBatch | None = None
+        self._guards: list[Guard] = []
+
+    def guard(self, check: Guard) -> None:
+        """From now on `check` may refuse rows that join, for what the table does not know (a task, an adapter)."""
+        self._guards.append(check)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def apply(self, outputs: worker_pb2.SchedulerOutputs) -> StepBatch:
+        """Takes in a step's deltas and says what to compute. InvalidArgument, naming the field: nothing has changed."""
+        assert self._open is None, "commit or void the last batch first"
+        step = read_step(outputs, self.limits)
+        if step.is_steady:
+            batch = self._decoding(step, np.flatnonzero(self.repeats).astype(np.int32))
+        else:
+            self._check(step)
+            batch = self._shares(step).batch(step)
+        row_checks.check_room(self, batch, step)
+        self.write(step)
+        self._open = batch
+        return batch
+
+    def commit(
+        self, batch: StepBatch, token_ids: IntArray, finite: BoolArray | None = None, counts: IntArray | None = None
+    ) -> None:
+        """The batch is computed: each sampling row yielded `counts` tokens (None = 1 each, those not `finite` included).
+
+        `token_ids` [sum of counts], in batch order. A row with drafts goes on after the last of its tokens, one with children after
+        its first. Rows that are not `finite` [number of sampling rows] get no token and compute nothing until they are removed.
+        """
+        assert self._open is batch, "only the batch applied last can be committed"
+        self._open = None
+        rows = batch.sampled_rows
+        counts = np.ones(len(rows), np.int32) if counts is None else counts
+        finite = np.ones(len(rows), np.bool_) if finite is None else finite
+        self.num_computed[batch.rows] += batch.counts
+        self.repeats[batch.rows] = False
+        self.failed[rows[~finite]] = True
+        kept = np.repeat(finite, counts)
+        self._take(rows[finite], counts[finite], token_ids[kept], batch.sampled_drafts[finite])
+
+    def _take(self, rows: IntArray, counts: IntArray, token_ids: IntArray, num_drafts: IntArray) -> None:
+        """Rows that yielded (beams nothing, and wait to be told) take in their tokens."""
+        has_children = self.options.num_children[rows] > 1
+        if has_children.any():
+            first = np.repeat(np.cumsum(counts) - counts, counts)
+            goes_on = ~np.repeat(has_children, counts) | (np.arange(len(first)) == first)
+            self.options.num_children[rows] = 1
+            counts, token_ids = np.where(has_children, 1, counts), token_ids[goes_on]
+        # Guesses after the last accepted one were computed in vain.
+        self.num_computed[rows] -= np.where(num_drafts > 0, num_drafts + 1 - counts, 0)
+        self.repeats[rows] = counts > 0
+        if len(token_ids):
+            self.append_tokens(rows, counts, token_ids)
+
+    def promise(self, batch: StepBatch) -> Promise:
+        """The batch is being computed: each sampling row yields one token, which is known later; beams yield none.
+
+        Not for batches with drafts: how many tokens come of them is not known.
+        """
+        assert self._open is batch, "only the batch applied last can be promised"
+        self._open = None
+        alive = ~self.failed[batch.rows]
+        self.num_computed[batch.rows] += batch.counts * alive
+        self.repeats[batch.rows] = False
+        rows = batch.rows[batch.samples & alive]
+        rows = rows[self.options.num_candidates[rows] == 0]
+        promise = Promise(rows, self.incarnations[rows], self.num_known[rows])
+        if len(rows):
+            self.options.num_children[rows] = 1
+            self.repeats[rows] = True
+            self.num_unread[rows] += 1
+            self.append_tokens(rows, np.ones(len(rows), np.int32), np.zeros(len(rows), np.int32))
+        return promise
+
+    def keep(self, promise: Promise, token_ids: IntArray, finite: BoolArray) -> None:
+        """Promised tokens [n] are known; oldest promise first. Rows that are not `finite` [n] got none, and so no later one.
+
+        Rows whose life is over, or that had failed before, are passed over.
+        """
+        rows, places = promise.rows, promise.places
+        here = self.is_alive(rows, promise.lives)
+        kept, broken = here & finite, here & ~finite
+        self.token_ids[rows[kept], places[kept]] = token_ids[kept]
+        self.num_unread[rows[kept]] -= 1
+        self.num_known[rows[broken]] = self.num_computed[rows[broken]] = places[broken]
+        self.num_unread[rows[broken]] = 0
+        self.fail(rows[broken])
+
+    def is_alive(self, rows: IntArray, lives: IntArray) -> BoolArray:
+        """[n]: `rows` are in life `lives` still, and have not failed."""
+        return self.occupied[rows] & (self.incarnations[rows] == lives) & ~self.failed[rows]
+
+    def fail(self, rows: IntArray) -> None:
+        """`rows` compute nothing until they are removed."""
+        self.failed[rows] = True
+        self.repeats[rows] = False
+
+    def next_decode(self, batch: StepBatch) -> StepBatch:
+        """The next decode step of a multi-step message: the rows of `batch`, already committed, that got a token."""
+        assert self._open is None, "commit the last decode step first"
+        rows = batch.sampled_rows
+        self._open = self._decoding(batch.changes.further(), rows[self.repeats[rows]])
+        return self._open
+
+    def drafted(self, batch: StepBatch, drafts: Sequence[IntArray]) -> StepBatch:
+        """The batch applied last, with guesses: `drafts[i]` for row `rows[i]` of those with `num_drafts`, in batch order.
+
+        A row with fewer guesses than it was to have computes fewer tokens.
+        """
+        assert self._open is batch, "only the batch applied last can get drafts"
+        guessed = np.flatnonzero(batch.num_drafts)
+        rows = batch.rows[guessed]
+        num_drafts = batch.num_drafts.copy()
+        num_drafts[guessed] = [len(run) for run in drafts]
+        assert (num_drafts <= batch.num_drafts).all(), "a proposer guesses at most as many tokens as it is asked for"
+        self.need_tokens(int((self.num_known[rows] + num_drafts[guessed]).max()))
+        grown, places = runs_after(rows, self.num_known[rows], num_drafts[guessed])
+        self.token_ids[grown, places] = np.concatenate(drafts)
+        self._open = replace(batch, num_drafts=num_drafts, counts=batch.counts - batch.num_drafts + num_drafts)
+        return self._open
+
+    def void(self, batch: StepBatch) -> None:
+        """Computing the batch failed: its rows keep their counts and compute nothing until mentioned or removed."""
+        assert self._open is batch, "only the batch applied last can be voided"
+        self._open = None
+        self.repeats[batch.rows] = False
+
+    def reset(self) -> None:
+        """Forgets all rows and their incarnations."""
+        self.clear()
+        self._open = None
+
+    def pack(self, batch: StepBatch) -> PackedTokens:
+        """The batch's tokens with positions and cache slots, in one row."""
+        offsets = np.zeros(len(batch.rows) + 1, np.int32)
+        np.cumsum(batch.counts, out=offsets[1:])
+        rows = np.repeat(batch.rows, batch.counts)
+        shift = np.repeat(batch.starts - offsets[:-1], batch.counts)
+        positions = np.arange(len(rows), dtype=np.int32) + shift
+        size = self.limits.block_size
+        blocks = self.block_tables[rows, positions // size].astype(np.int64)
+        slots = blocks * size + positions % size
+        last_known = offsets[1:][batch.samples] - 1 - batch.sampled_drafts
+        _, sampled_at = runs_after(batch.sampled_rows, last_known, batch.sampled_drafts + 1)
+        adapters = self.options.adapter_ids[rows]
+        token_ids = self.token_ids[rows, positions]
+        return PackedTokens(
+            token_ids,
+            positions,
+            rows,
+            slots,
+            offsets,
+            sampled_at,
+            adapters if adapters.any() else None,
+            self._unread(batch, rows, positions),
+        )
+
+    def _unread(self, batch: StepBatch, rows: IntArray, positions: IntArray) -> NDArray[np.int64] | None:
+        """A row computes at most one token that the host does not know: the one that it drew last."""
+        if not self.num_unread[batch.rows].any():
+            return None
+        return np.flatnonzero(positions >= (self.num_known - self.num_unread)[rows])
+
+    # --- deciding: reads only ----------------------------------------------------------------------------------------
+
+    def _check(self, step: StepChanges) -> None:
+        row_checks.check_changes(self, step)
+        if step.added is not None:
+            for check in self._guards:
+                check(step.added.rows, step.added.num_computed, step.added.options)
+
+    def _decoding(self, step: StepChanges, rows: IntArray) -> StepBatch:
+        """`rows` compute one token each."""
+        ones = np.ones(len(rows), np.int32)
+        reaches = ones.astype(np.bool_)
+        return StepBatch(
+            rows, self.num_computed[rows], ones, reaches, reaches, np.zeros_like(ones), step.num_decode_steps, step
+        )
+
+    def _shares(self, step: StepChanges) -> RowShares:
+        """What each row is to compute, and what it knows and is as the step will have it."""
+        shares = RowShares.zeros(max(len(self.occupied), step.num_rows))
+        here = slice(0, len(self.occupied))
+        shares.counts[here], shares.known[here] = self.repeats, self.num_known
+        shares.computed[here], shares.tasks[here] = self.num_computed, self.options.tasks
+        shares.counts[step.removed] = 0
+        if step.added is not None:
+            shares.add(step.added)
+        if step.changed is not None:
+            shares.change(step.changed, ~self.failed[step.changed.rows])
+        return shares

@@ -1,0 +1,1 @@
+"""From logits to tokens: rules, masks, draws, log probabilities, guesses."""

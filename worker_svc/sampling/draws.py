@@ -1,0 +1,133 @@
+"""Which tokens a batch draws and from which logits, and what becomes of them: drafts accepted, children born. No torch.
+
+A *place* is a position whose logits the model gives: a sampling row's last known token, and each of its drafts. A *draw* is one
+token drawn at a place: one as a rule, several where a row has children, none where it is a beam, which has candidates instead.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from worker_svc.rows.batch import BoolArray, IntArray, StepBatch
+from worker_svc.rows.columns import RowColumns, runs_after
+
+_NO_DRAFT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """Places [P] and draws [D] of the n sampling rows of a batch, all in batch order, a row's own in order of position.
+
+    `place_entries`, `draw_entries`: which of the n rows; `lengths`: tokens before the one that is drawn at a place, so its
+    position; `draw_places`: place of each draw; `sequence_indexes`: key of the generator; `draft_ids`: the draft that a draw must
+    equal for the row's next draw to count, -1 = none comes after it.
+    """
+
+    rows: IntArray
+    num_drafts: IntArray
+    place_entries: IntArray
+    lengths: IntArray
+    draw_places: IntArray
+    draw_entries: IntArray
+    sequence_indexes: IntArray
+    draft_ids: IntArray
+
+    @property
+    def place_rows(self) -> IntArray:
+        """[P]: row index of each place."""
+        return self.rows[self.place_entries]
+
+    @property
+    def draw_rows(self) -> IntArray:
+        """[D]: row index of each draw."""
+        return self.rows[self.draw_entries]
+
+    @property
+    def is_plain(self) -> bool:
+        """One place and one draw per row; as many draws as rows may also be none of a beam's and two of another row's."""
+        n = len(self.rows)
+        return n == len(self.place_entries) and np.array_equal(self.draw_places, np.arange(n))
+
+    @property
+    def first_places(self) -> IntArray:
+        """[n]: each row's first place."""
+        return (np.cumsum(self.num_drafts + 1) - self.num_drafts - 1).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the n sampling rows of a batch yield: `counts` [n] tokens each, `kept` [sum of counts] which of the draws they are.
+
+    `flags` [n]: values of RowFlag; rows with one have failed and yield nothing.
+    """
+
+    counts: IntArray
+    kept: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+
+    def without(self, plan: DrawPlan, dropped: BoolArray) -> "Settled":
+        """The same, but nothing at all comes of the rows that are `dropped` [n]."""
+        kept = self.kept[~dropped[plan.draw_entries[self.kept]]]
+        return Settled(np.where(dropped, 0, self.counts).astype(np.int32), kept, self.flags * ~dropped)
+
+
+def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
+    """The draws of `batch`, whose drafts are in the table behind the known tokens."""
+    rows, num_drafts, options = batch.sampled_rows, batch.sampled_drafts, table.options
+    entries = np.arange(len(rows), dtype=np.int32)
+    place_entries, lengths = runs_after(entries, table.num_known[rows], num_drafts + 1)
+    is_beam = options.num_candidates[rows] > 0
+    num_draws = np.where(is_beam, 0, options.num_children[rows])[place_entries]
+    draw_places, children = runs_after(np.arange(len(lengths), dtype=np.int32), np.zeros_like(lengths), num_draws)
+    draw_entries = place_entries[draw_places]
+    return DrawPlan(
+        rows=rows,
+        num_drafts=num_drafts,
+        place_entries=place_entries,
+        lengths=lengths.astype(np.int32),
+        draw_places=draw_places,
+        draw_entries=draw_entries,
+        sequence_indexes=table.sequence_indexes[rows[draw_entries]] + children.astype(np.int32),
+        draft_ids=_draft_ids(table, rows, num_drafts, lengths, place_entries)[draw_places],
+    )
+
+
+def _draft_ids(
+    table: RowColumns, rows: IntArray, num_drafts: IntArray, lengths: IntArray, place_entries: IntArray
+) -> IntArray:
+    """[P]: the draft that stands where a place's token goes."""
+    if not num_drafts.any():
+        return np.full(len(lengths), _NO_DRAFT, np.int32)
+    width = table.token_ids.shape[1]
+    drafted = lengths < (table.num_known[rows] + num_drafts)[place_entries]
+    ids = table.token_ids[rows[place_entries], np.minimum(lengths, width - 1)]
+    return np.where(drafted, ids, _NO_DRAFT)
+
+
+def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolArray) -> Settled:
+    """Which draws count. `token_ids` [D]; by place [P]: `finite`, its logits were; `opens`, its rules left a token.
+
+    A row's draws count as if they had been made one by one: up to the first that is not its draft, and before the first place that
+    is not fit to draw from. Only a row whose first place is unfit has failed; another computes that place again.
+    """
+    fit = finite & opens
+    flags = np.zeros(len(plan.rows), np.uint8)
+    first = plan.first_places
+    flags[~opens[first]] = worker_pb2.ROW_FLAG_GRAMMAR
+    flags[~finite[first]] = worker_pb2.ROW_FLAG_NOT_FINITE
+    counts_here = fit[plan.draw_places]
+    if plan.num_drafts.any():
+        counts_here = counts_here & ~_after_the_end(plan, token_ids, fit)
+    kept = np.flatnonzero(counts_here)
+    counts = np.bincount(plan.draw_entries[kept], minlength=len(plan.rows)).astype(np.int32)
+    return Settled(counts, kept, flags)
+
+
+def _after_the_end(plan: DrawPlan, token_ids: IntArray, fit: BoolArray) -> BoolArray:
+    """[D]: an earlier draw of the row did not equal its draft, or was made at an unfit place."""
+    missed = (plan.draft_ids != _NO_DRAFT) & ((token_ids != plan.draft_ids) | ~fit[plan.draw_places])
+    before = np.cumsum(missed) - missed
+    own_first = np.searchsorted(plan.draw_entries, plan.draw_entries, side="left")
+    return before > before[own_first]

@@ -1,0 +1,250 @@
+"""From the logits of a batch's places to tokens: rules, draws, log probabilities, candidates. Joins the sampler to the rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker_svc.device.queue import DeviceQueue, Fetched, HostQueue
+from worker_svc.model.input_batch import Upload
+from worker_svc.rows.batch import BoolArray
+from worker_svc.rows.changes import StepChanges
+from worker_svc.rows.options import IntArray, LongArray, Rule
+from worker_svc.rows.table import RowTable
+from worker_svc.sampling import logprobs as scores
+from worker_svc.sampling.draws import DrawPlan
+from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
+from worker_svc.sampling.sampler import TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
+from worker_svc.sampling.token_masks import Bits, MaskAsk, TokenMasks, num_words
+from worker_svc.step_results import Tops
+
+Results = Mapping[str, NDArray[Any]]
+_READS_TOKENS = Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Draws [D]: `token_ids`, `logprobs` (0 = not asked), `tops`. Places [P]: `finite`, `opens` (its rules left a token).
+
+    Beams [b]: `beams`, their entries among the sampling rows, with their `candidates`.
+    """
+
+    token_ids: IntArray
+    logprobs: NDArray[np.float32]
+    tops: Tops
+    finite: BoolArray
+    opens: BoolArray
+    beams: LongArray
+    candidates: Tops
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is wanted beside tokens. `num_tops` [D], `topped`: draws with some; `beams` [b], entries, with `num_candidates` [b]."""
+
+    num_tops: IntArray
+    topped: LongArray
+    beams: LongArray
+    num_candidates: IntArray
+
+    @classmethod
+    def of(cls, table: RowTable, plan: DrawPlan) -> "_Asked":
+        """By the rows of `plan`."""
+        num_tops = table.options.num_tops[plan.draw_rows]
+        wanted = table.options.num_candidates[plan.rows]
+        beams = np.flatnonzero(wanted)
+        return cls(num_tops, np.flatnonzero(num_tops), beams, wanted[beams])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws under way: `token_ids` int64 [D] are on the device, what the host needs is on its way."""
+
+    plan: DrawPlan
+    asked: _Asked
+    token_ids: torch.Tensor
+    fetched: Fetched
+
+    def drawn(self) -> Drawn:
+        """What came of it; waits until it is here. Only what is fit to draw from has tops and candidates."""
+        found = self.fetched.arrays()
+        fit = found["finite"] & found["opens"]
+        num_draws = len(found["token_ids"])
+        beams, candidates = self._candidates(found, fit)
+        return Drawn(
+            token_ids=found["token_ids"],
+            logprobs=found.get("logprobs", np.zeros(num_draws, np.float32)),
+            tops=self._tops(found, fit[self.plan.draw_places]),
+            finite=found["finite"],
+            opens=found["opens"],
+            beams=beams,
+            candidates=candidates,
+        )
+
+    def _tops(self, found: Results, fit: BoolArray) -> Tops:
+        counts, at = np.where(fit, self.asked.num_tops, 0).astype(np.int32), self.asked.topped
+        if not counts.any():
+            return Tops.none(len(counts))
+        shape = (len(counts), found["tops_ids"].shape[1])
+        ids, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        ids[at], logprobs[at] = found["tops_ids"], found["tops_logprobs"]
+        return Tops(counts, ids, logprobs)
+
+    def _candidates(self, found: Results, fit: BoolArray) -> tuple[LongArray, Tops]:
+        asked = self.asked
+        if not len(asked.beams):
+            return asked.beams, Tops.none(0)
+        kept = np.flatnonzero(fit[self.plan.first_places[asked.beams]])
+        counts = np.minimum(asked.num_candidates, found["candidates_left"]).astype(np.int32)
+        ids = found["candidates_ids"].astype(np.int32)
+        return asked.beams[kept], Tops(counts, ids, found["candidates_logprobs"]).taken(kept)
+
+
+NOTHING = Drawn(
+    token_ids=np.zeros(0, np.int32),
+    logprobs=np.zeros(0, np.float32),
+    tops=Tops.none(0),
+    finite=np.zeros(0, np.bool_),
+    opens=np.zeros(0, np.bool_),
+    beams=np.zeros(0, np.int64),
+    candidates=Tops.none(0),
+)
+"""Of a batch without places."""
+
+
+class RowSampler:
+    """Draws for the rows of `table`; keeps `masks` up with them: `follow` each step's changes, `accept` what was committed.
+
+    `queue`: of the device that the logits are on; None = the host. `draws`: how tokens are drawn there.
+    """
+
+    def __init__(
+        self, table: RowTable, masks: TokenMasks, queue: DeviceQueue | None = None, draws: TokenDraws = TORCH_DRAWS
+    ) -> None:
+        self._table, self._masks, self._draws = table, masks, draws
+        self._queue = queue or HostQueue()
+        self._upload = self._queue.upload
+        self._masked: set[int] = set()
+
+    # --- grammars ----------------------------------------------------------------------------------------------------
+
+    def follow(self, changes: StepChanges) -> None:
+        """A step's changes were written: rows left, joined, or were told tokens."""
+        for row in self._masked.intersection(changes.removed.tolist()):
+            self._masks.remove(row)
+            self._masked.remove(row)
+        if changes.added is not None:
+            rows = changes.added.rows
+            for row in rows[changes.added.options.rules & Rule.GRAMMAR > 0].tolist():
+                self._join(row)
+        if changes.changed is not None and len(changes.changed.new_token_ids):
+            rows, counts = changes.changed.rows, changes.changed.num_new_tokens
+            known = self._table.num_known[rows]
+            self.accept(rows, known - counts, known)
+
+    def _join(self, row: int) -> None:
+        table, extras = self._table, self._table.options.extras[row]
+        assert extras is not None, "a row with a grammar has lists"
+        self._masks.add(
+            row, extras.grammar, table.token_ids[row, table.num_prompt[row] : table.num_known[row]].tolist()
+        )
+        self._masked.add(row)
+
+    def reads_tokens(self, rows: IntArray) -> bool:
+        """Whether one of `rows` has a rule that looks at tokens of its own which the host does not know yet (R148)."""
+        table = self._table
+        return bool(((table.options.rules[rows] & _READS_TOKENS) * table.num_unread[rows]).any())
+
+    def accept(self, rows: IntArray, begins: IntArray, ends: IntArray) -> None:
+        """`rows` have taken in their tokens from place `begins[i]` to `ends[i]`."""
+        if not self._masked:
+            return
+        for row, begin, end in zip(rows.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            if row in self._masked and end > begin:
+                self._masks.accept(row, self._table.token_ids[row, begin:end].tolist())
+
+    def clear(self) -> None:
+        """All rows are gone."""
+        self._masks.clear()
+        self._masked.clear()
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, plan: DrawPlan, logits: torch.Tensor) -> Drawn:
+        """`launch`, and what came of it."""
+        return self.launch(plan, logits).drawn()
+
+    def launch(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
+        """Draws from float32 `logits` [P, vocab], without waiting for the tokens."""
+        shaped = self._shaped(plan, logits)
+        finite = finite_rows(logits)
+        opens = torch.ones_like(finite) if shaped is logits else shaped.amax(-1) > float("-inf")
+        fit = finite & opens
+        raw = logits
+        if not plan.is_plain:
+            at = self._upload(plan.draw_places.astype(np.int64))
+            raw, fit = logits[at], fit[at]
+        params = _parameters(self._table, plan, self._upload)
+        tokens = self._draws.draw(shaped if plan.is_plain else shaped[at], params, fit)
+        asked = _Asked.of(self._table, plan)
+        results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": opens}
+        if self._table.logprobs[plan.draw_rows].any():
+            results["logprobs"] = self._draws.chosen_logprobs(raw, tokens, params.logprobs & fit)
+        if asked.num_tops.any():
+            results |= self._likeliest("tops", raw, asked.topped, int(asked.num_tops.max()))
+        if len(asked.beams):
+            first = plan.first_places[asked.beams].astype(np.int64)
+            results |= self._likeliest("candidates", shaped, first, int(asked.num_candidates.max()))
+        return Drawing(plan, asked, tokens, self._queue.fetch(results))
+
+    def _likeliest(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
+        """Of some rows of float32 [n, vocab]: the `most` likeliest tokens, and how many there are at all."""
+        here = logits[self._upload(at)]
+        found = scores.likeliest(here, most)
+        left = (here > float("-inf")).sum(-1)
+        return {f"{name}_ids": found.token_ids, f"{name}_logprobs": found.logprobs, f"{name}_left": left}
+
+    def _shaped(self, plan: DrawPlan, logits: torch.Tensor) -> torch.Tensor:
+        """The logits under the rows' rules; the very same where no row has one."""
+        rows = plan.place_rows
+        rules = self._table.options.rules[rows]
+        at = np.flatnonzero(rules)
+        if not len(at):
+            return logits
+        masks = self._grammar_masks(plan, np.flatnonzero(self._table.options.rules[plan.rows] & Rule.GRAMMAR))
+        return apply_rules(logits, RuledPlaces(self._table, at, rows[at], plan.lengths[at], masks))
+
+    def _grammar_masks(self, plan: DrawPlan, entries: LongArray) -> Bits:
+        """Of all places of some of the sampling rows."""
+        rows, num_drafts = plan.rows[entries], plan.num_drafts[entries]
+        known = self._table.num_known[rows]
+        at = np.cumsum(num_drafts + 1) - num_drafts - 1
+        masks = np.zeros((int((num_drafts + 1).sum()), num_words(self._table.limits.vocab_size)), np.int32)
+        asks = [
+            MaskAsk(row, self._table.token_ids[row, begin : begin + count].tolist(), first)
+            for row, begin, count, first in zip(
+                rows.tolist(), known.tolist(), num_drafts.tolist(), at.tolist(), strict=True
+            )
+        ]
+        if asks:
+            self._masks.fill(asks, masks)
+        return masks
+
+
+def _parameters(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows:
+    """Of each draw."""
+    rows = plan.draw_rows
+    min_ps = table.options.min_ps[rows]
+    columns: tuple[NDArray[Any], ...] = (
+        table.temperatures[rows],
+        table.top_ks[rows].astype(np.int64),
+        table.top_ps[rows],
+        table.seeds[rows].view(np.int64),
+        plan.sequence_indexes.astype(np.int64),
+        plan.lengths[plan.draw_places].astype(np.int64),
+        table.logprobs[rows],
+    )
+    return SamplingRows(*map(upload, columns), min_ps=upload(min_ps) if min_ps.any() else None)

@@ -1,0 +1,169 @@
+"""Tokens from logits: a pure function of (seed, sequence index, position, logits) for each row, vectorised over rows.
+
+The generator is counter-based: a 64-bit integer hash of seed, sequence and position gives the one uniform number that a token
+needs, so a row's token does not depend on its neighbours, on earlier draws or on who draws it. Integer arithmetic wraps, as the
+hash wants.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from worker_svc.sampling.logprobs import of_tokens
+
+# Below this a temperature means greedy (vLLM's value): dividing by less only overflows.
+GREEDY_BELOW = 1e-5
+_MASK_64 = 2**64 - 1
+
+
+def _signed(value: int) -> int:
+    return (value & _MASK_64) - 2**64 if value & 2**63 else value & _MASK_64
+
+
+# Constants of SplitMix64 (Steele, Lea, Flood 2014).
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Parameters of n rows; tensors [n] on the logits' device.
+
+    `temperatures` float32, 0 = greedy; `top_ks` int64, 0 = all; `top_ps` float32 in (0, 1]; `seeds` int64 (the bits of a uint64);
+    `sequence_indexes` int64; `positions` int64: place of the token to draw in its sequence; `logprobs` bool; `min_ps` float32 in
+    [0, 1], 0 = off, None = off for all.
+    """
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    seeds: torch.Tensor
+    sequence_indexes: torch.Tensor
+    positions: torch.Tensor
+    logprobs: torch.Tensor
+    min_ps: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`token_ids` int64 [n]; `finite` bool [n]: False = the row's logits were not, its token means nothing; `logprobs` float32 [n]
+    of the chosen token under the unmodified distribution, natural logarithm, 0 where not asked."""
+
+    token_ids: torch.Tensor
+    finite: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
+    """Draws one token per row from float32 `logits` [n, vocab]."""
+    finite = finite_rows(logits)
+    tokens = draw(logits, rows, finite)
+    return Sampled(tokens, finite, chosen_logprobs(logits, tokens, rows.logprobs & finite))
+
+
+def finite_rows(logits: torch.Tensor) -> torch.Tensor:
+    """bool [n]: all of a row's logits are numbers, and finite."""
+    # Minimum and maximum carry NaN and infinities of a row without a mask of its size.
+    lowest, highest = torch.aminmax(logits, dim=-1)
+    return torch.isfinite(lowest) & torch.isfinite(highest)
+
+
+def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+    """One token per row, int64 [n]; those of rows that are not `fit` (bool [n]) mean nothing. -inf: never drawn."""
+    tokens = logits.argmax(-1)
+    drawn = (rows.temperatures >= GREEDY_BELOW) & fit
+    filtered = drawn & ((rows.top_ks > 0) | (rows.top_ps < 1))
+    if rows.min_ps is not None:
+        filtered |= drawn & (rows.min_ps > 0)
+    for chosen, way in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
+        at = chosen.nonzero().squeeze(1)
+        if len(at):
+            tokens[at] = way(logits[at] / rows.temperatures[at, None], rows, at)
+    return tokens
+
+
+def uniform(seeds: torch.Tensor, sequence_indexes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float64 in [0, 1), 52 random bits each (so that a share of a total stays below it); int64 arguments of one shape."""
+    state = _mix(seeds + _GOLDEN)
+    state = _mix(state ^ _mix(sequence_indexes + _MIX_1))
+    state = _mix(state + (positions + 1) * _GOLDEN)
+    return _shift(state, 12).to(torch.float64) * 2.0**-52
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right; torch's keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _uniform_of(rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    return uniform(rows.seeds[at], rows.sequence_indexes[at], rows.positions[at])
+
+
+def _draw(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    return _invert(torch.softmax(scaled, -1), _uniform_of(rows, at))
+
+
+def _draw_filtered(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
+    """min-p, top-k, then top-p of what is left: the smallest set of likeliest tokens with that mass; ties by lower id."""
+    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    if rows.min_ps is not None:
+        ordered = ordered.masked_fill(ordered < ordered[:, :1] + rows.min_ps[at, None].log(), float("-inf"))
+    top_ks = rows.top_ks[at, None]
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
+    ordered = ordered.masked_fill((rank >= top_ks) & (top_ks > 0), float("-inf"))
+    weights = torch.softmax(ordered, -1)
+    before = weights.to(torch.float64).cumsum(-1) - weights
+    weights = weights.masked_fill((before >= rows.top_ps[at, None]) & (rank > 0), 0.0)
+    return ids.gather(-1, _invert(weights, _uniform_of(rows, at))[:, None]).squeeze(1)
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The index whose share of the running total `uniforms` falls into; never one of weight 0."""
+    total = weights.to(torch.float64).cumsum(-1)
+    target = uniforms[:, None] * total[:, -1:]
+    # `target` is below the full total, so the first running total above it belongs to a weight above 0.
+    return torch.searchsorted(total, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
+
+
+def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """float32 [n]: log probability of each row's token; 0 for rows that are not `wanted`."""
+    result = torch.zeros(len(tokens), dtype=torch.float32, device=logits.device)
+    at = wanted.nonzero().squeeze(1)
+    if len(at):
+        result[at] = of_tokens(logits[at], tokens[at])
+    return result
+
+
+class TokenDraws(Protocol):
+    """How tokens are drawn from logits on a device. Every way draws the same tokens."""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+        """See `draw`; tokens are below the vocabulary's size even where they mean nothing."""
+        ...
+
+    def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """See `chosen_logprobs`."""
+        ...
+
+
+class TorchDraws:
+    """On any device; on another than the host it waits for it."""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+        """See TokenDraws."""
+        return draw(logits, rows, fit)
+
+    def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """See TokenDraws."""
+        return chosen_logprobs(logits, tokens, wanted)
+
+
+TORCH_DRAWS = TorchDraws()

@@ -1,0 +1,1 @@
+"""The worker with a cost model instead of a model: the same protocol."""
