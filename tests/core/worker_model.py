@@ -183,8 +183,11 @@ class WorkerModel:
 
 
 def _move(source: dict[int, dict[int, int]], target: dict[int, dict[int, int]], pairs: list[tuple[int, int]]) -> None:
-    """All pairs at once, as a kernel does it: so none may need what another one gives."""
-    assert source is not target or not {s for s, _ in pairs} & {d for _, d in pairs}
+    """All pairs read what was there before (R124): so none may need what one before it gives."""
+    written: set[int] = set()
+    for block, destination in pairs if source is target else ():
+        assert block not in written
+        written.add(destination)
     contents = [(destination, dict(source.get(block, {}))) for block, destination in pairs]
     target.update(contents)
 

@@ -54,9 +54,8 @@ WHOLE = [
     ),
     Plan(
         "vllm-v0-chunked",
-        Counter({"middle chunk": 3, "swap out": 2, "grammar": 2, AT_RANDOM: 3}),
-        ("preemption_mode=swap",),
-        ("--max-num-batched-tokens", "64"),
+        Counter({"middle chunk": 3, "fork": 2, "grammar": 2, AT_RANDOM: 3}),
+        scheduler_args=("--max-num-batched-tokens", "64"),
     ),
 ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paged_kernels.cpu_compiled import CompiledCpuBackend
-from paged_kernels.cpu_library import NoCompiledKernels, build, load_library
+from paged_kernels.cpu_library import ABI, NoCompiledKernels, build, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.registry import make_backend
 
@@ -89,4 +89,4 @@ def test_build_command(tmp_path):
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(root / "kernels")},
     )
-    assert load_library(environ(tmp_path, QUIRE_KERNEL_LIBRARY=str(path)), print).quire_kernels_abi() == 1
+    assert load_library(environ(tmp_path, QUIRE_KERNEL_LIBRARY=str(path)), print).quire_kernels_abi() == ABI
