@@ -101,6 +101,8 @@ def test_a_kernel_replaced_by_zeros_changes_the_tokens(name, monkeypatch):
     prompt = prompt_of(QUICK[0])
     expected = generate(Driver(engine("cpu")), "p", prompt, QUICK[1])
     made = engine("cuda")
+    # What a kernel that does nothing leaves: zeros, not what lay in that memory before.
     monkeypatch.setattr(triton_backend.torch, "empty_like", torch.zeros_like)
+    monkeypatch.setattr(triton_backend.torch, "empty", torch.zeros)
     monkeypatch.setattr(triton_cache if name in {"write_kernel", "move_kernel"} else triton_backend, name, Idle())
     assert disturbed(made, prompt, QUICK[1]) != expected
