@@ -59,8 +59,8 @@ $(PROTOC): $(INSTALLED)
 demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
-# Tests that only compute run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/block_manager tests/core tests/golden tests/kernels tests/simulation tests/worker
+# Tests that compute most of the time run beside those that start processes and wait: two cores, both busy.
+PURE_TESTS := tests/block_manager tests/core tests/golden tests/house tests/kernels tests/simulation tests/worker
 PURE_LOG := .venv/pure-tests.txt
 TIER = not long
 
