@@ -12,7 +12,7 @@ from block_manager.hashing import Rename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
-from block_manager.rules.prefix_book import NULL, OpenEnd, PrefixBook, num_leading
+from block_manager.rules.prefix_book import NULL, OpenEnd, PrefixBook
 
 
 class V1PoolRules(NoSwap):
@@ -146,8 +146,9 @@ class V1PoolRules(NoSwap):
         """Of its first `num_tokens` tokens, which are computed, the blocks that tokens behind them do not look at are free, lowest
         first; the null block stands for them (R105). They can still be found. No table: no-op."""
         table = self.ledger.tables.get(sequence.name, [])
-        end = min(len(table), max(0, num_tokens - window + 1) // self.ledger.block_size)
-        first = num_leading(NULL, table[:end])
+        first = end = min(len(table), max(0, num_tokens - window + 1) // self.ledger.block_size)
+        while first and table[first - 1] != NULL:
+            first -= 1
         self._pool.release(table[first:end])
         table[first:end] = [NULL] * (end - first)
 

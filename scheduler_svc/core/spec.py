@@ -134,7 +134,7 @@ class PolicySpec(TaskKnobs):
                 f"prefill and prefix caching under policy {self.name}: chunks are whole blocks (R87)",
                 reason="BAD_LIMIT",
             )
-        if self.sliding_window is not None and limits.prefix_caching and self.is_v0:
+        if self.sliding_window is not None and not self.frees_behind_window(prefix_caching=limits.prefix_caching):
             raise _bad(self, "sliding_window", "does not go with prefix_caching under the block managers of v0")
         if (
             self.defects == "repaired"
@@ -143,6 +143,10 @@ class PolicySpec(TaskKnobs):
         ):
             why = f"must be less than num_gpu_blocks ({limits.num_gpu_blocks}), or no prompt is ever admitted (R52)"
             raise _bad(self, "watermark_blocks", why)
+
+    def frees_behind_window(self, *, prefix_caching: bool) -> bool:
+        """Whether it goes with a sliding window (R105): the block managers of v0 do not with prefix caching."""
+        return not (self.is_v0 and prefix_caching)
 
     def _contradictions(self) -> list[tuple[str, str]]:
         """(field, why it does not go with another)."""

@@ -120,8 +120,8 @@ class PolicyChoice:
 
         Those of v0 cannot with prefix caching; they keep all blocks then.
         """
-        keeps_all = self.spec.is_v0 and self._switches()["prefix_caching"]
-        if not worker.sliding_window or keeps_all:
+        frees = self.spec.frees_behind_window(prefix_caching=self._switches()["prefix_caching"])
+        if not (worker.sliding_window and frees):
             return self
         return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
 

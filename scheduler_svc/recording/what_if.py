@@ -168,8 +168,8 @@ def _moved(old: Scheduler, policy: str, values: Mapping[str, Any]) -> Scheduler:
 
 def _on_the_model_of(old: Scheduler, spec: PolicySpec) -> PolicySpec:
     """With the recorded model's window, unless these cache rules cannot free what is behind it (R105)."""
-    window, keeps_all = old.spec.sliding_window, spec.is_v0 and old.state.limits.prefix_caching
-    return spec if window is None or keeps_all else replace(spec, sliding_window=window)
+    frees = spec.frees_behind_window(prefix_caching=old.state.limits.prefix_caching)
+    return replace(spec, sliding_window=old.spec.sliding_window) if frees else spec
 
 
 def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) -> CoreLimits:
