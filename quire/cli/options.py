@@ -1,6 +1,5 @@
 """Options that several commands share, under vLLM's names where vLLM has them, and the addresses that people write."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -261,12 +260,6 @@ Admin = Annotated[
 ]
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"
-
-
-def interactive() -> bool:
-    """Whether a person looks at standard output."""
-    return os.isatty(1)
-
 
 LoggedSteps = Annotated[
     int, typer.Option(min=1, help="Steps that `quire steps` looks back on.", rich_help_panel=_RECORDING)

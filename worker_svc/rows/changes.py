@@ -99,14 +99,6 @@ class StepChanges:
         """Of a further decode step: no changes."""
         return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
-    @property
-    def updated_rows(self) -> IntArray:
-        """Rows that join or whose block table grows, ascending: what a device mirror has to copy."""
-        parts = [] if self.added is None else [self.added.rows]
-        if self.changed is not None:
-            parts.append(self.changed.rows[self.changed.num_new_blocks > 0])
-        return np.sort(np.concatenate(parts)) if parts else _NO_ROWS
-
 
 def read_step(outputs: worker_pb2.SchedulerOutputs, limits: Limits) -> StepChanges:
     """The step's changes; InvalidArgument naming the field that is wrong."""
