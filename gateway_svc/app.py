@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gateway_svc import admin_relay, inference_service
 from gateway_svc.admin_relay import AdminRelay
+from gateway_svc.calls import CallIntake, EverybodyIsTheDefaultTenant
 from gateway_svc.embedder import Embedder
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.model_catalog import ModelCatalog
@@ -67,13 +68,14 @@ class _Gateway:
         self._catalog = ModelCatalog(settings, self._link.fetch_bundle)
         self._pipeline = Pipeline(self._link, self._catalog, self._tracing)
         self._embedder = Embedder(self._link, self._catalog, self._tracing)
+        self._intake = CallIntake(settings, EverybodyIsTheDefaultTenant())
         self._relay = AdminRelay(lambda: self._link.state.admin_address, settings.scheduler)
         self._health = health_aio.HealthServicer()
         self._health_changed = asyncio.Event()
         self._server = self._public_server()
         self._admin = self._admin_server()
         app = openai_app(
-            self._pipeline, self._embedder, self._catalog, settings, self._tracing, self._not_ready_because
+            self._pipeline, self._embedder, self._catalog, self._intake, self._tracing, self._not_ready_because
         )
         self._http = HttpServer(app, STOP_GRACE_S)
         self._socket: socket.socket | None = None
@@ -85,7 +87,7 @@ class _Gateway:
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True)
         service = InferenceService(
-            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._settings, self._tracing
+            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._tracing
         )
         server.add_generic_rpc_handlers((service.handler(),))
         self._add_standard_services(server, inference_service.SERVICE_NAME)

@@ -1,11 +1,12 @@
 """Prompts to vectors behind both doors: validate, tokenise, submit all at once, gather in order."""
 
+from gateway_svc.calls import Call
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import ResolvedRequest
 from gateway_svc.engine_request import EngineRequest
 from gateway_svc.generation import timing_of
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.pipeline import Call, off_loop_if_long, wait_for_model
+from gateway_svc.pipeline import off_loop_if_long, wait_for_model
 from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.spans import GenerationSpan
 from gateway_svc.vectors import as_asked
@@ -52,7 +53,8 @@ class Embedder:
         running: list[EngineRequest] = []
         try:
             for i, one in enumerate(resolved):
-                submit = one.submit(call.request_id if len(resolved) == 1 else f"{call.request_id}-{i}", model.adapter)
+                request_id = call.request_id if len(resolved) == 1 else f"{call.request_id}-{i}"
+                submit = one.submit(request_id, model.adapter, call.caller.tenant)
                 submit.trace.CopyFrom(trace)
                 running.append(self._link.submit(submit, call.deadline_ns))
             for engine_request in running:

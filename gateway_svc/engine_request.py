@@ -81,6 +81,11 @@ class EngineRequest:
         return self.submit.request_id
 
     @property
+    def key(self) -> tuple[str, str]:
+        """Tenant and public id."""
+        return self.submit.tenant, self.submit.request_id
+
+    @property
     def num_choices(self) -> int:
         """Choices that it returns."""
         return self.submit.num_choices or 1

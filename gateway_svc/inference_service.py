@@ -14,13 +14,12 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from gateway_svc import spans
+from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.embedder import Embedder
 from gateway_svc.generation import Event, Generation, collect
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.pipeline import Call, Pipeline, deadline_after
-from gateway_svc.request_ids import accept_request_id
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.pipeline import Pipeline
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError
@@ -42,22 +41,22 @@ _Streaming = Callable[[bytes, Call, _Context], Awaitable[None]]
 
 
 class InferenceService:
-    """Handlers of one gateway; `cancel(request_id, error)` ends a request by id, whoever runs it."""
+    """Handlers of one gateway; `cancel(tenant, request_id, error)` ends a request by id, whoever runs it."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         embedder: Embedder,
         catalog: ModelCatalog,
-        cancel: Callable[[str, QuireError], None],
-        settings: GatewaySettings,
+        cancel: Callable[[str, str, QuireError], None],
+        intake: CallIntake,
         tracing: Telemetry,
     ) -> None:
         self._pipeline = pipeline
         self._embedder = embedder
         self._catalog = catalog
         self._cancel = cancel
-        self._settings = settings
+        self._intake = intake
         self._tracing = tracing
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -125,7 +124,8 @@ class InferenceService:
         request = parse(pb.CancelRequest, raw)
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is missing; use the id from Started or x-request-id")
-        self._cancel(request.request_id, Cancelled("the request was cancelled by its id", reason="CANCELLED"))
+        error = Cancelled("the request was cancelled by its id", reason="CANCELLED")
+        self._cancel(call.caller.tenant, request.request_id, error)
         return pb.CancelResponse()
 
     # --- text and models ---------------------------------------------------------------------------------------------
@@ -176,15 +176,17 @@ class InferenceService:
         """Id, deadline and span of a call; errors leave it typed, with the id in their metadata."""
         async with rpc.errors_to_status(context):
             metadata = _metadata(context)
-            request_id = accept_request_id(metadata.get("x-request-id"))
             attributes = {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE_NAME}/{name}"}
             span = spans.start_server_span(self._tracing, f"{SERVICE_NAME}/{name}", metadata, attributes)
-            deadline_ns = deadline_after(context.time_remaining(), self._settings)
+            request_id = ""
             try:
-                yield Call(request_id, deadline_ns, span, stream)
+                call = self._intake.accept(metadata, context.time_remaining(), span, stream=stream)
+                request_id = call.request_id
+                yield call
             except Exception as error:
                 known = error if isinstance(error, QuireError) else rpc.hide(error)
-                known.metadata.setdefault("request_id", request_id)
+                if request_id:
+                    known.metadata.setdefault("request_id", request_id)
                 spans.set_error(span, known)
                 raise known from error
             except BaseException as error:  # the client went away

@@ -3,17 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
-from opentelemetry.trace import Span
-
+from gateway_svc.calls import Call
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.generation import Generation
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.scheduler_link import SchedulerLink
-from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import GenerationSpan
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.text_stream import TextStream
@@ -25,33 +22,9 @@ from svc_common.telemetry import Telemetry
 
 # Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
 INLINE_TEXT_CHARS = 4_096
-DEADLINE_MARGIN_S = 0.05
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call from outside, whichever door it came through. `deadline_ns`: on this process' monotonic clock."""
-
-    request_id: str
-    deadline_ns: int
-    span: Span
-    stream: bool
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds until the deadline."""
-        return (self.deadline_ns - monotonic_ns()) / NS_PER_S
-
-
-def deadline_after(remaining_s: float | None, settings: GatewaySettings) -> int:
-    """Our own deadline for a call: a little before the client's, so that its error is ours and not the transport's."""
-    if remaining_s is None or remaining_s > settings.max_request_s:
-        return monotonic_ns() + int(settings.max_request_s * NS_PER_S)
-    margin_s = min(DEADLINE_MARGIN_S, 0.2 * remaining_s)
-    return monotonic_ns() + int((remaining_s - margin_s) * NS_PER_S)
 
 
 class Pipeline:
@@ -89,7 +62,7 @@ class Pipeline:
         self, call: Call, resolved: ResolvedRequest, model: ServedModel, span: GenerationSpan
     ) -> AsyncIterator[Generation]:
         arrival_ns = monotonic_ns()
-        submit = resolved.submit(call.request_id, model.adapter)
+        submit = resolved.submit(call.request_id, model.adapter, call.caller.tenant)
         submit.trace.CopyFrom(span.context)
         engine_request = self._link.submit(submit, call.deadline_ns)
         try:

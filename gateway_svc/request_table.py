@@ -22,7 +22,7 @@ class RequestTable:
         self._max_unread_tokens = max_unread_tokens
         self._handles = itertools.count(1)
         self._by_handle: dict[int, EngineRequest] = {}
-        self._by_id: dict[str, EngineRequest] = {}
+        self._by_id: dict[tuple[str, str], EngineRequest] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._num_messages = 0
 
@@ -37,7 +37,7 @@ class RequestTable:
 
     def add(self, submit: engine_pb2.Submit, deadline_ns: int) -> EngineRequest:
         """A new request under the next handle. AlreadyExists when its id is live here."""
-        if submit.request_id in self._by_id:
+        if (submit.tenant, submit.request_id) in self._by_id:
             raise AlreadyExists(
                 f"a request with id {submit.request_id} is running here; use another x-request-id or none",
                 reason="REQUEST_ID_IN_USE",
@@ -46,20 +46,20 @@ class RequestTable:
         submit.handle = next(self._handles)
         request = EngineRequest(submit, deadline_ns)
         self._by_handle[submit.handle] = request
-        self._by_id[submit.request_id] = request
+        self._by_id[request.key] = request
         delay_s = max(0.0, (deadline_ns - monotonic_ns()) / NS_PER_S)
         self._timers[submit.handle] = asyncio.get_running_loop().call_later(delay_s, self._expire, request)
         return request
 
-    def find(self, request_id: str) -> EngineRequest | None:
+    def find(self, tenant: str, request_id: str) -> EngineRequest | None:
         """By public id."""
-        return self._by_id.get(request_id)
+        return self._by_id.get((tenant, request_id))
 
     def release(self, request: EngineRequest) -> None:
         """Forgets a request; one that is not over is cancelled at the scheduler at once. Idempotent."""
         if self._by_handle.pop(request.handle, None) is None:
             return
-        del self._by_id[request.request_id]
+        del self._by_id[request.key]
         self._timers.pop(request.handle).cancel()
         self._outbox.withdraw(request)
         if not request.is_over:

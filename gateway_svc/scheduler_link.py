@@ -82,13 +82,13 @@ class SchedulerLink:
         self._outbox.submit(request)
         return request
 
-    def cancel(self, request_id: str, error: QuireError) -> None:
+    def cancel(self, tenant: str, request_id: str, error: QuireError) -> None:
         """Cancels by public id: one of ours ends with `error`; else the scheduler is told, another gateway may hold it."""
-        request = self.requests.find(request_id)
+        request = self.requests.find(tenant, request_id)
         if request is not None:
             self.requests.end(request, error)
         else:
-            self._outbox.cancel(engine_pb2.Cancel(request_id=request_id))
+            self._outbox.cancel(engine_pb2.Cancel(request_id=request_id, tenant=tenant))
 
     async def fetch_bundle(self, digest: str) -> bytes:
         """The serialised model bundle; a QuireError when the scheduler does not give it."""

@@ -77,10 +77,11 @@ class ResolvedRequest:
     beam: common_pb2.BeamRules | None = None
     task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
 
-    def submit(self, request_id: str, adapter: str = "") -> engine_pb2.Submit:
+    def submit(self, request_id: str, adapter: str = "", tenant: str = "") -> engine_pb2.Submit:
         """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
         return engine_pb2.Submit(
             request_id=request_id,
+            tenant=tenant,
             token_ids=columns.pack(self.prompt_token_ids),
             sampling=self.sampling,
             stop=self.stop,

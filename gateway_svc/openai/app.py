@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
+from gateway_svc.calls import Call, CallIntake
 from gateway_svc.embedder import Embedder
 from gateway_svc.generation import Event, Generation
 from gateway_svc.model_catalog import ModelCatalog, ServedModel
@@ -22,9 +23,7 @@ from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.http_io import ClientGone, Reply, error_body, read_body, retry_header, until_disconnect
 from gateway_svc.openai.requests import AnyOpenAiRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from gateway_svc.openai.responses import Answer, ChatShape, CompletionShape, Shape, model_card
-from gateway_svc.pipeline import Call, Pipeline, deadline_after
-from gateway_svc.request_ids import accept_request_id
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.pipeline import Pipeline
 from svc_common import rpc, telemetry
 from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.errors import QuireError, from_status_name
@@ -38,14 +37,14 @@ def openai_app(
     pipeline: Pipeline,
     embedder: Embedder,
     catalog: ModelCatalog,
-    settings: GatewaySettings,
+    intake: CallIntake,
     tracing: Telemetry,
     not_ready_because: Callable[[], str],
 ) -> Starlette:
     """The application. `not_ready_because()`: empty when requests can be served, else the reason for people."""
 
     def post(path: str, respond: _Respond) -> Route:
-        return Route(path, _Endpoint(respond, settings, tracing), methods=["POST"])
+        return Route(path, _Endpoint(respond, intake, tracing), methods=["POST"])
 
     models = _ModelRoutes(catalog)
     completions = _Generations(CompletionRequest, CompletionShape(), pipeline, catalog)
@@ -69,9 +68,9 @@ class _Endpoint:
     `respond(body, call, reply)` answers.
     """
 
-    def __init__(self, respond: _Respond, settings: GatewaySettings, tracing: Telemetry) -> None:
+    def __init__(self, respond: _Respond, intake: CallIntake, tracing: Telemetry) -> None:
         self._respond = respond
-        self._settings = settings
+        self._intake = intake
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,11 +94,11 @@ class _Endpoint:
             span.end()
 
     def _call(self, headers: Mapping[str, str], span: Span, reply: Reply) -> Call:
-        request_id = accept_request_id(headers.get("x-request-id"))
-        reply.headers["x-request-id"] = request_id
+        call = self._intake.accept(headers, None, span, stream=False)
+        reply.headers["x-request-id"] = call.request_id
         if trace_id := telemetry.trace_id(span):
             reply.headers["x-trace-id"] = trace_id
-        return Call(request_id, deadline_after(None, self._settings), span, stream=False)
+        return call
 
 
 class _Generations:

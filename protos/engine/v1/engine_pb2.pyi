@@ -20,18 +20,30 @@ class GetModelBundleResponse(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
 
 class FrontendMessage(_message.Message):
-    __slots__ = ("hello", "submits", "stops", "cancels", "goodbye")
+    __slots__ = ("hello", "submits", "stops", "cancels", "goodbye", "attaches")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHES_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     stops: _containers.RepeatedCompositeFieldContainer[Stopped]
     cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stopped, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    attaches: _containers.RepeatedCompositeFieldContainer[Attach]
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stopped, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., attaches: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("handle", "request_id", "tenant")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    tenant: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
     __slots__ = ("identity", "frontend_id")
@@ -120,7 +132,7 @@ class Cancel(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class EngineMessage(_message.Message):
-    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state", "prompt_logprobs", "embeddings")
+    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state", "prompt_logprobs", "embeddings", "attached")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +141,7 @@ class EngineMessage(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     tokens: TokenColumns
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
@@ -137,7 +150,8 @@ class EngineMessage(_message.Message):
     state: ServiceState
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ...) -> None: ...
+    attached: _containers.RepeatedCompositeFieldContainer[HeldRequest]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., attached: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("handle", "logprobs", "num_top", "top_token_ids", "top_logprobs")
@@ -252,7 +266,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., last: bool = ..., account: _Optional[_Union[RequestAccount, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestAccount(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "queue_ns", "prefill_ns", "decode_ns", "preempted_ns", "num_preemptions", "num_migrations", "worker_id")
+    __slots__ = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "queue_ns", "prefill_ns", "decode_ns", "preempted_ns", "num_preemptions", "num_migrations", "worker_id", "accepted_draft_tokens", "rejected_draft_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +277,8 @@ class RequestAccount(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
@@ -273,7 +289,9 @@ class RequestAccount(_message.Message):
     num_preemptions: int
     num_migrations: int
     worker_id: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_migrations: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    accepted_draft_tokens: int
+    rejected_draft_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_migrations: _Optional[int] = ..., worker_id: _Optional[str] = ..., accepted_draft_tokens: _Optional[int] = ..., rejected_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("handle", "error", "account")

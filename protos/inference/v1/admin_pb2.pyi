@@ -6,6 +6,94 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("queues", "num_waiting", "num_waiting_tokens", "max_waiting", "max_waiting_tokens", "gpu", "cpu", "output_tokens_per_s", "starts_per_s", "draining", "serving", "tenants")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STARTS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    queues: Queues
+    num_waiting: int
+    num_waiting_tokens: int
+    max_waiting: int
+    max_waiting_tokens: int
+    gpu: BlockPool
+    cpu: BlockPool
+    output_tokens_per_s: float
+    starts_per_s: float
+    draining: bool
+    serving: bool
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantLoad]
+    def __init__(self, queues: _Optional[_Union[Queues, _Mapping]] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., output_tokens_per_s: _Optional[float] = ..., starts_per_s: _Optional[float] = ..., draining: bool = ..., serving: bool = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ...) -> None: ...
+
+class TenantLoad(_message.Message):
+    __slots__ = ("tenant", "num_waiting", "num_running")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_waiting: int
+    num_running: int
+    def __init__(self, tenant: _Optional[str] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[Worker]
+    def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
+
+class Worker(_message.Message):
+    __slots__ = ("address", "lane", "ready", "reason", "warming", "boot_id", "epoch", "model", "num_gpu_blocks", "num_cpu_blocks")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WARMING_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    lane: int
+    ready: bool
+    reason: str
+    warming: bool
+    boot_id: str
+    epoch: int
+    model: str
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    def __init__(self, address: _Optional[str] = ..., lane: _Optional[int] = ..., ready: bool = ..., reason: _Optional[str] = ..., warming: bool = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("undo",)
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    undo: bool
+    def __init__(self, undo: bool = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("num_requests",)
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
+
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path")
     NAME_FIELD_NUMBER: _ClassVar[int]

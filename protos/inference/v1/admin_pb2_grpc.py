@@ -75,6 +75,21 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/quire.inference.v1.AdminService/GetLoad',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/quire.inference.v1.AdminService/ListWorkers',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/quire.inference.v1.AdminService/Drain',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -140,6 +155,27 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """How much there is to do, for load balancers and autoscalers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """The workers and what is known of each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes no more requests (they get UNAVAILABLE with DRAINING and a retry time), or takes them again; running ones go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -182,6 +218,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -401,6 +452,87 @@ class AdminService(object):
             '/quire.inference.v1.AdminService/ListAdapters',
             protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/GetLoad',
+            protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/ListWorkers',
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/Drain',
+            protos_dot_inference_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

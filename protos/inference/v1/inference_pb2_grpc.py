@@ -28,8 +28,9 @@ if _version_not_supported:
 class InferenceServiceStub(object):
     """Text and tokens in, text and tokens out.
 
-    Metadata in: traceparent / tracestate (W3C), x-request-id (echoed; made when absent), grpc-timeout (the deadline).
-    Metadata out: x-request-id, x-trace-id. Trailers: x-queue-ms, x-preemptions.
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
+    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
     def __init__(self, channel):
@@ -58,6 +59,11 @@ class InferenceServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/quire.inference.v1.InferenceService/Resume',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/Embed',
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
@@ -78,6 +84,11 @@ class InferenceServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/quire.inference.v1.InferenceService/CountTokens',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/ListModels',
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -93,8 +104,9 @@ class InferenceServiceStub(object):
 class InferenceServiceServicer(object):
     """Text and tokens in, text and tokens out.
 
-    Metadata in: traceparent / tracestate (W3C), x-request-id (echoed; made when absent), grpc-timeout (the deadline).
-    Metadata out: x-request-id, x-trace-id. Trailers: x-queue-ms, x-preemptions.
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
+    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
     def Generate(self, request, context):
@@ -112,7 +124,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Answers a conversation, using the model's chat template.
+        """Answers a conversation, using the model's chat template; reasoning and tool calls come apart from the text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +132,14 @@ class InferenceServiceServicer(object):
 
     def ChatStream(self, request, context):
         """Answers a conversation, streaming.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Reads a resumable request on, at any gateway, from the tokens that the caller has. NOT_FOUND with RESUME_EXPIRED when it is not
+        held any more. Who read it until then gets ABORTED with ATTACHED_ELSEWHERE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +168,13 @@ class InferenceServiceServicer(object):
 
     def Detokenize(self, request, context):
         """Token ids to text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTokens(self, request, context):
+        """How many tokens a request's prompt has, template and tools included; nothing is generated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +217,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
             ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
@@ -209,6 +241,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -231,8 +268,9 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 class InferenceService(object):
     """Text and tokens in, text and tokens out.
 
-    Metadata in: traceparent / tracestate (W3C), x-request-id (echoed; made when absent), grpc-timeout (the deadline).
-    Metadata out: x-request-id, x-trace-id. Trailers: x-queue-ms, x-preemptions.
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
+    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
     @staticmethod
@@ -344,6 +382,33 @@ class InferenceService(object):
             _registered_method=True)
 
     @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/Resume',
+            protos_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Embed(request,
             target,
             options=(),
@@ -441,6 +506,33 @@ class InferenceService(object):
             '/quire.inference.v1.InferenceService/Detokenize',
             protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/CountTokens',
+            protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
             options,
             channel_credentials,
             insecure,
