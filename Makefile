@@ -18,6 +18,13 @@ PROTO_FILES = protos/*/v1/*.proto
 # Generated code is made by the oldest toolchain that we support (docs/decisions/0002).
 PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
 COMPOSE ?= docker compose
+# Node is not everybody's: without it buf and the tests of Node clients are skipped, except where NEED_NODE or CI says true.
+NODE_TOOLS := .venv/node/tools/.installed
+NODE_EXAMPLE := .venv/node/example/.installed
+NPM_FLAGS := --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 --fetch-retry-mintimeout=1000
+BUF := .venv/node/tools/node_modules/.bin/buf
+BASELINE := protos/baseline.binpb
+export NEED_NODE ?= $(filter true 1,$(CI))
 
 # A virtual environment does not survive being moved or copied: made for another folder, it is made again.
 ifneq ($(shell cat .venv/.checkout 2>/dev/null),$(CURDIR))
@@ -55,17 +62,32 @@ $(PROTOC): $(INSTALLED)
 	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) --no-warn-conflicts --upgrade --target .venv/protoc $(PROTOC_TOOLCHAIN)
 	@touch $@
 
+# Packages of $(1) as pinned there. No Node or no registry: says so and leaves nothing, so that it is tried again.
+define install-node-packages
+	@rm -rf $(@D); mkdir -p $(@D); cp $(1)/package*.json $(@D); \
+	if ! command -v npm > /dev/null; then echo "npm is not there: what needs Node is skipped"; \
+	elif npm install --prefix $(@D) $(NPM_FLAGS); then touch $@; \
+	else echo "npm could not install the packages of $(1): what needs them is skipped"; fi; \
+	[ -f $@ -o -z "$(NEED_NODE)" ]
+endef
+
+$(NODE_TOOLS): tests/clients/package.json | .venv/.checkout
+	$(call install-node-packages,tests/clients)
+
+$(NODE_EXAMPLE): examples/node/package.json examples/node/package-lock.json | .venv/.checkout
+	$(call install-node-packages,examples/node)
+
 .PHONY: demo
 demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
 # Tests that compute most of the time run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/block_manager tests/core tests/golden tests/house tests/kernels tests/simulation tests/worker
+PURE_TESTS := tests/block_manager tests/core tests/golden tests/house tests/kernels tests/scheduler tests/simulation tests/worker
 PURE_LOG := .venv/pure-tests.txt
 TIER = not long
 
 .PHONY: test
-test: setup ## all quick tests
+test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all quick tests
 	@$(VENV_PYTHON) -m pytest -m "$(TIER)" $(PURE_TESTS) $(ARGS) > $(PURE_LOG) 2>&1 & pid=$$!; \
 	others=0; $(VENV_PYTHON) -m pytest -m "$(TIER)" $(addprefix --ignore=,$(PURE_TESTS)) $(ARGS) || others=$$?; \
 	echo "and beside these $(PURE_TESTS):"; \
@@ -85,7 +107,7 @@ soak: setup ## random lives of the scheduler core for as long as you like; each 
 	$(VENV_PYTHON) -m tests.soak $(ARGS)
 
 .PHONY: check
-check: setup ## ruff, mypy, import-linter, freshness of generated code
+check: setup buf ## ruff, mypy, import-linter, buf, freshness of generated code
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
@@ -96,6 +118,17 @@ check: setup ## ruff, mypy, import-linter, freshness of generated code
 protos: setup ## generate code from protos/, beside them
 	PYTHONPATH=.venv/protoc $(VENV_PYTHON) -m grpc_tools.protoc -I . \
 	  --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+
+.PHONY: buf
+buf: $(NODE_TOOLS) ## the protos: style, format, and nothing of the released API broken
+	@if [ -f $(NODE_TOOLS) ]; then $(BUF) lint && $(BUF) format --diff --exit-code && $(BUF) breaking --against $(BASELINE); \
+	else echo "buf is skipped: its npm package is not installed (Node 20 or newer and npm are needed)"; [ -z "$(NEED_NODE)" ]; fi
+
+.PHONY: release-protos
+release-protos: $(NODE_TOOLS) ## at a release: what is public now may not be broken any more
+	test ! -f $(BASELINE) || $(BUF) breaking --against $(BASELINE)
+	$(BUF) build --exclude-source-info --output $(BASELINE) \
+	  $(addprefix --type quire.inference.v1.,InferenceService AdminService)
 
 .PHONY: requirements
 requirements: setup ## docs/requirements.md, from the numbers that tests name

@@ -29,7 +29,7 @@ from quire.stack import LocalStack
 RUNS = ("simulated", "tiny")
 _NUM_SAMPLES = 50
 _CACHE_MIB = 64
-_SMALL_LOGS = ("--record-memory", "1MiB", "--logged-steps", "500", "--logged-events", "5000")
+_SMALL_LOGS = ("--record-memory", "1MiB", "--max-logged-steps", "500", "--max-logged-events", "5000")
 _TINY_SHARE = 10
 _MIB = 2**20
 

@@ -4,7 +4,7 @@
     python -m benchmarks.load --grpc 127.0.0.1:50051 --workload poisson --rate 8 --num-requests 200
     python -m benchmarks.load --openai http://127.0.0.1:8000 --workload shared-prefix --prompt-len lognormal:64:0.6
 
-Lives here: the command line and its order of work. How figures are defined: benchmarks.measure.
+Lives here: the command line and its order of work. The parts are those of `quire bench` (quire.bench).
 """
 
 import asyncio
@@ -12,86 +12,26 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer as HfTokenizer
 
 from benchmarks import report
-from benchmarks.measure import Record, summarise
-from benchmarks.runner import Runner
-from benchmarks.targets import GrpcTarget, OpenAITarget, Target
-from benchmarks.workloads import Length, Shape, Tokenizer, WorkloadKind, plan
+from quire.bench import figures
+from quire.bench.file_tokenizer import FileTokenizer, tokenizer_at
+from quire.bench.measure import Record, summarise
+from quire.bench.openai_target import OpenAITarget
+from quire.bench.session import Load, Planner
+from quire.bench.targets import GrpcTarget, Target
+from quire.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
 from quire.stack import LocalStack
 
 ALL = "all"
 # Requests per second of the workloads that spread their arrivals, where none is given.
 _DEFAULT_RATE = 4.0
-
-
-@dataclass(slots=True, frozen=True)
-class FileTokenizer:
-    """A `tokenizer.json`, without special tokens."""
-
-    inner: HfTokenizer
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text."""
-        return self.inner.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: list[int]) -> str:
-        """Text of the ids."""
-        return self.inner.decode(ids)
-
-
-@dataclass(slots=True, frozen=True)
-class Load:
-    """What one call of the command does."""
-
-    shapes: list[Shape]
-    target: Target
-    tokenizer: Tokenizer | None
-    send_ids: bool
-    warmup: int
-    max_in_flight: int | None
-    show_progress: bool
-
-    async def run(self) -> dict[str, list[Record]]:
-        """Warm-up, then each shape in turn; records by workload."""
-        runs: dict[str, list[Record]] = {}
-        async with self.target:
-            for shape in self.shapes:
-                await self._warm_up(shape)
-                runs[shape.kind.value] = await self._measure(shape)
-        return runs
-
-    def _planned(self, shape: Shape) -> list[Any]:
-        planned = plan(shape, self.tokenizer)
-        return planned if self.send_ids else [replace(p, token_ids=()) for p in planned]
-
-    async def _warm_up(self, shape: Shape) -> None:
-        if self.warmup:
-            # Another seed: the measured run must not find its prompts in the prefix cache.
-            warm = replace(shape, num_requests=self.warmup, seed=shape.seed + 1_000_003, rate=None)
-            await Runner(self.target, max_in_flight=self.max_in_flight).run(self._planned(warm))
-
-    async def _measure(self, shape: Shape) -> list[Record]:
-        planned = self._planned(shape)
-        with _progress(shape.kind.value, len(planned), show=self.show_progress) as tick:
-            runner = Runner(self.target, max_in_flight=self.max_in_flight, tick=tick)
-            return await (runner.run_one_at_a_time(planned) if shape.one_at_a_time else runner.run(planned))
-
-
-@contextlib.contextmanager
-def _progress(name: str, total: int, *, show: bool) -> Iterator[Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda: progress.advance(task)
 
 
 def _length(text: str) -> Length:
@@ -166,25 +106,31 @@ def main(
             target: Target = OpenAITarget(openai, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
         else:
             target = GrpcTarget(grpc or address, ignore_eos=ignore_eos, timeout_s=timeout_s)
-        load = Load(shapes, target, cut, send_ids, warmup, max_in_flight, sys.stderr.isatty())
+        load = Load(shapes, target, _planner(cut, send_ids=send_ids), warmup, max_in_flight, sys.stderr.isatty())
         runs = asyncio.run(load.run())
     result = _result(shapes, target, runs, lengths="tokens" if cut else "words", up=up)
     if save:
         report.save(f"load-{name or workload + ('-openai' if openai else '-grpc')}", result, out)
     _show(result, as_json=json_)
     if plot:
-        report.plot(runs, plot)
+        figures.plot(runs, plot)
     if any(run["failed"] for run in result["summary"].values()):
         raise typer.Exit(1)
 
 
 def _tokenizer(path: str) -> FileTokenizer | None:
-    if not path:
-        return None
-    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        raise typer.BadParameter(f"there is no {file}")
-    return FileTokenizer(HfTokenizer.from_file(str(file)))
+    try:
+        return tokenizer_at(Path(path)) if path else None
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _planner(cut: FileTokenizer | None, *, send_ids: bool) -> Planner:
+    def planned(shape: Shape) -> list[Planned]:
+        made = plan(shape, cut)
+        return made if send_ids else [replace(p, token_ids=()) for p in made]
+
+    return planned
 
 
 @contextlib.contextmanager
@@ -212,7 +158,7 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**report.provenance(), **result}, indent=2))
     else:
-        report.print_table(result["summary"], Console())
+        figures.print_table(result["summary"], Console())
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class TimedStack:
             doors = ("--port", "0", "--http-port", "0", "--admin-port", "0")
             gateway = _service(started, "gateway", "--scheduler", scheduler.address, *doors)
             self._address = gateway.address
-            _until_serving(self._address)
+            until_serving(self._address)
             self._exits = started.pop_all()
         return self
 
@@ -148,7 +148,8 @@ def _service(stack: ExitStack, name: str, *arguments: str) -> ServiceProcess:
     return process
 
 
-def _until_serving(address: str) -> None:
+def until_serving(address: str) -> None:
+    """Waits until the service there says so. RuntimeError after a minute or so."""
     deadline = time.monotonic() + _START_S
     while (status := health_probe.probe(address)) != "SERVING":
         if time.monotonic() > deadline:

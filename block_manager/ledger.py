@@ -48,6 +48,10 @@ class Ledger:
         named.update({name: [f"c{b}" for b in blocks] for name, blocks in self.host_tables.items()})
         return named
 
+    def counts(self) -> tuple[PoolCounts, PoolCounts]:
+        """Of the device's pool and of the host's."""
+        return self.gpu.counts(), self.cpu.counts()
+
     def report(self) -> PoolReport:
         """Counts and references now."""
         refs = {f"g{b}": n for b, n in enumerate(self.gpu.refs) if n}

@@ -22,11 +22,15 @@ class AdminRelay:
     """Owner of the channel to the scheduler's AdminService. `address()`: as in Welcome, empty while unknown.
 
     A scheduler that listens on all interfaces says so; then the host is the one that it is reached by, `scheduler`.
+    `connect(address)`: a channel to it.
     """
 
-    def __init__(self, address: Callable[[], str], scheduler: str) -> None:
+    def __init__(
+        self, address: Callable[[], str], scheduler: str, connect: Callable[[str], grpc.aio.Channel] = rpc.channel
+    ) -> None:
         self._address = address
         self._scheduler_host = scheduler.rpartition(":")[0]
+        self._connect = connect
         self._channel: grpc.aio.Channel | None = None
         self._connected_to = ""
 
@@ -69,7 +73,7 @@ class AdminRelay:
         address = self._reachable(self._address())
         if self._channel is None or address != self._connected_to:
             await self.close()
-            self._channel, self._connected_to = rpc.channel(address), address
+            self._channel, self._connected_to = self._connect(address), address
         return self._channel
 
     def _reachable(self, address: str) -> str:

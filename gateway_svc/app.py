@@ -16,19 +16,29 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 
 from gateway_svc import admin_relay, inference_service
+from gateway_svc.access import grpc_guard
+from gateway_svc.access.doors import Doors
+from gateway_svc.access.grpc_guard import GrpcGuard
+from gateway_svc.access.http_guard import HttpGuard
+from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
-from gateway_svc.calls import CallIntake, EverybodyIsTheDefaultTenant
-from gateway_svc.embedder import Embedder
+from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
+from gateway_svc.chat.formats import FormatChoice
+from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.generating.embedder import Embedder
+from gateway_svc.generating.model_catalog import ModelCatalog
+from gateway_svc.generating.pipeline import Pipeline
 from gateway_svc.inference_service import InferenceService
-from gateway_svc.model_catalog import ModelCatalog
+from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import http_server
 from gateway_svc.openai.app import openai_app
 from gateway_svc.openai.http_server import HttpServer
-from gateway_svc.pipeline import Pipeline
-from gateway_svc.scheduler_link import SchedulerLink
 from gateway_svc.settings import GatewaySettings
 from svc_common import rpc, telemetry
-from svc_common.signals import stop_on_signals
+from svc_common.peers import Peers
+from svc_common.signals import on_hangup, stop_on_signals
+from svc_common.tls import is_loopback
+from svc_common.tls_settings import SCHEDULER
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +60,19 @@ async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.E
     gateway = _Gateway(settings)
     try:
         addresses = await gateway.start()
-        with stop_on_signals(stop):
+        with stop_on_signals(stop), on_hangup(gateway.reload):
             on_ready(*addresses)
             await gateway.run_until(stop)
     finally:
         await gateway.stop()
+
+
+def _callers(settings: GatewaySettings) -> Callers:
+    if settings.tenants is not None:
+        return TenantCallers(settings.tenants)
+    if not is_loopback(settings.host):
+        log.warning("no --tenants: whoever reaches %s may do everything, the operators' API included", settings.host)
+    return EverybodyIsTheDefaultTenant()
 
 
 class _Gateway:
@@ -63,21 +81,37 @@ class _Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._tracing = telemetry.setup("gateway")
-        self._channel = rpc.channel(settings.scheduler)
+        self._doors, self._peers = Doors(settings.doors), Peers(settings.peers)
+        self._callers = _callers(settings)
+        self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
         self._catalog = ModelCatalog(settings, self._link.fetch_bundle)
-        self._pipeline = Pipeline(self._link, self._catalog, self._tracing)
-        self._embedder = Embedder(self._link, self._catalog, self._tracing)
-        self._intake = CallIntake(settings, EverybodyIsTheDefaultTenant())
-        self._relay = AdminRelay(lambda: self._link.state.admin_address, settings.scheduler)
+        self._metrics = GatewayMetrics()
+        self._metrics.watch(self._link)
+        formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
+        self._pipeline = Pipeline(self._link, self._catalog, self._tracing, self._metrics, formats)
+        self._embedder = Embedder(self._link, self._catalog, self._tracing, self._metrics)
+        self._intake = CallIntake(settings, self._callers)
+        self._relay = AdminRelay(
+            lambda: self._link.state.admin_address,
+            settings.scheduler,
+            lambda address: self._peers.channel(address, SCHEDULER),
+        )
         self._health = health_aio.HealthServicer()
         self._health_changed = asyncio.Event()
+        self._healthy_models: set[str] = set()
         self._server = self._public_server()
         self._admin = self._admin_server()
         app = openai_app(
-            self._pipeline, self._embedder, self._catalog, self._intake, self._tracing, self._not_ready_because
+            self._pipeline,
+            self._embedder,
+            self._catalog,
+            self._intake,
+            self._tracing,
+            self._not_ready_because,
+            self._metrics,
         )
-        self._http = HttpServer(app, STOP_GRACE_S)
+        self._http = HttpServer(HttpGuard(app, self._callers), STOP_GRACE_S, self._doors.http_context())
         self._socket: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -85,19 +119,22 @@ class _Gateway:
         self._catalog.on_change = self._health_changed.set
 
     def _public_server(self) -> grpc.aio.Server:
-        server = rpc.server(public=True)
+        server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter),))
         service = InferenceService(
-            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._tracing
+            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._tracing, self._metrics
         )
         server.add_generic_rpc_handlers((service.handler(),))
         self._add_standard_services(server, inference_service.SERVICE_NAME)
         return server
 
     def _admin_server(self) -> grpc.aio.Server:
-        server = rpc.server()
+        server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin),))
         server.add_generic_rpc_handlers((self._relay.handler(),))
         self._add_standard_services(server, admin_relay.SERVICE_NAME)
         return server
+
+    def _guard(self, check: grpc_guard.Check) -> GrpcGuard:
+        return GrpcGuard(self._callers, check, open_reflection=self._settings.reflection)
 
     def _add_standard_services(self, server: grpc.aio.Server, name: str) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -127,8 +164,14 @@ class _Gateway:
             await self._set_health(serving=not self._not_ready_because())
 
     async def _set_health(self, *, serving: bool) -> None:
+        """Of the gateway, its services, and each served model and adapter by its name."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME):
+        ours = {"", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME}
+        served = {model.name for model in self._catalog.served} - ours - {"liveness"}
+        for name in self._healthy_models - served:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        self._healthy_models = served
+        for name in sorted(ours | served):
             await self._health.set(name, status)
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -136,17 +179,28 @@ class _Gateway:
     async def start(self) -> tuple[str, str, str]:
         """Binds all three ports, then serves; addresses of gRPC, HTTP and admin."""
         settings = self._settings
+        self._doors.check(settings.host)
         await self._set_health(serving=False)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-        grpc_port = rpc.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
-        admin_port = rpc.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
+        grpc_port = self._doors.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
+        admin_port = self._doors.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
         self._socket = http_server.listen(settings.host, settings.http_port, option="--http-port")
         http_port = self._socket.getsockname()[1]
         await self._server.start()
         await self._admin.start()
-        work = (self._link.run(), self._catalog.run(), self._follow_health(), self._http.serve([self._socket]))
+        work = (
+            self._link.run(),
+            self._catalog.run(),
+            self._follow_health(),
+            self._callers.run(),
+            self._http.serve([self._socket]),
+        )
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         return f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", f"{settings.host}:{admin_port}"
+
+    def reload(self) -> None:
+        """Keys and quotas as the file has them now."""
+        self._callers.reload()
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Waits for `stop`; raises when a part of the gateway dies, which is a bug."""

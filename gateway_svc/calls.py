@@ -1,23 +1,99 @@
 """Calls from outside, whichever door they come through: who calls, under which id, until when. Both make them by `CallIntake`."""
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Protocol
 
 from opentelemetry.trace import Span
 
+from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.request_ids import accept_request_id
 from gateway_svc.settings import GatewaySettings
+from protos.engine.v1 import engine_pb2
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 DEADLINE_MARGIN_S = 0.05
 
 
+class Permit(Protocol):
+    """A call's leave to run requests, until its context ends; then what they cost less than was charged is given back."""
+
+    def charge(self, submit: engine_pb2.Submit) -> None:
+        """Takes what the request may cost at most and gives it its caller's cache salt. ResourceExhausted."""
+
+    def settle(self, request: EngineRequest) -> None:
+        """A request that was charged is over, or nobody here reads it any more; to be called once for each."""
+
+
+class Terms(Protocol):
+    """On which terms a caller is served."""
+
+    def count_call(self) -> None:
+        """One call more, whatever it asks for. ResourceExhausted."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether the model or adapter is there for the caller."""
+
+    def check_model(self, model: str) -> None:
+        """PermissionDenied for one that is not."""
+
+    def permit(self, priority: int) -> AbstractContextManager[Permit]:
+        """Before any work on a request. PermissionDenied for a higher priority (= sooner) than allowed, ResourceExhausted."""
+
+
+class FreePermit:
+    """Everything is allowed and nothing counted; the same one for all calls."""
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to give back."""
+
+    def charge(self, submit: engine_pb2.Submit) -> None:
+        """See Permit."""
+
+    def settle(self, request: EngineRequest) -> None:
+        """See Permit."""
+
+
+class FreeTerms:
+    """Those of the default tenant: no limits, one cache for all."""
+
+    def __init__(self) -> None:
+        self._permit = FreePermit()
+
+    def count_call(self) -> None:
+        """See Terms."""
+
+    def may_use(self, model: str) -> bool:
+        """See Terms."""
+        return True
+
+    def check_model(self, model: str) -> None:
+        """See Terms."""
+
+    def permit(self, priority: int) -> AbstractContextManager[Permit]:
+        """See Terms."""
+        return self._permit
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody is left to answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `tenant`: empty = the default one."""
+    """Who calls, on which terms. `tenant`: empty = the default one. `is_admin`: may use the operators' API."""
 
     tenant: str = ""
+    terms: Terms = field(default_factory=FreeTerms)
+    is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +119,29 @@ class Callers(Protocol):
     def of(self, metadata: Mapping[str, str]) -> Caller:
         """The caller that a call's metadata (or HTTP headers; names in lower case) shows. Unauthenticated, PermissionDenied."""
 
+    async def run(self) -> None:
+        """Keeps what it knows up to date, until cancelled."""
+
+    def reload(self) -> None:
+        """Brings it up to date now."""
+
 
 class EverybodyIsTheDefaultTenant:
-    """No keys are configured: whoever reaches the door may call."""
+    """No keys are configured: whoever reaches a door may call. `x-tenant-id` means nothing then: nobody can be trusted with it."""
+
+    def __init__(self) -> None:
+        self._everybody = Caller(is_admin=True)
 
     def of(self, metadata: Mapping[str, str]) -> Caller:
         """See Callers."""
-        return Caller()
+        return self._everybody
+
+    async def run(self) -> None:
+        """See Callers."""
+        await asyncio.Event().wait()
+
+    def reload(self) -> None:
+        """See Callers."""
 
 
 class CallIntake:
@@ -66,8 +158,12 @@ class CallIntake:
         """
         caller = self._callers.of(metadata)
         key = metadata.get("idempotency-key")
+        # The key counts first: proxies give each call, a repeated one too, an x-request-id of its own.
+        request_id = (
+            accept_request_id(key, "idempotency-key") if key else accept_request_id(metadata.get("x-request-id"))
+        )
         return Call(
-            accept_request_id(metadata.get("x-request-id") or key),
+            request_id,
             self._deadline_after(remaining_s),
             span,
             stream,

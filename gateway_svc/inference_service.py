@@ -5,31 +5,39 @@ transport's UNKNOWN (operations.md 1.2). Events are written with `context.write`
 and leaving the pipeline's context cancels the request within the same turn of the loop.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
+from opentelemetry.trace import Span
 
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
-from gateway_svc.embedder import Embedder
-from gateway_svc.generation import Event, Generation, collect
-from gateway_svc.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.pipeline import Pipeline
+from gateway_svc.generating.embedder import Embedder
+from gateway_svc.generating.generation import Event, Generation, collect
+from gateway_svc.generating.holdings import Running
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.unread import until_left_unread
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError
 from svc_common.telemetry import Telemetry
+from svc_common.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 _EVENT_FIELDS: dict[type[Event], str] = {
     pb.Started: "started",
     pb.Delta: "delta",
+    pb.ReasoningDelta: "reasoning_delta",
+    pb.ToolCallDelta: "tool_call_delta",
     pb.Finished: "finished",
     pb.Usage: "usage",
     pb.PromptLogprobs: "prompt_logprobs",
@@ -37,7 +45,7 @@ _EVENT_FIELDS: dict[type[Event], str] = {
 
 _Context = grpc.aio.ServicerContext
 _Unary = Callable[[bytes, Call, _Context], Awaitable[Message]]
-_Streaming = Callable[[bytes, Call, _Context], Awaitable[None]]
+_Streaming = Callable[[bytes, Call], Running[Generation]]
 
 
 class InferenceService:
@@ -51,6 +59,7 @@ class InferenceService:
         cancel: Callable[[str, str, QuireError], None],
         intake: CallIntake,
         tracing: Telemetry,
+        metrics: GatewayMetrics,
     ) -> None:
         self._pipeline = pipeline
         self._embedder = embedder
@@ -58,60 +67,49 @@ class InferenceService:
         self._cancel = cancel
         self._intake = intake
         self._tracing = tracing
+        self._metrics = metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
         """For `server.add_generic_rpc_handlers`."""
         unary: dict[str, _Unary] = {
-            "Generate": self.generate,
-            "Chat": self.chat,
+            "Generate": functools.partial(self._answer, pb.GenerateRequest),
+            "Chat": functools.partial(self._answer, pb.ChatRequest),
             "Embed": self.embed,
             "Cancel": self.cancel,
             "Tokenize": self.tokenize,
             "Detokenize": self.detokenize,
+            "CountTokens": self.count_tokens,
             "ListModels": self.list_models,
             "GetModel": self.get_model,
         }
-        streaming: dict[str, _Streaming] = {"GenerateStream": self.generate_stream, "ChatStream": self.chat_stream}
+        streaming: dict[str, _Streaming] = {
+            "GenerateStream": functools.partial(self._stream, pb.GenerateRequest),
+            "ChatStream": functools.partial(self._stream, pb.ChatRequest),
+            "Resume": self.resume,
+        }
         handlers = {name: self._unary_handler(name, method) for name, method in unary.items()}
         handlers |= {name: self._stream_handler(name, method) for name, method in streaming.items()}
         return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
 
     # --- generation --------------------------------------------------------------------------------------------------
 
-    async def generate(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Completes a prompt and answers once."""
-        return await self._answer(parse(pb.GenerateRequest, raw), call, context)
+    # Parsed where it is handed on: nothing of a request is kept while its answer is made.
 
-    async def chat(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Answers a conversation once."""
-        return await self._answer(parse(pb.ChatRequest, raw), call, context)
-
-    async def generate_stream(self, raw: bytes, call: Call, context: _Context) -> None:
-        """Completes a prompt, streaming."""
-        await self._stream(parse(pb.GenerateRequest, raw), call, context)
-
-    async def chat_stream(self, raw: bytes, call: Call, context: _Context) -> None:
-        """Answers a conversation, streaming."""
-        await self._stream(parse(pb.ChatRequest, raw), call, context)
-
-    async def _answer(self, request: AnyRequest, call: Call, context: _Context) -> Message:
-        async with self._pipeline.generate(call, request) as generation:
+    async def _answer(self, cls: type[AnyRequest], raw: bytes, call: Call, context: _Context) -> Message:
+        async with self._pipeline.generate(call, parse(cls, raw)) as generation:
             response = await collect(generation)
-            _set_trailers(context, _timing(generation))
+            _set_trailers(context, response.usage.timing, generation.worker_id)
         return response
 
-    async def _stream(self, request: AnyRequest, call: Call, context: _Context) -> None:
-        """At most one message in flight: what comes while it is being written is in the next one."""
-        async with self._pipeline.generate(call, request) as generation:
-            sequence = 0
-            async for events in generation:
-                if sequence == 0:
-                    # Not earlier: headers end the client's right to retry a refusal by itself.
-                    await context.send_initial_metadata(_initial_metadata(call))
-                for event in events:
-                    await context.write(_public_event(sequence, event))
-                    sequence += 1
-            _set_trailers(context, _timing(generation))
+    def _stream(self, cls: type[AnyRequest], raw: bytes, call: Call) -> Running[Generation]:
+        return self._pipeline.generate(call, parse(cls, raw))
+
+    def resume(self, raw: bytes, call: Call) -> Running[Generation]:
+        """What the caller does not have of a resumable request."""
+        request = parse(pb.ResumeRequest, raw)
+        if not request.request_id:
+            raise InvalidArgument.field("request_id", "is missing; use the id from Started or x-request-id")
+        return self._pipeline.resume(call, request)
 
     async def embed(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Prompts to vectors."""
@@ -133,67 +131,115 @@ class InferenceService:
     async def tokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Text to token ids."""
         request = parse(pb.TokenizeRequest, raw)
-        return pb.TokenizeResponse(
-            token_ids=await self._pipeline.tokenize(request.model, request.text, call.remaining_s)
-        )
+        return pb.TokenizeResponse(token_ids=await self._pipeline.tokenize(call, request.model, request.text))
 
     async def detokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Token ids to text."""
         request = parse(pb.DetokenizeRequest, raw)
-        text = await self._pipeline.detokenize(request.model, list(request.token_ids), call.remaining_s)
+        text = await self._pipeline.detokenize(call, request.model, list(request.token_ids))
         return pb.DetokenizeResponse(text=text)
+
+    async def count_tokens(self, raw: bytes, call: Call, context: _Context) -> Message:
+        """Tokens of a prompt, templated as it would be."""
+        asked = parse(pb.CountTokensRequest, raw)
+        kind = asked.WhichOneof("request")
+        if kind is None:
+            raise InvalidArgument.field(
+                "request", "is missing; set generate or chat to the request as you would send it"
+            )
+        prompt_tokens, max_output_tokens = await self._pipeline.count_tokens(call, getattr(asked, kind))
+        return pb.CountTokensResponse(prompt_tokens=prompt_tokens, max_output_tokens=max_output_tokens)
 
     async def list_models(self, raw: bytes, call: Call, context: _Context) -> Message:
         """The models and adapters served now; none before the first is loaded."""
         parse(pb.ListModelsRequest, raw)
-        return pb.ListModelsResponse(models=[_public_model(model) for model in self._catalog.served])
+        theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
+        return pb.ListModelsResponse(models=[_public_model(model) for model in theirs])
 
     async def get_model(self, raw: bytes, call: Call, context: _Context) -> Message:
         """One model with limits and defaults."""
-        return _public_model(self._catalog.get(parse(pb.GetModelRequest, raw).model))
+        model = self._catalog.get(parse(pb.GetModelRequest, raw).model)
+        call.caller.terms.check_model(model.name)
+        return _public_model(model)
 
     # --- around each call --------------------------------------------------------------------------------------------
 
     def _unary_handler(self, name: str, method: _Unary) -> grpc.RpcMethodHandler:
         async def handle(raw: bytes, context: _Context) -> Message:
-            async with self._call(name, context, stream=False) as call:
-                answer = await method(raw, call, context)
-                await context.send_initial_metadata(_initial_metadata(call))
-                return answer
-            raise AssertionError("an error ends the call")
+            async with rpc.errors_to_status(context):
+                with self._open(name, context) as opened:
+                    call = opened.accept(self._intake, context, stream=False)
+                    async with until_left_unread(call):
+                        answer = await method(raw, call, context)
+                        await context.send_initial_metadata(_initial_metadata(call.request_id, call.span))
+                        return answer
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
 
     def _stream_handler(self, name: str, method: _Streaming) -> grpc.RpcMethodHandler:
         async def handle(raw: bytes, context: _Context) -> None:
-            async with self._call(name, context, stream=True) as call:
-                await method(raw, call, context)
+            async with rpc.errors_to_status(context):
+                with self._open(name, context) as opened:
+                    call = opened.accept(self._intake, context, stream=True)
+                    async with until_left_unread(call), method(raw, call) as generation:
+                        await _write_events(generation, call, context)
 
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_serialize)
 
-    @contextlib.asynccontextmanager
-    async def _call(self, name: str, context: _Context, *, stream: bool) -> AsyncIterator[Call]:
-        """Id, deadline and span of a call; errors leave it typed, with the id in their metadata."""
-        async with rpc.errors_to_status(context):
-            metadata = _metadata(context)
-            attributes = {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE_NAME}/{name}"}
-            span = spans.start_server_span(self._tracing, f"{SERVICE_NAME}/{name}", metadata, attributes)
-            request_id = ""
-            try:
-                call = self._intake.accept(metadata, context.time_remaining(), span, stream=stream)
-                request_id = call.request_id
-                yield call
-            except Exception as error:
-                known = error if isinstance(error, QuireError) else rpc.hide(error)
-                if request_id:
-                    known.metadata.setdefault("request_id", request_id)
-                spans.set_error(span, known)
-                raise known from error
-            except BaseException as error:  # the client went away
-                spans.set_error(span, error)
-                raise
-            finally:
-                span.end()
+    def _open(self, name: str, context: _Context) -> "_OpenCall":
+        attributes = {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE_NAME}/{name}"}
+        span = spans.start_server_span(self._tracing, f"{SERVICE_NAME}/{name}", _metadata(context), attributes)
+        return _OpenCall(name, span, self._metrics)
+
+
+class _OpenCall:
+    """Context around one call: its span ends with it, it is counted, and errors leave it typed, with its id in their metadata."""
+
+    __slots__ = ("_metrics", "_name", "_request_id", "_span")
+
+    def __init__(self, name: str, span: Span, metrics: GatewayMetrics) -> None:
+        self._name = name
+        self._span = span
+        self._metrics = metrics
+        self._request_id = ""
+
+    def accept(self, intake: CallIntake, context: _Context, *, stream: bool) -> Call:
+        """The call, as the intake takes it in."""
+        call = intake.accept(_metadata(context), context.time_remaining(), self._span, stream=stream)
+        self._request_id = call.request_id
+        return call
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        known = rpc.hide(error) if isinstance(error, Exception) and not isinstance(error, QuireError) else error
+        if isinstance(known, QuireError) and self._request_id:
+            known.metadata.setdefault("request_id", self._request_id)
+        if known is not None:  # no error of ours where the client went away
+            spans.set_error(self._span, known)
+        self._span.end()
+        self._metrics.call_ended("grpc", self._name, known)
+        if known is not error:
+            assert known is not None
+            raise known from error
+
+
+async def _write_events(generation: Generation, call: Call, context: _Context) -> None:
+    """At most one message in flight: what comes while it is being written is in the next one."""
+    sequence = 0
+    async for events in generation:
+        if sequence == 0:
+            # Not earlier: headers end the client's right to retry a refusal by itself.
+            await context.send_initial_metadata(_initial_metadata(generation.request_id, call.span))
+        for event in events:
+            await context.write(_public_event(sequence, event))
+            sequence += 1
+        del events, event  # not kept while the next are awaited
+    assert generation.usage is not None
+    _set_trailers(context, generation.usage.timing, generation.worker_id)
 
 
 def _serialize(message: Message) -> bytes:
@@ -205,19 +251,23 @@ def _metadata(context: _Context) -> Mapping[str, str]:
     return {key: value for key, value in given if isinstance(value, str)}
 
 
-def _initial_metadata(call: Call) -> tuple[tuple[str, str], ...]:
-    trace_id = telemetry.trace_id(call.span)
-    return (("x-request-id", call.request_id), *((("x-trace-id", trace_id),) if trace_id else ()))
+def _initial_metadata(request_id: str, span: Span) -> tuple[tuple[str, str], ...]:
+    ours = (("x-request-id", request_id), ("x-quire-version", VERSION))
+    trace_id = telemetry.trace_id(span)
+    if not trace_id:
+        return ours
+    return (*ours, ("x-trace-id", trace_id), ("traceresponse", telemetry.trace_context(span).traceparent))
 
 
-def _timing(generation: Generation) -> pb.Timing:
-    return generation.usage.timing if generation.usage is not None else pb.Timing()
-
-
-def _set_trailers(context: _Context, timing: pb.Timing) -> None:
-    context.set_trailing_metadata(
-        (("x-queue-ms", f"{timing.queue_ms:.3f}"), ("x-preemptions", str(timing.num_preemptions)))
-    )
+def _set_trailers(context: _Context, timing: pb.Timing, worker_id: str = "") -> None:
+    """What a request met, for callers that log it without reading Usage. `worker_id`: who ran it, where it was one."""
+    trailers = {
+        "x-queue-ms": f"{timing.queue_ms:.3f}",
+        "x-preemptions": str(timing.num_preemptions),
+        "x-migrations": str(timing.num_migrations),
+        "x-worker-id": worker_id,
+    }
+    context.set_trailing_metadata(tuple((key, value) for key, value in trailers.items() if value))
 
 
 def _public_event(sequence: int, event: Event) -> pb.GenerateEvent:

@@ -17,10 +17,10 @@ def new_request_id() -> str:
     return str(uuid.UUID(int=value))
 
 
-def accept_request_id(given: str | None) -> str:
-    """`given` if it is well formed, a new one if it is absent. InvalidArgument naming `x-request-id` otherwise."""
+def accept_request_id(given: str | None, name: str = "x-request-id") -> str:
+    """`given` if it is well formed, a new one if it is absent. InvalidArgument naming `name`, where it was given, otherwise."""
     if not given:
         return new_request_id()
     if not _ALLOWED.fullmatch(given):
-        raise InvalidArgument.field("x-request-id", "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : @ = + -")
+        raise InvalidArgument.field(name, "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : @ = + -")
     return given

@@ -1,8 +1,12 @@
 """What an operator can set about a gateway. Nothing here reads the environment: the command line passes values in."""
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from gateway_svc.chat.formats import AUTO, known_reasoning_parser, known_tool_parser
+from svc_common.tls_settings import DoorSettings, PeerSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -11,7 +15,7 @@ Seconds = Annotated[float, Field(gt=0)]
 class GatewaySettings(BaseModel):
     """Settings of one gateway process; port 0 = any free port."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     scheduler: str = "127.0.0.1:50060"
     """Address of the scheduler's EngineService, HOST:PORT."""
@@ -21,18 +25,34 @@ class GatewaySettings(BaseModel):
     admin_port: Port = 50052
 
     max_request_s: Seconds = 600.0
-    """Deadline of requests whose client gave none, and the longest deadline that counts."""
+    """Deadline in seconds of requests whose client gave none, and the longest one that counts."""
     max_waiting_requests: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait here while the scheduler is away or no model is loaded."""
+    max_waiting_tokens: Annotated[int, Field(ge=1)] = 1_000_000
+    """Prompt tokens of these, in all."""
+    max_live_requests: Annotated[int, Field(ge=1)] = 20_000
+    """Requests that this gateway holds at a time, waiting or running; beyond it they are refused with a retry time."""
+    max_live_bytes: Annotated[int, Field(ge=1)] = 512 * 2**20
+    """Bytes of their messages, in all."""
     scheduler_away_s: Seconds = 30.0
-    """How long requests outlive a lost scheduler before they end with UNAVAILABLE."""
+    """Seconds that requests outlive a lost scheduler; then they end with UNAVAILABLE."""
     warm_up_s: Seconds = 60.0
-    """How long a request waits for the first model while a worker is loading it."""
+    """Seconds that a request waits for the first model while a worker is loading it."""
     unreachable_s: Seconds = 5.0
-    """How long a request waits for the first model while nobody is loading one: no scheduler, no worker."""
+    """Seconds that a request waits for the first model while nobody is loading one: no scheduler, no worker."""
     max_buffered_tokens: Annotated[int, Field(ge=1)] = 4_000_000
     """Tokens kept for readers that are slower than generation; beyond it the slowest stream ends."""
     drain_s: Annotated[float, Field(ge=0)] = 2.0
-    """How long running requests may go on after a stop was asked for."""
+    """Seconds that running requests may go on after a stop was asked for."""
+    tool_parser: Annotated[str, AfterValidator(known_tool_parser)] = AUTO
+    """How the model writes tool calls; `auto` = as its chat template shows, `none` = they stay text."""
+    reasoning_parser: Annotated[str, AfterValidator(known_reasoning_parser)] = AUTO
+    """How the model marks what it thinks; `auto` and `none` as above."""
     reflection: bool = True
     """Offer gRPC server reflection."""
+    tenants: Path | None = None
+    """File of tenants, their API keys and quotas, read again when it changes; None = everybody is the default tenant."""
+    doors: DoorSettings = DoorSettings()
+    """Encryption towards clients."""
+    peers: PeerSettings = PeerSettings()
+    """Encryption towards the scheduler."""

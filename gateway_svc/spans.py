@@ -3,11 +3,15 @@
 Never prompts or outputs. Off (no exporter configured), the caller's trace context still passes through.
 """
 
+import time
 from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
 
 from opentelemetry.trace import Span, Status, StatusCode
 
 from gateway_svc.checks.validation import ResolvedRequest
+from gateway_svc.generating.generation import Generation
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from svc_common import telemetry
@@ -32,7 +36,12 @@ def set_error(span: Span, error: BaseException) -> None:
 
 
 class GenerationSpan:
-    """The INTERNAL span `chat {model}` or `text_completion {model}` of one generation; ended by `end`."""
+    """Context around one generation: the INTERNAL span `chat {model}` or `text_completion {model}`.
+
+    `generation`: set once it has begun; what it came to is noted where it ends by no error.
+    """
+
+    __slots__ = ("_began_s", "_model", "_span", "generation")
 
     def __init__(self, tracer: Telemetry, server_span: Span, operation: str, model: str, request_id: str) -> None:
         attributes = {
@@ -45,6 +54,21 @@ class GenerationSpan:
         }
         parent = telemetry.child_of(server_span)
         self._span = tracer.span(f"{operation} {model}", parent=parent, attributes=attributes)
+        self._model = model
+        self._began_s = time.monotonic()
+        self.generation: Generation | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            set_error(self._span, error)
+        elif self.generation is not None and self.generation.usage is not None:
+            self._set_result(_reasons(self.generation), self.generation.usage)
+        self._span.end()
 
     @property
     def context(self) -> common_pb2.TraceContext:
@@ -70,15 +94,14 @@ class GenerationSpan:
             }
         )
 
-    def first_output(self, seconds: float) -> None:
-        """Time from arrival to the first output."""
-        self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+    def first_output(self) -> None:
+        """It has come, now."""
+        self._span.set_attribute("gen_ai.response.time_to_first_chunk", time.monotonic() - self._began_s)
 
-    def set_result(self, model: str, finish_reasons: list[str], usage: inference_pb2.Usage) -> None:
-        """How it ended and what it used."""
+    def _set_result(self, finish_reasons: list[str], usage: inference_pb2.Usage) -> None:
         self._span.set_attributes(
             {
-                "gen_ai.response.model": model,
+                "gen_ai.response.model": self._model,
                 "gen_ai.response.finish_reasons": finish_reasons,
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_prompt_tokens,
@@ -87,10 +110,7 @@ class GenerationSpan:
             }
         )
 
-    def fail(self, error: BaseException) -> None:
-        """It ended by `error`."""
-        set_error(self._span, error)
 
-    def end(self) -> None:
-        """The generation is over."""
-        self._span.end()
+def _reasons(generation: Generation) -> list[str]:
+    names = [common_pb2.FinishReason.Name(finished.reason) for finished in generation.finished]
+    return [name.removeprefix("FINISH_REASON_").lower() for name in names]

@@ -20,13 +20,39 @@ SPECIAL_TOKENS = (END_OF_TEXT, END_OF_TURN, "<|system|>", "<|user|>", "<|assista
 VOCABULARY = 4096
 CONTEXT = 2048
 
-# One turn is "<|role|>\n", the text, "<|end|>\n". No token is added before the first turn.
+# One turn is "<|role|>\n", the text, "<|end|>\n". No token is added before the first turn. Tools, their calls and answers
+# are plain text as Hermes writes it, for trying tools out: the model was trained without any of them.
 CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|system|>\\n' }}
+{%- if messages[0]['role'] == 'system' and messages[0]['content'] %}
+{{- messages[0]['content'] + '\\n\\n' }}
+{%- endif %}
+{{- '<tools>' }}
+{%- for tool in tools %}
+{{- '\\n' + (tool | tojson) }}
+{%- endfor %}
+{{- '\\n</tools>\\nA call: <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
-{%- if message['role'] not in ['system', 'user', 'assistant'] %}
+{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}
 {{- raise_exception('Unknown role: ' + message['role']) }}
 {%- endif %}
-{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
+{%- set content = message['content'] or '' %}
+{%- if message['role'] == 'tool' %}
+{{- '<|user|>\\n<tool_response>\\n' + content + '\\n</tool_response><|end|>\\n' }}
+{%- elif message['tool_calls'] %}
+{{- '<|' + message['role'] + '|>\\n' + content }}
+{%- for call in message['tool_calls'] %}
+{%- set function = call['function'] or call %}
+{%- set arguments = function['arguments'] if function['arguments'] is string else function['arguments'] | tojson %}
+{{- '' if loop.first and not content else '\\n' }}
+{{- '<tool_call>\\n{"name": ' + (function['name'] | tojson) + ', "arguments": ' + arguments + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|end|>\\n' }}
+{%- elif not (tools and loop.first and message['role'] == 'system') %}
+{{- '<|' + message['role'] + '|>\\n' + content + '<|end|>\\n' }}
+{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|assistant|>\\n' }}

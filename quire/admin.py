@@ -4,25 +4,25 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
-
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from quire.calls import ADMIN, typed_errors
+from quire.connections import Credentials, blocking_channel
+from quire.keyed_channel import KeyedChannel
 from svc_common import rpc
 from svc_common.errors import DeadlineExceeded
 
 _UNARY_TIMEOUT_S = 30.0
 _LOAD_TIMEOUT_S = 120.0
+_NO_CREDENTIALS = Credentials()
 
 
 class AdminClient:
     """Blocking client of AdminService at a gateway's or scheduler's admin listener. Context manager."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, credentials: Credentials = _NO_CREDENTIALS) -> None:
         self.target = target
-        self._channel = grpc.insecure_channel(
-            target, options=[("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)]
-        )
+        make = blocking_channel(credentials, [("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)])
+        self._channel = KeyedChannel(make(target), credentials.metadata())
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -85,6 +85,23 @@ class AdminClient:
             return
         finally:
             call.cancel()
+
+    def load(self) -> admin_pb2.GetLoadResponse:
+        """How much there is to do."""
+        with typed_errors(self.target, ADMIN):
+            return self._stub.GetLoad(admin_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S)
+
+    def workers(self) -> Sequence[admin_pb2.Worker]:
+        """The workers, by lane."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=_UNARY_TIMEOUT_S)
+            return answer.workers  # type: ignore[no-any-return]
+
+    def drain(self, *, undo: bool = False) -> int:
+        """No more requests, or requests again; how many have not ended."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.Drain(admin_pb2.DrainRequest(undo=undo), timeout=_UNARY_TIMEOUT_S)
+            return int(answer.num_requests)
 
     def blocks(self, *, memory: bool = False) -> admin_pb2.GetBlocksResponse:
         """Pools, tables and reference counts at one instant; with `memory` also how well the memory is used."""

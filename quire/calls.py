@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 
 from svc_common import rpc
-from svc_common.errors import QuireError, Unavailable, Unimplemented
+from svc_common.errors import Internal, QuireError, Unavailable, Unimplemented
 
+_TLS_FAILURES = ("handshake failed", "verification check failed", "socket closed", "connection reset")
 _CONNECT_FAILURES = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")
 
 
@@ -48,7 +49,17 @@ def _explained(error: QuireError, target: str, door: Door) -> QuireError:
             reason="WRONG_LISTENER",
             metadata={"target": target},
         )
-    if isinstance(error, Unavailable) and any(text in error.message.lower() for text in _CONNECT_FAILURES):
+    said = error.message.lower() if isinstance(error, Unavailable | Internal) else ""
+    if isinstance(error, Internal) and "rst_stream" in said:
+        return Unavailable(f"the connection to the {door.name} at {target} was lost; {error.message}")
+    if "failed to connect" in said and any(text in said for text in _TLS_FAILURES):
+        return Unavailable(
+            f"what listens at {target} does not agree on encryption: say who signed its certificate and show one if it wants one "
+            f"(--tls-ca, --tls-cert, --tls-key), or neither where it speaks plain text; {error.message}",
+            reason="TLS_FAILED",
+            metadata={"target": target},
+        )
+    if any(text in said for text in _CONNECT_FAILURES):
         return Unavailable(
             f"no {door.name} answers at {target}; start one with `quire up`, or give the address that it prints as "
             f"{door.printed_as}",

@@ -1,80 +1,68 @@
-"""Clients of a gateway's gRPC door: `Client` blocks, `AsyncClient` awaits; same methods, same values.
+"""Clients of a gateway's gRPC door: `Client` blocks, `AsyncClient` (quire.async_client) awaits; same methods, same values.
 
     with Client("127.0.0.1:50051") as client:
         print(client.generate("def main():", SamplingParams(max_tokens=40)).text)
         for delta in client.generate_stream("import "):
             print(delta.text, end="")
 
-Errors are the typed ones of svc_common.errors (`InvalidArgument`, `ResourceExhausted`, ...). The current OpenTelemetry context, if
-the caller has one, travels along. Not here: the message forms (quire.messages), retries beyond gRPC's own.
+Errors are the typed ones of svc_common.errors (`InvalidArgument`, `ResourceExhausted`, ...). What is refused for the moment is
+tried again after the time that the server says (`retries`). With several addresses, "a:50051,b:50051", a lost gateway costs
+nothing: calls go to the next, and streams are read on there. The current OpenTelemetry context of the caller travels along.
+Not here: the message forms (quire.messages), when to try again (quire.retrying).
 """
 
-import json
+import contextlib
+import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
-import grpc.aio
-from opentelemetry import propagate
 
 from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
 from quire import messages
+from quire.async_client import AsyncClient
 from quire.calls import GATEWAY, typed_errors
-from quire.messages import EventMerger, Message, Prompt, RequestOptions
+from quire.chat_messages import ChatOptions, Message
+from quire.connections import Credentials, Gateways, blocking_channel
+from quire.messages import EventMerger, Prompt, RequestOptions
+from quire.openings import CallPlan
 from quire.outputs import EmbeddingRequestOutput, ModelCard, RequestOutput
+from quire.retrying import RetryPolicy
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.streams import AsyncStream, Stream
-from quire.value_checks import valid_ids, valid_request_id, valid_text
-from svc_common import rpc
+from quire.value_checks import valid_ids, valid_text
+from svc_common.errors import QuireError
 
 _NO_OPTIONS = RequestOptions()
+_NO_CHAT = ChatOptions()
 _CONTROL_TIMEOUT_S = 30.0
-
-# For connections that break: only UNAVAILABLE, and gRPC itself retries only before the first message, so nothing is generated
-# twice. What a service answered is final (svc_common.rpc.abort sends the pushback), so that no wait of a gateway is repeated.
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": "quire.inference.v1.InferenceService"}],
-                "retryPolicy": {
-                    "maxAttempts": 3,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 3,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", rpc.PUBLIC_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", rpc.PUBLIC_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.service_config", _SERVICE_CONFIG),
-]
-
-
-def _metadata(request_id: str) -> list[tuple[str, str]]:
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    if valid_request_id(request_id):
-        carrier["x-request-id"] = request_id
-    return list(carrier.items())
+_NO_CREDENTIALS = Credentials()
+_RETRIES = RetryPolicy()
 
 
 class Client:
-    """Blocking client; may be used from several threads. `timeout_s` of a call is its deadline (None = none)."""
+    """Blocking client; may be used from several threads. `timeout_s` of a call is its deadline, retries included (None = none).
 
-    def __init__(self, target: str = "127.0.0.1:50051") -> None:
-        self.target = target
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+    `target`: HOST:PORT, or several with commas between. `retries`: NO_RETRIES for none.
+    """
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:50051",
+        *,
+        credentials: Credentials = _NO_CREDENTIALS,
+        retries: RetryPolicy = _RETRIES,
+    ) -> None:
+        self._gateways = Gateways(target, blocking_channel(credentials))
+        self._plan = CallPlan(self._gateways, credentials, retries)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+    @property
+    def target(self) -> str:
+        """Address of the gateway in use."""
+        return self._gateways.target
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +71,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the channel; running streams end."""
-        self._channel.close()
+        """Closes the channels; running streams end."""
+        for stream in list(self._streams):
+            stream.cancel()
+        for channel in self._gateways.channels():
+            channel.close()
+
+    # --- generation --------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -97,9 +90,7 @@ class Client:
     ) -> RequestOutput:
         """Completes text or token ids; without parameters the server's defaults apply (up to the model's context)."""
         request = messages.generate_request(prompt, sampling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = self._stub.Generate(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.merged(response, prompt)
+        return messages.merged(self._call("Generate", request, request_id, timeout_s), prompt)
 
     def generate_stream(
         self,
@@ -112,37 +103,45 @@ class Client:
     ) -> Stream:
         """Completes text or token ids as a stream; iterate over it for deltas."""
         request = messages.generate_request(prompt, sampling_params, options)
-        call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return Stream(call, EventMerger(request_id, prompt), self.target)
+        return self._stream("GenerateStream", request, request_id, timeout_s, prompt)
 
     def chat(
         self,
         conversation: Sequence[Message] | str,
         sampling_params: SamplingParams | None = None,
         *,
+        chat: ChatOptions = _NO_CHAT,
         options: RequestOptions = _NO_OPTIONS,
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Answers a conversation, [{"role": "user", "content": "..."}, ...], or a single user turn."""
-        request = messages.chat_request(conversation, sampling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = self._stub.Chat(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.merged(response, None)
+        """Answers a conversation, [{"role": "user", "content": "..."}, ...], or a single user turn. `chat`: tools and more."""
+        request = messages.chat_request(conversation, sampling_params, options, chat)
+        return messages.merged(self._call("Chat", request, request_id, timeout_s), None)
 
     def chat_stream(
         self,
         conversation: Sequence[Message] | str,
         sampling_params: SamplingParams | None = None,
         *,
+        chat: ChatOptions = _NO_CHAT,
         options: RequestOptions = _NO_OPTIONS,
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Stream:
         """`chat` as a stream."""
-        request = messages.chat_request(conversation, sampling_params, options)
-        call = self._stub.ChatStream(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return Stream(call, EventMerger(request_id, None), self.target)
+        request = messages.chat_request(conversation, sampling_params, options, chat)
+        return self._stream("ChatStream", request, request_id, timeout_s, None)
+
+    def resume(
+        self, request_id: str, *, positions: Sequence[tuple[int, int]] = (), timeout_s: float | None = None
+    ) -> Stream:
+        """Reads a resumable request on. `positions`: (choice, tokens of it that the caller has); none = from the beginning.
+
+        NotFound (RESUME_EXPIRED) when it is not held any more. Its result has what comes from there on.
+        """
+        request = messages.resume_request(request_id, positions)
+        return self._stream("Resume", request, "", timeout_s, None)
 
     def embed(
         self,
@@ -155,149 +154,80 @@ class Client:
     ) -> list[EmbeddingRequestOutput]:
         """Vectors of texts or token ids, in their order."""
         request = messages.embed_request(prompts, pooling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = self._stub.Embed(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.embedded(response, prompts, request_id)
+        return messages.embedded(self._call("Embed", request, request_id, timeout_s), prompts, request_id)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, whoever runs it; an unknown or finished id is not an error."""
-        with typed_errors(self.target, GATEWAY):
-            self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S)
+        self._call("Cancel", pb.CancelRequest(request_id=request_id), "", _CONTROL_TIMEOUT_S)
+
+    # --- text and models ---------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, model: str = "") -> list[int]:
         """Token ids, those special ones included that the tokenizer adds by itself."""
-        with typed_errors(self.target, GATEWAY):
-            request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
-            return list(self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S).token_ids)
+        request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
+        return list(self._call("Tokenize", request, "", _CONTROL_TIMEOUT_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """Text of token ids; special tokens are left out."""
-        with typed_errors(self.target, GATEWAY):
-            request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
-            return str(self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S).text)
+        request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
+        return str(self._call("Detokenize", request, "", _CONTROL_TIMEOUT_S).text)
+
+    def count_tokens(
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        chat: ChatOptions | None = None,
+        options: RequestOptions = _NO_OPTIONS,
+    ) -> int:
+        """Tokens of a prompt; of a conversation (a list of turns, or any `chat` options given) with template and tools."""
+        request = messages.count_request(prompt, options, chat)
+        return int(self._call("CountTokens", request, "", _CONTROL_TIMEOUT_S).prompt_tokens)
 
     def models(self) -> list[ModelCard]:
         """The models served."""
-        with typed_errors(self.target, GATEWAY):
-            response = self._stub.ListModels(pb.ListModelsRequest(), timeout=_CONTROL_TIMEOUT_S)
+        response = self._call("ListModels", pb.ListModelsRequest(), "", _CONTROL_TIMEOUT_S)
         return [messages.model_card(model) for model in response.models]
 
+    # --- calls -------------------------------------------------------------------------------------------------------
 
-class AsyncClient:
-    """`Client` for asyncio; belongs to the event loop it is made in."""
+    def _call(self, method: str, request: Any, request_id: str, timeout_s: float | None) -> Any:
+        opening = self._plan.opening(method, request, request_id, timeout_s, cancel=_send_cancel)
+        try:
+            while True:
+                try:
+                    with typed_errors(opening.attempts.begin(), GATEWAY):
+                        return opening.call()
+                except QuireError as error:
+                    pause_s = opening.attempts.pause_s(error)
+                    if pause_s is None:
+                        raise
+                time.sleep(pause_s)
+        except KeyboardInterrupt:
+            opening.abandon()
+            raise
 
-    def __init__(self, target: str = "127.0.0.1:50051") -> None:
-        self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the channel; running streams end."""
-        await self._channel.close(None)
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        options: RequestOptions = _NO_OPTIONS,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> RequestOutput:
-        """See Client.generate."""
-        request = messages.generate_request(prompt, sampling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = await self._stub.Generate(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.merged(response, prompt)
-
-    def generate_stream(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        options: RequestOptions = _NO_OPTIONS,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> AsyncStream:
-        """See Client.generate_stream."""
-        request = messages.generate_request(prompt, sampling_params, options)
-        call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return AsyncStream(call, EventMerger(request_id, prompt), self.target)
-
-    async def chat(
-        self,
-        conversation: Sequence[Message] | str,
-        sampling_params: SamplingParams | None = None,
-        *,
-        options: RequestOptions = _NO_OPTIONS,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> RequestOutput:
-        """See Client.chat."""
-        request = messages.chat_request(conversation, sampling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = await self._stub.Chat(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.merged(response, None)
-
-    def chat_stream(
-        self,
-        conversation: Sequence[Message] | str,
-        sampling_params: SamplingParams | None = None,
-        *,
-        options: RequestOptions = _NO_OPTIONS,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> AsyncStream:
-        """See Client.chat_stream."""
-        request = messages.chat_request(conversation, sampling_params, options)
-        call = self._stub.ChatStream(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return AsyncStream(call, EventMerger(request_id, None), self.target)
-
-    async def embed(
-        self,
-        prompts: Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
-        *,
-        options: RequestOptions = _NO_OPTIONS,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """See Client.embed."""
-        request = messages.embed_request(prompts, pooling_params, options)
-        with typed_errors(self.target, GATEWAY):
-            response = await self._stub.Embed(request, timeout=timeout_s, metadata=_metadata(request_id))
-        return messages.embedded(response, prompts, request_id)
-
-    async def cancel(self, request_id: str) -> None:
-        """See Client.cancel."""
-        with typed_errors(self.target, GATEWAY):
-            await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S)
-
-    async def tokenize(self, text: str, model: str = "") -> list[int]:
-        """See Client.tokenize."""
-        with typed_errors(self.target, GATEWAY):
-            request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
-            return list((await self._stub.Tokenize(request, timeout=_CONTROL_TIMEOUT_S)).token_ids)
-
-    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
-        """See Client.detokenize."""
-        with typed_errors(self.target, GATEWAY):
-            request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
-            return str((await self._stub.Detokenize(request, timeout=_CONTROL_TIMEOUT_S)).text)
-
-    async def models(self) -> list[ModelCard]:
-        """See Client.models."""
-        with typed_errors(self.target, GATEWAY):
-            response = await self._stub.ListModels(pb.ListModelsRequest(), timeout=_CONTROL_TIMEOUT_S)
-        return [messages.model_card(model) for model in response.models]
+    def _stream(
+        self, method: str, request: Any, request_id: str, timeout_s: float | None, prompt: Prompt | None
+    ) -> Stream:
+        opening = self._plan.opening(method, request, request_id, timeout_s, cancel=_send_cancel)
+        stream = Stream(opening, EventMerger(request_id, prompt))
+        self._streams.add(stream)
+        return stream
 
 
-__all__ = ["AsyncClient", "AsyncStream", "Client", "RequestOptions", "Stream"]
+def _send_cancel(stub: Any, request: pb.CancelRequest, timeout_s: float, metadata: Any) -> None:
+    """Waits for it, or it would go with the channel; that the gateway is gone is no news to who cancels."""
+    with contextlib.suppress(grpc.RpcError):
+        stub.Cancel(request, timeout=timeout_s, metadata=metadata)
+
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "ChatOptions",
+    "Client",
+    "Credentials",
+    "RequestOptions",
+    "RetryPolicy",
+    "Stream",
+]

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gateway_svc.chat.formats import FormatChoice
+from gateway_svc.chat.resolving import resolve_chat
 from gateway_svc.checks import validation
-from gateway_svc.choice_events import ChoiceEvents
+from gateway_svc.generating.choice_events import ChoiceEvents
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
-from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
 from quire import messages
 from quire.built_in_model import default_model
+from quire.conversations import Conversation
 from quire.in_process_adapters import InProcessAdapters
 from quire.in_process_request import InProcessRequest
 from quire.llm_settings import named_as_in_python
@@ -77,37 +79,51 @@ class InProcessEngine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
+    def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
         """Queues a request. InvalidArgument, OutOfRange or AlreadyExists where it cannot be taken."""
         if request_id in self._live:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
-        submit, stop_strings = self._submit(request_id, prompt, params, options)
+        resolved = self._resolved(prompt, params, options)
+        submit = resolved.submit(request_id, self._adapters.named(options.model))
         submission = parse(submit, monotonic_ns())
         adapter_id = self._adapters.id_of(submission.adapter)
         request = to_core(submission, request_id, submission.new_output(), self.limits, adapter_id)
         self._core.add(request)
-        texts = [
-            TextStream(self.text_model, stop_strings, min_tokens=submit.stop.min_tokens)
-            for _ in range(submission.num_choices)
+        choices = [
+            ChoiceEvents(i, self._text(resolved, i), with_logprobs=submission.sampling.logprobs)
+            for i in range(submission.num_choices)
         ]
-        choices = [ChoiceEvents(i, text, with_logprobs=submission.sampling.logprobs) for i, text in enumerate(texts)]
         self._live[request_id] = InProcessRequest(
             submission,
             request,
-            prompt,
+            None if isinstance(prompt, Conversation) else prompt,
             choices,
             submission.adapter or self.limits.model,
             normalize=isinstance(params, PoolingParams) and params.normalize,
         )
 
-    def _submit(
-        self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions
-    ) -> tuple[engine_pb2.Submit, tuple[str, ...]]:
-        if isinstance(params, PoolingParams):
-            resolved = self._resolve_embed(prompt, params, options)
-        else:
-            resolved = self.resolve(prompt, params, options)
-        return resolved.submit(request_id, self._adapters.named(options.model)), resolved.stop_strings
+    def _text(self, resolved: validation.ResolvedRequest, choice: int) -> TextStream:
+        parser = None if resolved.parsing is None else resolved.parsing.parser(choice)
+        return TextStream(self.text_model, resolved.stop_strings, min_tokens=resolved.stop.min_tokens, parser=parser)
+
+    def _resolved(
+        self, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        if isinstance(params, SamplingParams):
+            if isinstance(prompt, Conversation):
+                return self._resolve_chat(prompt, params, options)
+            return self.resolve(prompt, params, options)
+        assert not isinstance(prompt, Conversation), "LLM.chat takes SamplingParams alone"
+        return self._resolve_embed(prompt, params, options)
+
+    def _resolve_chat(
+        self, prompt: Conversation, params: SamplingParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        message = messages.chat_request(prompt.messages, params, options, prompt.chat)
+        validation.check_parameters(message, self.limits)
+        return resolve_chat(
+            message, self.text_model, self.limits, self._defaults, FormatChoice(), draw_seed=self._draw_seed
+        )
 
     def resolve(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> validation.ResolvedRequest:
         """The request with every default applied, checked exactly as a gateway checks it."""

@@ -5,10 +5,10 @@ The pieces are those of the services: outputs as the scheduler keeps them, event
 
 from collections.abc import Iterator
 
-from gateway_svc.choice_events import ChoiceEvents
-from gateway_svc.engine_request import ChoiceUpdate
-from gateway_svc.token_runs import TokenRun, public_prompt_logprobs
-from gateway_svc.vectors import as_asked
+from gateway_svc.engine.engine_request import ChoiceUpdate
+from gateway_svc.engine.token_runs import TokenRun, public_prompt_logprobs
+from gateway_svc.generating.choice_events import ChoiceEvent, ChoiceEvents
+from gateway_svc.generating.vectors import as_asked
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from quire.messages import EventMerger, Prompt
@@ -28,7 +28,7 @@ class InProcessRequest:
         self,
         submission: Submission,
         request: Request,
-        prompt: Prompt,
+        prompt: Prompt | None,
         choices: list[ChoiceEvents],
         model: str,
         *,
@@ -102,16 +102,22 @@ class InProcessRequest:
         ]
         run = TokenRun(start, choice.tokens[start:], choice.logprobs[start:], tops)
         end = None if choice.ending is None else finished_message(0, number, choice)
-        return ChoiceUpdate(run, end)
+        return ChoiceUpdate(run, finished=end)
 
-    def _merge(self, event: pb.Delta | pb.Finished) -> None:
-        if isinstance(event, pb.Delta):
-            self._merger.add(pb.GenerateEvent(delta=event))
-        else:
-            self._merger.add(pb.GenerateEvent(finished=event))
+    def _merge(self, event: ChoiceEvent) -> None:
+        match event:
+            case pb.Delta():
+                self._merger.add(pb.GenerateEvent(delta=event))
+            case pb.ReasoningDelta():
+                self._merger.add(pb.GenerateEvent(reasoning_delta=event))
+            case pb.ToolCallDelta():
+                self._merger.add(pb.GenerateEvent(tool_call_delta=event))
+            case pb.Finished():
+                self._merger.add(pb.GenerateEvent(finished=event))
 
     def _account(self) -> None:
         output = self.output
         output.finished = True
+        output.num_reasoning_tokens = sum(events.num_reasoning_tokens for events in self._choices)
         output.num_cached_tokens = self.request.num_cached_tokens or 0
         output.num_preemptions = sum(sequence.num_preemptions for sequence in self.request.sequences)

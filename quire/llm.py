@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire import llm_settings
+from quire.chat_messages import ChatOptions, Message
+from quire.conversations import Conversation, conversation_list
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from quire.prompts import AnyPrompt, plain_prompt, prompt_list
@@ -29,11 +31,13 @@ from quire.sampling_params import AnyParams, BeamSearchParams, PoolingParams, Sa
 from quire.value_checks import is_listing, valid_request_id
 from svc_common.errors import FailedPrecondition, InvalidArgument
 
+_NO_CHAT = ChatOptions()
+
 
 class Backend(Protocol):
     """Where requests run."""
 
-    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
+    def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
         """Queues a request for tokens or a vector; raises where it cannot be taken."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -132,6 +136,23 @@ class LLM:
         many = prompt_list(prompts)
         return self._run(many, _params_list(sampling_params, len(many)), adapter, use_tqdm=use_tqdm)
 
+    def chat(
+        self,
+        messages: str | Sequence[Message] | Sequence[Sequence[Message] | str],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: ChatOptions = _NO_CHAT,
+        adapter: str | Sequence[str] = "",
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers conversations, [{"role": "user", "content": "..."}, ...] each, one or many, by the model's chat template.
+
+        `chat`: tools and what else a chat may say, for all of them. Outputs have `reasoning` and `tool_calls` beside their text.
+        See `generate` for the rest.
+        """
+        many = conversation_list(messages, chat)
+        return self._run(many, _params_list(sampling_params, len(many)), adapter, use_tqdm=use_tqdm)
+
     def beam_search(
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],
@@ -161,7 +182,12 @@ class LLM:
         return [_embedding(output) for output in self._run(many, params, adapter, use_tqdm=use_tqdm)]
 
     def _run(
-        self, prompts: list[Prompt], params: Sequence[AnyParams], adapter: str | Sequence[str], *, use_tqdm: bool
+        self,
+        prompts: Sequence[Prompt | Conversation],
+        params: Sequence[AnyParams],
+        adapter: str | Sequence[str],
+        *,
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         if self._backend.has_unfinished():
             raise FailedPrecondition("requests of add_request are running; step until they are finished first")

@@ -6,6 +6,7 @@ from typing import Any
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
+from quire.chat_messages import ChatOptions, Message, turns
 from quire.outputs import (
     CompletionOutput,
     Delta,
@@ -14,6 +15,8 @@ from quire.outputs import (
     Logprob,
     ModelCard,
     RequestOutput,
+    ToolCall,
+    ToolCallDelta,
     TopTokens,
     logprobs_at,
 )
@@ -23,21 +26,25 @@ from quire.value_checks import is_listing, is_whole, valid_ids, valid_text
 from svc_common.errors import InvalidArgument
 
 Prompt = str | Sequence[int]
-Message = Mapping[str, str]
+_NO_CHAT_OPTIONS = ChatOptions()
 _PRIORITY_MAX = 2**31 - 1
 
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_CANCELLED: "abort",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    common_pb2.FINISH_REASON_DEADLINE: "deadline",
 }
+_ON_DEADLINE = {False: pb.ON_DEADLINE_UNSPECIFIED, True: pb.ON_DEADLINE_RETURN_PARTIAL}
 _POOLINGS = {"mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """What a call may say besides prompt and sampling. `model`: the model's name or an adapter's, empty = the model; `priority`
-    higher = sooner.
+    higher = sooner. `resumable`: it is kept for a while when its reader or its gateway is lost. `partial_at_deadline`: a deadline
+    ends it with what there is ("deadline"), not by an error.
     """
 
     model: str = ""
@@ -45,11 +52,13 @@ class RequestOptions:
     cache_salt: str = ""
     no_cache_reuse: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    resumable: bool = False
+    partial_at_deadline: bool = False
 
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
     """A completion; `params` None leaves everything to the server's defaults."""
-    request = pb.GenerateRequest(**_surroundings(options))
+    request = pb.GenerateRequest(resumable=options.resumable, **_surroundings(options))
     fill(request, params)
     if isinstance(prompt, str):
         request.text = valid_text("prompt", prompt)
@@ -62,15 +71,33 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
 
 
 def chat_request(
-    messages: Sequence[Message] | str, params: SamplingParams | None, options: RequestOptions
+    messages: Sequence[Message] | str,
+    params: SamplingParams | None,
+    options: RequestOptions,
+    chat: ChatOptions = _NO_CHAT_OPTIONS,
 ) -> pb.ChatRequest:
     """An answer to a conversation; a plain string is one user turn."""
-    turns: Sequence[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    if not is_listing(turns):
-        raise InvalidArgument.field("messages", f"must be a text or a list of turns, not {type(turns).__name__}")
-    request = pb.ChatRequest(messages=[_turn(i, turn) for i, turn in enumerate(turns)], **_surroundings(options))
+    request = pb.ChatRequest(messages=turns(messages), resumable=options.resumable, **_surroundings(options))
+    chat.fill(request)
     fill(request, params)
     return request
+
+
+def resume_request(request_id: str, positions: Sequence[tuple[int, int]]) -> pb.ResumeRequest:
+    """Where to read on: (choice, tokens of it that are here)."""
+    places = [pb.ChoicePosition(choice=choice, token_offset=offset) for choice, offset in positions]
+    return pb.ResumeRequest(request_id=request_id, positions=places)
+
+
+def count_request(
+    prompt: Prompt | Sequence[Message], options: RequestOptions, chat: ChatOptions | None
+) -> pb.CountTokensRequest:
+    """A prompt to count: a conversation where it is a list of turns, or where there are `chat` options."""
+    is_chat = chat is not None or (is_listing(prompt) and any(isinstance(turn, Mapping) for turn in prompt))
+    if is_chat:
+        request = chat_request(prompt, None, options, chat or _NO_CHAT_OPTIONS)  # type: ignore[arg-type]
+        return pb.CountTokensRequest(chat=request)
+    return pb.CountTokensRequest(generate=generate_request(prompt, None, options))  # type: ignore[arg-type]
 
 
 def embed_request(prompts: Sequence[Prompt], params: PoolingParams | None, options: RequestOptions) -> pb.EmbedRequest:
@@ -89,18 +116,12 @@ def _embed_input(prompt: Prompt) -> pb.EmbedInput:
     return pb.EmbedInput(token_ids=pb.TokenIds(ids=valid_ids("prompt", prompt)))
 
 
-def _turn(i: int, turn: Message) -> pb.Message:
-    if not isinstance(turn, Mapping):
-        raise InvalidArgument.field(f"messages[{i}]", 'must be {"role": ..., "content": ...}')
-    return pb.Message(
-        **{name: valid_text(f"messages[{i}].{name}", turn.get(name)) for name in ("role", "content")}  # type: ignore[arg-type]
-    )
-
-
 def _surroundings(options: RequestOptions) -> dict[str, Any]:
     return {
         "model": options.model,
-        "scheduling": pb.Scheduling(priority=_valid_priority(options.priority)),
+        "scheduling": pb.Scheduling(
+            priority=_valid_priority(options.priority), on_deadline=_ON_DEADLINE[options.partial_at_deadline]
+        ),
         "cache": pb.CacheOptions(cache_salt=options.cache_salt, no_reuse=options.no_cache_reuse),
         "labels": dict(options.labels),
     }
@@ -139,11 +160,12 @@ def model_card(model: pb.Model) -> ModelCard:
 
 
 class EventMerger:
-    """Merges the events of one stream into a RequestOutput; owned by the stream's reader."""
+    """Merges the events of one stream into a RequestOutput; owned by the stream's reader. `is_started`: it was accepted."""
 
     def __init__(self, request_id: str, prompt: Prompt | None) -> None:
         text = prompt if isinstance(prompt, str) else None
         ids = None if prompt is None or isinstance(prompt, str) else list(prompt)
+        self.is_started = False
         self.output = RequestOutput(request_id, text, ids, [CompletionOutput(0)])
 
     def add(self, event: pb.GenerateEvent) -> Delta | None:
@@ -152,7 +174,11 @@ class EventMerger:
             case "started":
                 self._started(event.started)
             case "delta":
-                return self._delta(event.delta)
+                return self._delta(event.delta, text=event.delta.text)
+            case "reasoning_delta":
+                return self._delta(event.reasoning_delta, reasoning=event.reasoning_delta.text)
+            case "tool_call_delta":
+                return self._tool_call(event.tool_call_delta)
             case "finished":
                 finish(self._completion(event.finished.choice), event.finished)
             case "prompt_logprobs":
@@ -162,14 +188,38 @@ class EventMerger:
         return None
 
     def _started(self, started: pb.Started) -> None:
+        self.is_started = True
         self.output.request_id = started.request_id
         self.output.seed = started.effective_seed
         self.output.model = started.model
 
-    def _delta(self, delta: pb.Delta) -> Delta:
+    def positions(self) -> list[pb.ChoicePosition]:
+        """What is here of each choice: where to read on."""
+        return [
+            pb.ChoicePosition(choice=output.index, token_offset=len(output.token_ids)) for output in self.output.outputs
+        ]
+
+    def _delta(
+        self,
+        delta: pb.Delta | pb.ReasoningDelta | pb.ToolCallDelta,
+        *,
+        text: str = "",
+        reasoning: str = "",
+        tool_call: ToolCallDelta | None = None,
+    ) -> Delta:
         ids, logprobs, tops = list(delta.token_ids), list(delta.logprobs) or None, _tops(delta.top_logprobs)
-        self._completion(delta.choice).extend(delta.text, ids, logprobs, tops)
-        return Delta(delta.text, ids, delta.token_offset, logprobs, delta.choice, tops)
+        completion = self._completion(delta.choice)
+        completion.extend(text, ids, logprobs, tops)
+        completion.reasoning += reasoning
+        return Delta(text, ids, delta.token_offset, logprobs, delta.choice, tops, reasoning, tool_call)
+
+    def _tool_call(self, delta: pb.ToolCallDelta) -> Delta:
+        calls = self._completion(delta.choice).tool_calls
+        if delta.index >= len(calls):
+            calls.append(ToolCall(delta.id, delta.name))
+        calls[delta.index].arguments += delta.arguments
+        piece = ToolCallDelta(delta.index, delta.arguments, delta.id, delta.name)
+        return self._delta(delta, tool_call=piece)
 
     def _completion(self, choice: int) -> CompletionOutput:
         """The output of that number; there are as many as were heard of."""
@@ -192,6 +242,8 @@ def merged(response: pb.GenerateResponse, prompt: Prompt | None) -> RequestOutpu
 def _complete(choice: pb.Choice) -> CompletionOutput:
     completion = CompletionOutput(choice.index)
     completion.extend(choice.text, choice.token_ids, list(choice.logprobs) or None, _tops(choice.top_logprobs))
+    completion.reasoning = choice.reasoning
+    completion.tool_calls = [ToolCall(call.id, call.name, call.arguments) for call in choice.tool_calls]
     finish(completion, choice.finished)
     return completion
 
@@ -222,4 +274,5 @@ def _account(output: RequestOutput, usage: pb.Usage) -> None:
     output.finished = True
     output.num_prompt_tokens = usage.prompt_tokens
     output.num_cached_tokens = usage.cached_prompt_tokens
+    output.num_reasoning_tokens = usage.reasoning_tokens
     output.num_preemptions = usage.timing.num_preemptions

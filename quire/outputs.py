@@ -29,12 +29,22 @@ def logprobs_at(token_id: int, logprob: float, top: TopTokens = ()) -> dict[int,
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call that the model made. `arguments`: JSON text, as the model wrote it; complete when the output is."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One output of a request.
 
     `logprobs`: for each token {token id: Logprob} of the chosen one, and of the likeliest where asked; or None when not asked.
-    `finish_reason`: "stop", "length", "abort", or None while it runs. `stop_reason`: the stop string or the token id
-    (end-of-sequence included) that ended it; None for length. `score`: what it was ranked by, for beams and best_of above n.
+    `finish_reason`: "stop", "length", "tool_calls", "deadline" (where a partial answer was asked for), "abort", None while it runs.
+    `stop_reason`: the stop string or the token id (end-of-sequence included) that ended it; None for length. `score`: what it was
+    ranked by, for beams and best_of above n. Of chats: `reasoning`, what the model thought before; `tool_calls`, what it called.
     """
 
     index: int
@@ -45,6 +55,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def finished(self) -> bool:
         """Whether it is complete."""
@@ -86,6 +98,7 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_reasoning_tokens: int = 0
     model: str = ""
     error: QuireError | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -98,8 +111,21 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call: which of the choice's, from 0, more of its arguments; `id` and `name` with its first piece only."""
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """New output of one choice of a stream; text never splits a code point and may lag behind its tokens."""
+    """New output of one choice of a stream; text never splits a code point and may lag behind its tokens.
+
+    Of chats: it is a piece of the answer (`text`), of the `reasoning` before it, or of a `tool_call`.
+    """
 
     text: str
     token_ids: list[int]
@@ -107,6 +133,8 @@ class Delta:
     logprobs: list[float] | None = None
     choice: int = 0
     tops: list[TopTokens] | None = None
+    reasoning: str = ""
+    tool_call: ToolCallDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

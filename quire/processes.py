@@ -18,7 +18,7 @@ from typing import IO
 from svc_common.errors import ConfigError, QuireError, Unavailable
 
 KEPT_LINES = 30
-_SERVICE_LINE = re.compile(r"^service (?P<name>\S+) pid=(?P<pid>\d+) address=(?P<address>\S+)$")
+_SERVICE_LINE = re.compile(r"^service (?P<name>\S+) pid=(?P<pid>\d+) address=(?P<address>\S+)(?: .*)?$")
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _CONFIG_ERROR_STATUS = 2
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quire.client import AsyncClient
+from quire.conversations import Conversation
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
+from quire.streams import AsyncStream
 from svc_common.errors import AlreadyExists, Cancelled, Internal, QuireError
 
 MAX_OPEN_STREAMS = 512
@@ -52,13 +54,14 @@ class RemoteEngine:
         self._running: dict[str, _Running] = {}
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
 
-    def add(self, request_id: str, prompt: Prompt, params: AnyParams, options: RequestOptions) -> None:
+    def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
         """Sends a request. AlreadyExists for a running id; what the gateway refuses comes as the output's `error`."""
         if request_id in self._running:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
         running = _Running(RequestOutput(request_id, prompt if isinstance(prompt, str) else None, None, []))
         options = replace(options, model=options.model or self._model)
         if isinstance(params, PoolingParams):
+            assert not isinstance(prompt, Conversation), "LLM.chat takes SamplingParams alone"
             work = self._embed(running, prompt, params, options)
         else:
             seeded = params if params.seed is not None else replace(params, seed=self._draw_seed())
@@ -133,16 +136,25 @@ class RemoteEngine:
         running.task = self._loop.create_task(work)
         running.task.add_done_callback(lambda task: self._end(running, task))
 
-    async def _stream(self, running: _Running, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> None:
-        request_id = running.output.request_id
+    async def _stream(
+        self, running: _Running, prompt: Prompt | Conversation, params: SamplingParams, options: RequestOptions
+    ) -> None:
         async with self._slots:
-            text = prompt if isinstance(prompt, str) else None
-            ids = await self._token_ids(prompt, options)
-            stream = self._client.generate_stream(ids, params, options=options, request_id=request_id)
+            stream = await self._open(running.output.request_id, prompt, params, options)
             running.output = stream.result
-            running.output.prompt = text
+            running.output.prompt = prompt if isinstance(prompt, str) else None
             async for _ in stream:
                 self._tell(running)
+
+    async def _open(
+        self, request_id: str, prompt: Prompt | Conversation, params: SamplingParams, options: RequestOptions
+    ) -> AsyncStream:
+        if isinstance(prompt, Conversation):
+            return self._client.chat_stream(
+                prompt.messages, params, chat=prompt.chat, options=options, request_id=request_id
+            )
+        ids = await self._token_ids(prompt, options)
+        return self._client.generate_stream(ids, params, options=options, request_id=request_id)
 
     async def _embed(self, running: _Running, prompt: Prompt, params: PoolingParams, options: RequestOptions) -> None:
         output = running.output
@@ -183,7 +195,12 @@ def _cancel(running: _Running) -> None:
 def _snapshot(output: RequestOutput) -> RequestOutput:
     """What the caller's thread may keep while the stream goes on."""
     copies = [
-        replace(c, token_ids=list(c.token_ids), logprobs=None if c.logprobs is None else list(c.logprobs))
+        replace(
+            c,
+            token_ids=list(c.token_ids),
+            logprobs=None if c.logprobs is None else list(c.logprobs),
+            tool_calls=[replace(call) for call in c.tool_calls],
+        )
         for c in output.outputs
     ]
     return replace(output, outputs=copies)

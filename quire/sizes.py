@@ -22,3 +22,11 @@ def parse_size(text: str, option: str, *, plain_unit: int = 1) -> int:
     if found is None or (unit and unit not in _UNITS):
         raise ConfigError(f"{option}: {text!r} is no size; write 512MiB, 4GiB or a plain number", reason="BAD_SIZE")
     return int(float(found["number"]) * (_UNITS[unit] if unit else plain_unit))
+
+
+def size_text(num_bytes: int | float) -> str:
+    """Bytes for people: "512.0 MiB"."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(num_bytes) >= 1 << power:
+            return f"{num_bytes / (1 << power):.1f} {unit}"
+    return f"{num_bytes:.0f} B"

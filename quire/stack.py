@@ -19,11 +19,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import ports
 from quire.admin import AdminClient
+from quire.connections import Credentials, blocking_channel
 from quire.processes import LineSink, ServiceProcess, ignore_line
 from quire.restarts import Restarts
 from quire.stack_options import StackOptions
 from quire.worker_watch import WorkerWatch
 from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
+from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
@@ -75,7 +77,13 @@ class LocalStack:
     @property
     def http_url(self) -> str:
         """The gateway's HTTP door; the OpenAI base URL is this with `/v1`."""
-        return f"http://{self._address('--http-port')}"
+        return f"{'http' if self.options.tls is None else 'https'}://{self._address('--http-port')}"
+
+    @property
+    def credentials(self) -> Credentials:
+        """For clients of this stack: the client's certificate where there are some. An API key is the caller's to add."""
+        certificates = self.options.certificates
+        return Credentials() if certificates is None else certificates.credentials()
 
     @property
     def admin_address(self) -> str:
@@ -138,7 +146,16 @@ class LocalStack:
         choice = self.options.choice
         for number, address in enumerate(self.worker_addresses):
             on_progress = self._on_progress if number == 0 else lambda stage, fraction: None
-            self._watches.append(WorkerWatch(address, choice, on_progress))
+            channel = self._inner_channel(address, as_role=SCHEDULER, to=WORKER)
+            self._watches.append(WorkerWatch(channel, choice, on_progress))
+
+    def _inner_channel(self, address: str, *, as_role: str, to: str) -> grpc.Channel:
+        """Behind the gateway, where only services are let in."""
+        return blocking_channel(self._inner_credentials(as_role, to))(address)
+
+    def _inner_credentials(self, as_role: str, to: str) -> Credentials:
+        certificates = self.options.certificates
+        return Credentials(api_key="") if certificates is None else certificates.credentials(as_role, expects=to)
 
     def _start(self, name: str) -> None:
         arguments = self.options.commands(self._ports)[name]
@@ -221,7 +238,7 @@ class LocalStack:
             self._on_service(self._silent.pop(name))
 
     def _wait_serving(self, deadline: float) -> None:
-        with grpc.insecure_channel(self.grpc_address) as channel:
+        with blocking_channel(self.credentials)(self.grpc_address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             while not _is_serving(health):
                 self.check()
@@ -231,7 +248,9 @@ class LocalStack:
         """ConfigError for one that a worker could not load: who starts with it wants it."""
         if not self.options.adapters:
             return
-        with AdminClient(self.admin_address) as admin:
+        # The scheduler itself: the gateway may want a key.
+        address, inner = self._address("scheduler --admin-port"), self._inner_credentials(GATEWAY, SCHEDULER)
+        with AdminClient(address, credentials=inner) as admin:
             for adapter in admin.list_adapters():
                 if adapter.unavailable:
                     raise ConfigError(

@@ -10,10 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from quire.built_in_model import default_model
+from quire.certificate_folder import CertificateFolder
 from quire.restarts import RestartRules
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from scheduler_svc.policy.choice import PolicyChoice
+from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
 
 _SCHEDULING = {
     "--policy": "policy",
@@ -32,6 +34,8 @@ class StackOptions:
     `max_num_batched_tokens`: None = what the policy says.
     `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
     `LocalStack.revive` starts again what died.
+    `tls`: folder of `quire certs`: mutual TLS on every hop. `tenants`: file of API keys and quotas. `insecure`: plain text may
+    leave this machine, where `host` says so.
     """
 
     model: Path | str | None = None
@@ -46,6 +50,9 @@ class StackOptions:
     policy_set: Sequence[str] = ()
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    tls: Path | str | None = None
+    tenants: Path | str | None = None
+    insecure: bool = False
     worker_args: Sequence[str] = ()
     scheduler_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
@@ -61,10 +68,14 @@ class StackOptions:
         workers = {name: port[f"{name} --port"] for name in self.worker_names}
         addresses = [part for number in workers.values() for part in ("--worker", f"{self.host}:{number}")]
         return {
-            **{name: [*worker, *host, "--port", number, *self.worker_args] for name, number in workers.items()},
+            **{
+                name: [*worker, *host, "--port", number, *self._peer_args(WORKER), *self.worker_args]
+                for name, number in workers.items()
+            },
             "scheduler": [
                 *("scheduler", *addresses, *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
+                *self._peer_args(SCHEDULER),
                 *self._policy_args,
                 *(part for name, path in self.adapters.items() for part in ("--adapter", f"{name}={path}")),
                 *self.scheduler_args,
@@ -72,7 +83,8 @@ class StackOptions:
             "gateway": [
                 *("gateway", "--scheduler", f"{self.host}:{port['scheduler --port']}", *host),
                 *("--port", port["--grpc-port"], "--http-port", port["--http-port"]),
-                *("--admin-port", port["--admin-port"], *self.gateway_args),
+                *("--admin-port", port["--admin-port"], *self._peer_args(GATEWAY), *self._door_args),
+                *self.gateway_args,
             ],
         }
 
@@ -98,6 +110,20 @@ class StackOptions:
             workers=tuple(self.worker_names),  # their number is what matters; they have no addresses yet
         )
         return settings.policy_choice(option_name)
+
+    @property
+    def certificates(self) -> CertificateFolder | None:
+        """Those of `tls`."""
+        return None if self.tls is None else CertificateFolder(Path(self.tls).absolute())
+
+    def _peer_args(self, role: str) -> list[str]:
+        encrypted = [] if self.certificates is None else self.certificates.peer_arguments(role)
+        return [*encrypted, "--insecure"] if self.insecure else encrypted
+
+    @property
+    def _door_args(self) -> list[str]:
+        encrypted = [] if self.certificates is None else self.certificates.door_arguments()
+        return encrypted if self.tenants is None else [*encrypted, "--tenants", str(self.tenants)]
 
     @property
     def _policy_args(self) -> list[str]:

@@ -1,13 +1,35 @@
-"""Streams of a gateway's answers, for `for` and for `async for`."""
+"""Streams of a gateway's answers, for `for` and for `async for`; resumable ones are read on at another gateway when one is lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from quire.calls import GATEWAY, typed_errors
 from quire.messages import EventMerger
 from quire.outputs import Delta, RequestOutput
-from svc_common.errors import Cancelled
+from svc_common.errors import Cancelled, QuireError
+
+
+class Opening(Protocol):
+    """Opens the call behind a stream, the first time and again."""
+
+    @property
+    def target(self) -> str:
+        """Address of the gateway that the last call is for."""
+
+    def open(self, merger: EventMerger) -> Any:
+        """A call that goes on from what `merger` has."""
+
+    def pause_s(self, error: QuireError, merger: EventMerger) -> float | None:
+        """Seconds to wait before it is opened again after `error`; None = the stream is over."""
+
+    def succeeded(self) -> None:
+        """Something came."""
+
+    def abandon(self, started_as: str = "") -> None:
+        """Ends the request where dropping the call alone would not."""
 
 
 def _is_being_cancelled() -> bool:
@@ -16,21 +38,57 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class Stream:
-    """Deltas of one request as they come; leaving the loop early, or `cancel()`, ends the request.
+def _cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled by its reader", reason="CANCELLED")
 
-    `result` has everything received so far and, when the loop is over, the whole output.
-    """
 
-    def __init__(self, call: Any, merger: EventMerger, target: str) -> None:
-        self.target = target
-        self._call = call
+class _Reading:
+    """What both kinds of streams have: the call, what came of it, and that it ends once."""
+
+    def __init__(self, opening: Opening, merger: EventMerger) -> None:
+        self._opening = opening
         self._merger = merger
+        self._is_over = False
+        self._call = opening.open(merger)
+
+    @property
+    def target(self) -> str:
+        """Address of the gateway that it is read from."""
+        return self._opening.target
 
     @property
     def result(self) -> RequestOutput:
         """The output so far."""
         return self._merger.output
+
+    def _reopen(self) -> None:
+        """Cancelled where it was, meanwhile."""
+        if self._is_over:
+            raise _cancelled()
+        self._call = self._opening.open(self._merger)
+
+    def cancel(self) -> None:
+        """Ends the request; nothing happens where it has ended. Whoever reads on gets Cancelled."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._call.cancel()
+        if not self._merger.output.finished:
+            self._opening.abandon(self._merger.output.request_id if self._merger.is_started else "")
+
+
+class Stream(_Reading):
+    """Deltas of one request as they come; leaving the loop early, `cancel()`, or the end of a `with` around it ends the request.
+
+    `result` has everything received so far and, when the loop is over, the whole output. To be read once; `cancel` may be called
+    from another thread.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.cancel()
 
     @property
     def trace_id(self) -> str:
@@ -40,17 +98,26 @@ class Stream:
 
     def __iter__(self) -> Iterator[Delta]:
         try:
-            with typed_errors(self.target, GATEWAY):
-                for event in self._call:
-                    delta = self._merger.add(event)
-                    if delta is not None:
-                        yield delta
+            while True:
+                try:
+                    yield from self._read_call()
+                    return
+                except QuireError as error:
+                    pause_s = self._opening.pause_s(error, self._merger)
+                    if pause_s is None:
+                        raise
+                time.sleep(pause_s)
+                self._reopen()
         finally:
             self.cancel()
 
-    def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended."""
-        self._call.cancel()
+    def _read_call(self) -> Iterator[Delta]:
+        with typed_errors(self.target, GATEWAY):
+            for event in self._call:
+                self._opening.succeeded()
+                delta = self._merger.add(event)
+                if delta is not None:
+                    yield delta
 
     def read(self) -> RequestOutput:
         """Reads to the end."""
@@ -59,19 +126,16 @@ class Stream:
         return self.result
 
 
-class AsyncStream:
-    """`Stream` for `async for`."""
+class AsyncStream(_Reading):
+    """`Stream` for `async for` and `async with`."""
 
-    def __init__(self, call: Any, merger: EventMerger, target: str) -> None:
-        self.target = target
-        self._call = call
-        self._merger = merger
-        self._is_cancelled = False
+    async def __aenter__(self) -> Self:
+        return self
 
-    @property
-    def result(self) -> RequestOutput:
-        """The output so far."""
-        return self._merger.output
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.cancel()
 
     async def trace_id(self) -> str:
         """See Stream.trace_id."""
@@ -80,23 +144,33 @@ class AsyncStream:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
+            while True:
+                try:
+                    async for delta in self._read_call():
+                        yield delta
+                    return
+                except QuireError as error:
+                    pause_s = None if self._is_over else self._opening.pause_s(error, self._merger)
+                    if pause_s is None:
+                        raise
+                await asyncio.sleep(pause_s)
+                self._reopen()
+        finally:
+            self.cancel()
+
+    async def _read_call(self) -> AsyncIterator[Delta]:
+        try:
             with typed_errors(self.target, GATEWAY):
                 async for event in self._call:
+                    self._opening.succeeded()
                     delta = self._merger.add(event)
                     if delta is not None:
                         yield delta
         except asyncio.CancelledError:
-            if not self._is_cancelled or _is_being_cancelled():
+            if not self._is_over or _is_being_cancelled():
                 raise
             # gRPC's word for a call that was cancelled here; to asyncio it would mean that the reader's task was.
-            raise Cancelled("the request was cancelled by its reader", reason="CANCELLED") from None
-        finally:
-            self._call.cancel()
-
-    def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended. Who reads on gets Cancelled."""
-        self._is_cancelled = True
-        self._call.cancel()
+            raise _cancelled() from None
 
     async def read(self) -> RequestOutput:
         """Reads to the end."""

@@ -73,7 +73,7 @@ def valid_request_id(request_id: str) -> str:
     return request_id
 
 
-def valid_text(name: str, text: str) -> str:
+def valid_text(name: str, text: object) -> str:
     """`text`, or InvalidArgument where it is none, or holds a lone surrogate (it could not travel)."""
     if not isinstance(text, str):
         raise InvalidArgument.field(name, f"must be a text, not {type(text).__name__}")

@@ -17,17 +17,17 @@ _JOIN_S = 2.0
 
 
 class WorkerWatch:
-    """Owns a channel and a thread that joins the worker's LoadModel and ProfileCache, both of which are idempotent.
+    """Owns `channel` to the worker and a thread that joins the worker's LoadModel and ProfileCache, both of which are idempotent.
 
     `choice` must be what the scheduler is told, so that both ask for the one profile. `on_progress(stage, fraction)` is called on
     that thread. `error`: why this model or memory will never do, or does not go with the policy; None so far.
     """
 
-    def __init__(self, address: str, choice: PolicyChoice, on_progress: Callable[[str, float], None]) -> None:
+    def __init__(self, channel: grpc.Channel, choice: PolicyChoice, on_progress: Callable[[str, float], None]) -> None:
         self.error: QuireError | None = None
         self._choice = choice
         self._on_progress = on_progress
-        self._channel = grpc.insecure_channel(address)
+        self._channel = channel
         self._thread = threading.Thread(target=self._follow, name="worker-watch", daemon=True)
         self._thread.start()
 

@@ -6,7 +6,7 @@ from scheduler_svc.workers.adapters import AdapterTable
 
 
 class AdapterCalls:
-    """What `admin_service` answers with."""
+    """What `admin.service` answers with."""
 
     def __init__(self, table: AdapterTable) -> None:
         self._table = table

@@ -88,8 +88,9 @@ class AdapterNames:
         """One with a number of its own, which requests may name after `put`. InvalidArgument, AlreadyExists."""
         if problem := name_problem(name):
             raise InvalidArgument.field("name", problem)
-        if not path:
-            raise InvalidArgument.field("path", "is empty: the folder of the adapter on the workers' file systems")
+        if not path or "\0" in path:
+            problem = "has a NUL in it" if path else "is empty"
+            raise InvalidArgument.field("path", f"{problem}: the folder of the adapter on the workers' file systems")
         known = self._by_name.get(name)
         if known is not None:
             raise AlreadyExists(

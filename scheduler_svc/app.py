@@ -13,9 +13,10 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.adapter_calls import AdapterCalls
-from scheduler_svc.admin_service import AdminServicer
+from scheduler_svc.admin.load import LoadReport
+from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
+from scheduler_svc.admin.service import AdminParts, AdminService
 from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.frontends.table import FrontendTable
@@ -33,12 +34,13 @@ from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
 from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
+from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
+from svc_common.tls_settings import GATEWAY, OPERATOR, WORKER
 
 log = logging.getLogger(__name__)
 
 ENGINE_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
-ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -72,6 +74,9 @@ def check(settings: SchedulerSettings) -> None:
     settings.worker_addresses()
     settings.adapter_paths()
     settings.policy_choice()
+    peers = Peers(settings.peers)
+    for address in settings.workers:
+        peers.check(address, WORKER)
 
 
 class _SchedulerService:
@@ -81,6 +86,7 @@ class _SchedulerService:
         self.address = self.admin_address = ""
         self._settings = settings
         self._identity = rpc.Identity()
+        self._peers = Peers(settings.peers)
         self._telemetry = telemetry.setup("scheduler")
         self._readiness = Readiness()
         self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
@@ -107,7 +113,7 @@ class _SchedulerService:
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
         self._health_task: asyncio.Task[None] | None = None
-        self._server, self._admin_server = rpc.server(), rpc.server()
+        self._server, self._admin_server = self._peers.server(GATEWAY), self._peers.server(GATEWAY, OPERATOR)
 
     def _make_lanes(self, choice: PolicyChoice) -> list[WorkerLane]:
         """One for each worker."""
@@ -115,16 +121,18 @@ class _SchedulerService:
         agreement, lanes = CacheAgreement(len(addresses)), []
         for number, address in enumerate(addresses):
             readiness = self._readiness.worker()
-            link = WorkerLink(address, self._identity, self._settings, choice, readiness, agreement, self._adapters)
+            link = WorkerLink(
+                address, self._identity, self._settings, choice, readiness, agreement, self._adapters, self._peers
+            )
             lanes.append(WorkerLane(number, link, readiness))
         return lanes
 
     async def start(self) -> None:
         """Listens. The admin door first: gateways are told its address."""
         settings = self._settings
-        admin_port = rpc.bind(self._admin_server, settings.host, settings.admin_port, option="--admin-port")
+        admin_port = self._peers.bind(self._admin_server, settings.host, settings.admin_port, option="--admin-port")
         self.admin_address = f"{settings.host}:{admin_port}"
-        port = rpc.bind(self._server, settings.host, settings.port, option="--port")
+        port = self._peers.bind(self._server, settings.host, settings.port, option="--port")
         self.address = f"{settings.host}:{port}"
         self._add_services()
         await self._health.set("liveness", _SERVING)
@@ -138,18 +146,30 @@ class _SchedulerService:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
         calls = AdapterCalls(self._adapters)
         loop = self._loop
-        admin = AdminServicer(self._log, lambda: loop.core, self._explanations, self._tape, loop.set_policy, calls)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._admin_server)  # type: ignore[no-untyped-call]
+        admin = AdminParts(
+            core=lambda: loop.core,
+            log=self._log,
+            explanations=self._explanations,
+            tape=self._tape,
+            set_policy=loop.set_policy,
+            adapters=calls,
+            load=LoadReport(self._settings, self._book, lambda: loop.core, self._log, self._readiness),
+            lanes=self._lanes,
+            readiness=self._readiness,
+            book=self._book,
+        )
+        self._admin_server.add_generic_rpc_handlers((AdminService(admin).handler(),))
         for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-            reflection.enable_server_reflection((service, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+            if self._settings.reflection:
+                reflection.enable_server_reflection((service, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
 
     def _on_readiness(self) -> None:
         self._health_task = asyncio.ensure_future(self._set_health())
 
     async def _set_health(self) -> None:
         for name in ("", ENGINE_SERVICE):
-            await self._health.set(name, _SERVING if self._readiness.serving else _NOT_SERVING)
+            await self._health.set(name, _SERVING if self._readiness.is_open else _NOT_SERVING)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Steps until `stop`; raises should the loop ever end by itself."""

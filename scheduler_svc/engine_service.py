@@ -11,9 +11,10 @@ from google.protobuf.message import DecodeError
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.frontends.cursors import Attachment, Frontend
+from scheduler_svc.frontends.output_messages import held_message
 from scheduler_svc.frontends.table import FrontendTable
 from scheduler_svc.readiness import Readiness
-from svc_common import columns, rpc
+from svc_common import rpc
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -71,21 +72,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 yield engine_pb2.GetModelBundleResponse(chunk=bundle[start : start + BUNDLE_CHUNK_BYTES])
 
     def _welcome(self, frontend: Frontend) -> engine_pb2.EngineMessage:
-        held = [
-            engine_pb2.HeldRequest(
-                handle=handle,
-                request_id=live.submission.request_id,
-                token_offsets=columns.pack([len(c.tokens) for c in live.output.choices], columns.U32),
-                frontend_state=live.submission.frontend_state,
-            )
-            for handle, live in frontend.held.items()
-        ]
+        held = [held_message(handle, live) for handle, live in frontend.held.items()]
         welcome = engine_pb2.Welcome(
             identity=self._identity.message(),
             limits=self._readiness.limits,
             held=held,
             state=self._readiness.state(),
             admin_address=self._admin_address,
+            queue=self._frontends.queue(),
         )
         return engine_pb2.EngineMessage(welcome=welcome)
 

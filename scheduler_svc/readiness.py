@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
+from svc_common.errors import Unavailable
 
 Listener = Callable[[], None]
+
+_DRAINING = "the scheduler takes no more requests: it is being drained"
+_RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -35,11 +39,13 @@ class WorkerReadiness:
 
 
 class Readiness:
-    """Owner of the service's state towards others. `bundle`: the model bundle's bytes, addressed by `limits.bundle_digest`."""
+    """Owner of the service's state towards others. `serving`: steps can complete. `draining`: an operator wants no more requests
+    here; those that are here go on. `bundle`: the model bundle's bytes, addressed by `limits.bundle_digest`."""
 
     def __init__(self) -> None:
         self.serving = False
         self.warming = False
+        self.draining = False
         self.reason = "no worker has loaded a model yet"
         self.limits: common_pb2.ModelLimits | None = None
         self.bundle = b""
@@ -66,6 +72,22 @@ class Readiness:
         if (self.serving, self.reason, self.warming) != (False, reason, warming):
             self._set(serving=False, reason=reason, warming=warming)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be served and are taken: what load balancers go by."""
+        return self.serving and not self.draining
+
+    def drain(self, *, on: bool) -> None:
+        """Takes no more requests, or takes them again."""
+        if self.draining != on:
+            self.draining = on
+            self._tell()
+
+    def check_open(self) -> None:
+        """Unavailable while no new requests are taken."""
+        if self.draining:
+            raise Unavailable(_DRAINING, reason="DRAINING", retry_after_s=_RETRY_AFTER_S)
+
     def name_adapters(self, names: list[str]) -> None:
         """Adapters that requests may name from now on."""
         self.adapters = names
@@ -85,8 +107,8 @@ class Readiness:
     def state(self) -> engine_pb2.ServiceState:
         """Its wire form."""
         return engine_pb2.ServiceState(
-            serving=self.serving,
-            reason=self.reason,
+            serving=self.is_open,
+            reason=self.reason or (_DRAINING if self.draining else ""),
             limits=self.limits,
             warming=self.warming,
             adapters=self.adapters,

@@ -8,59 +8,83 @@ from scheduler_svc.adapter_names import name_problem
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import PolicyChoice, Spelling
 from svc_common.errors import ConfigError
+from svc_common.tls_settings import PeerSettings
 
 
 class SchedulerSettings(BaseModel):
     """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
 
-    `workers`: addresses HOST:PORT; several for a policy that has a rank for each. `policy`: a preset's name or a policy file;
-    `policy_set`: "KEY=VALUE" on top of it. Limits that are None follow policy and worker (see `policy_choice`). `num_gpu_blocks` /
-    `num_cpu_blocks`: use fewer than the workers' profile says; None = what fits.
-    `overlap`: plan the next step while one runs, where the policy can.
-    `adapters`: "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it.
-    `force_ownership`: take a worker from another scheduler at once instead of waiting for that one's lease.
-    Waiting requests are bounded by number and by prompt tokens; what goes beyond is refused with a retry time.
-    `max_logged_steps`, `max_logged_events`: what `quire steps` and `quire why` look back on.
-    `record_*`: the last steps are kept for `quire record`, in segments of so many steps, as many as fit so many bytes (either 0 =
-    none); with tokens under other names unless `record_tokens` says otherwise.
+    Limits that are None follow policy and worker (see `policy_choice`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     workers: tuple[str, ...] = ()
+    """Addresses HOST:PORT; several for a policy that has a rank for each."""
     host: str = "127.0.0.1"
     port: int = Field(default=50060, ge=0, le=65535)
     admin_port: int = Field(default=50062, ge=0, le=65535)
+    reflection: bool = True
+    """Offer gRPC server reflection."""
 
     policy: str = "quire"
+    """A preset's name or a policy file."""
     policy_set: tuple[str, ...] = ()
+    """ "KEY=VALUE" on top of it."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool | None = None
     overlap: bool = True
+    """Plan the next step while one runs, where the policy can."""
     adapters: tuple[str, ...] = ()
+    """ "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
+    """KV blocks to use, where these are fewer than a worker has. Default: what fits."""
     num_cpu_blocks: int | None = Field(default=None, ge=0)
+    """The same for blocks in host memory. Default: what fits."""
 
     max_waiting_requests: int = Field(default=4096, ge=1)
+    """Requests that may wait for their first step; what goes beyond is refused with a retry time."""
     max_waiting_tokens: int = Field(default=4_000_000, ge=1)
+    """Prompt tokens of these, in all."""
+    max_waiting_s: float | None = Field(default=None, gt=0)
+    """Of waiting requests no more than start within so many seconds, at the rate at which the queue drains. Default: no bound."""
+    max_live_requests: int = Field(default=65_536, ge=1)
+    """Requests that have not ended, waiting or running; what goes beyond is refused with a retry time."""
     no_worker_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that requests outlive the last worker; then they end with UNAVAILABLE."""
     frontend_grace_s: float = Field(default=10.0, ge=0)
+    """Seconds that a resumable request waits for a reader: while it runs without one, and after its end."""
     max_retained_tokens: int = Field(default=1_000_000, ge=0)
+    """Tokens of ended resumable requests that are kept for readers who come back, in all."""
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds that a worker has to answer the first calls of a connection."""
     reconnect_backoff_s: float = Field(default=2.0, gt=0)
+    """Longest pause in seconds between two attempts to reach a worker."""
     step_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds after which a worker that has not answered a step is lost; more where its steps are known to be long."""
     force_ownership: bool = False
+    """Take a worker from another scheduler at once instead of waiting for that one's lease."""
     max_worker_losses: int = Field(default=5, ge=1)
+    """Workers that may be lost under a request before it is given up, as it may be the cause."""
 
     max_logged_steps: int = Field(default=10_000, ge=1)
+    """Steps that `quire steps` looks back on."""
     max_logged_events: int = Field(default=65_536, ge=1)
+    """Decisions that `quire why` looks back on; a request makes about five."""
     record_segment_steps: int = Field(default=1_000, ge=0)
+    """Steps in one segment of what is kept for `quire record`; whole segments are dropped for new ones; 0 = record nothing."""
     record_ring_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Bytes of all segments; 0 = record nothing."""
     record_tokens: bool = False
+    """Record tokens as they are; else under other names."""
     integrity_check_every: int = Field(default=1_000, ge=0)
+    """Steps between two checks of all block tables against each other; 0 = never."""
     drain_s: float = Field(default=2.0, ge=0)
+    """Seconds that running requests may go on after a stop was asked for."""
+    peers: PeerSettings = PeerSettings()
+    """Encryption towards gateways and workers, and who may call."""
 
     def policy_choice(self, spelled: Spelling = str) -> PolicyChoice:
         """The policy with its limits; ConfigError, by the names of `spelled`, where they cannot work or cannot be served."""

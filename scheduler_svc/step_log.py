@@ -18,6 +18,7 @@ from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.workers.result import WorkerResult
 from svc_common import columns
+from svc_common.clock import NS_PER_S, monotonic_ns
 
 Pairs = tuple[tuple[int, int], ...]
 Tables = dict[str, list[str]]
@@ -58,7 +59,7 @@ class _TableChange:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. Open until its result is known."""
+    """One step. Open until its result is known, at `closed_ns` monotonic."""
 
     step: int
     epoch: int
@@ -79,6 +80,7 @@ class StepRecord:
     duration_ns: int = 0
     error: str = ""
     is_closed: bool = False
+    closed_ns: int = 0
 
     def report(self, tables: Tables | None) -> admin_pb2.StepReport:
         """Its wire form; `tables`: those right after this step's schedule(), None = not asked."""
@@ -192,7 +194,7 @@ class StepLog:
 
     def _close(self, record: StepRecord, error: str) -> None:
         """Steps are told in their order, though the workers of lanes may answer in another."""
-        record.error, record.is_closed = error, True
+        record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
         while self._open and (oldest := next(iter(self._open.values()))).is_closed:
             del self._open[oldest.step]
             self._append(oldest)
@@ -236,6 +238,16 @@ class StepLog:
     def num_dropped(self) -> int:
         """Completed steps that are no longer held."""
         return self._num_closed - len(self._records)
+
+    def output_tokens_per_s(self, now_ns: int, window_s: float) -> float:
+        """Tokens sampled over the last `window_s` seconds, or over as much of them as is held."""
+        since_ns, num_tokens = now_ns - int(window_s * NS_PER_S), 0
+        for record in reversed(self._records):
+            if record.closed_ns < since_ns:
+                return num_tokens / window_s
+            num_tokens += len(record.sampled_ids) // columns.I32.itemsize
+        held_s = max(1e-3, (now_ns - self._records[0].closed_ns) / NS_PER_S) if self.num_dropped else window_s
+        return num_tokens / held_s
 
     def records_from(self, position: int) -> list[StepRecord]:
         """Held records from the `position`-th completed step on (counted from 0), oldest first."""

@@ -22,7 +22,7 @@ from scheduler_svc.recording.recorder import AnyCore
 from scheduler_svc.recording.tape import Tape
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.intake import Intake
-from scheduler_svc.requests.publishing import publish
+from scheduler_svc.requests.publishing import count_drafts, publish
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.step_log import StepLog
 from scheduler_svc.workers.lane import WorkerLane
@@ -221,6 +221,7 @@ class StepLoop:
             self._measure(plan, result)
             self._log.complete(result, {run.name: run.token_ids for run in outcome.runs})
             publish(outcome, result, self._book)
+            count_drafts(plan, result.result, self._book.drafts_verified)
             self._end_all(outcome)
         self._check_integrity(plan.step)
 

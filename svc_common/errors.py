@@ -35,11 +35,20 @@ class FieldViolation:
     description: str
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """A quota that is used up: whose (`tenant:acme`) and which."""
+
+    subject: str
+    description: str
+
+
 class QuireError(Exception):
     """Base of all errors that may leave a service.
 
     `message` is a sentence for people that says what to do; `reason` a stable SCREAMING_SNAKE_CASE word for programs;
-    `metadata` the names and numbers behind it; `retry_after_s` when to try again (None = not said).
+    `metadata` the names and numbers behind it; `retry_after_s` when to try again (None = not said); `quota`
+    whose and which quota is used up, where that is the reason.
     """
 
     status = "INTERNAL"
@@ -53,6 +62,7 @@ class QuireError(Exception):
         metadata: Mapping[str, str] | None = None,
         violations: Sequence[FieldViolation] = (),
         retry_after_s: float | None = None,
+        quota: QuotaViolation | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -60,6 +70,7 @@ class QuireError(Exception):
         self.metadata: dict[str, str] = dict(metadata or {})
         self.violations = tuple(violations)
         self.retry_after_s = retry_after_s
+        self.quota = quota
 
 
 class InvalidArgument(QuireError):

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from protos.common.v1 import common_pb2
+from svc_common.redaction import redacted
 
 JSON_SCHEMA = common_pb2.GRAMMAR_KIND_JSON_SCHEMA
 REGEX = common_pb2.GRAMMAR_KIND_REGEX
@@ -57,11 +58,11 @@ class GrammarCompiler:
     def compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
         """A matcher at the start of `grammar`, with its first mask computed once. GrammarError says what is wrong."""
         matcher = LLMatcher(self._tokenizer, _engine_text(grammar.kind, grammar.text), log_level=0, limits=LIMITS)
-        self._check(matcher, grammar.kind)
+        self._check(matcher, grammar)
         matcher.compute_bitmask()
         if matcher.is_error() and "NoExtension" in matcher.get_error():
             raise GrammarError("matches nothing: no output could satisfy it")
-        self._check(matcher, grammar.kind)
+        self._check(matcher, grammar)
         return matcher
 
     def encode(self, text: str) -> list[int]:
@@ -69,9 +70,9 @@ class GrammarCompiler:
         return self._tokenizer.tokenize_str(text)
 
     @staticmethod
-    def _check(matcher: LLMatcher, kind: common_pb2.GrammarKind) -> None:
+    def _check(matcher: LLMatcher, grammar: common_pb2.Grammar) -> None:
         if matcher.is_error():
-            raise GrammarError(readable(kind, matcher.get_error()))
+            raise GrammarError(redacted(readable(grammar.kind, matcher.get_error()), grammar.text))
 
 
 def _tokenizer(tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
@@ -93,7 +94,7 @@ def _tokenizer(tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -
 def _engine_text(kind: common_pb2.GrammarKind, text: str) -> str:
     """The grammar as llguidance's envelope. Built from parsed values: no text can break out of its place in it."""
     if kind == JSON_SCHEMA:
-        return _envelope(json_schema=_with_whitespace(json.loads(text)))
+        return _envelope(json_schema=with_bounded_whitespace(json.loads(text)))
     if kind == REGEX:
         return LLMatcher.grammar_from_regex(text)
     if kind == CHOICE:
@@ -107,7 +108,7 @@ def _envelope(**grammar: Any) -> str:
     return json.dumps({"grammars": [grammar]})
 
 
-def _with_whitespace(schema: Any) -> Any:
+def with_bounded_whitespace(schema: Any) -> Any:
     """`schema` with bounded whitespace, unless its own `x-guidance` speaks of whitespace."""
     if schema is True:
         schema = {}

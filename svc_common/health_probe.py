@@ -1,21 +1,37 @@
 """`python -m svc_common.health_probe HOST:PORT [SERVICE]`: asks gRPC health once; for container health checks.
 
 Exit status 0 when SERVING, 1 otherwise (with the answer on standard error), 2 for wrong usage. SERVICE empty = readiness of the
-whole process, "liveness" = whether the process answers at all.
+whole process, "liveness" = whether the process answers at all. Where the listener is encrypted: `--tls-ca FILE`, where it wants a
+certificate `--tls-cert FILE --tls-key FILE`, and `--tls-name NAME` where the listener's is for NAME and not for HOST.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from svc_common import tls
+from svc_common.errors import ConfigError
+
 _TIMEOUT_S = 2.0
 
 
-def probe(address: str, service: str = "", *, timeout_s: float = _TIMEOUT_S) -> str:
-    """Name of the status at `address` ("SERVING"), or of the gRPC error where none came ("UNAVAILABLE")."""
-    with grpc.insecure_channel(address) as channel:
+def probe(
+    address: str,
+    service: str = "",
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    files: tls.TlsFiles | None = None,
+    name: str = "",
+) -> str:
+    """Name of the status at `address` ("SERVING"), or of the gRPC error where none came ("UNAVAILABLE"). `files` None: plain text.
+
+    ConfigError for files that are no use.
+    """
+    with _channel(address, files, name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
@@ -24,14 +40,38 @@ def probe(address: str, service: str = "", *, timeout_s: float = _TIMEOUT_S) -> 
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
+def _channel(address: str, files: tls.TlsFiles | None, name: str) -> grpc.Channel:
+    if files is None:
+        return grpc.insecure_channel(address)
+    credentials = tls.channel_credentials(tls.WatchedFiles(files).current())
+    return grpc.secure_channel(address, credentials, options=tls.expects(name))
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m svc_common.health_probe", description="Asks gRPC health once.")
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("service", metavar="SERVICE", nargs="?", default="")
+    for option in ("--tls-ca", "--tls-cert", "--tls-key"):
+        parser.add_argument(option, type=Path)
+    parser.add_argument("--tls-name", default="")
+    return parser.parse_args(arguments)
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    if len(arguments) not in (1, 2):
-        sys.stderr.write("usage: python -m svc_common.health_probe HOST:PORT [SERVICE]\n")
+    try:
+        given = _arguments(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    encrypted = given.tls_ca or given.tls_cert or given.tls_name
+    files = tls.TlsFiles(given.tls_ca, given.tls_cert, given.tls_key) if encrypted else None
+    try:
+        status = probe(given.address, given.service, files=files, name=given.tls_name)
+    except ConfigError as error:
+        sys.stderr.write(f"{error.message}\n")
         return 2
-    status = probe(*arguments)
     if status != "SERVING":
-        sys.stderr.write(f"{arguments[0]}: {status}\n")
+        sys.stderr.write(f"{given.address}: {status}\n")
     return 0 if status == "SERVING" else 1
 
 

@@ -4,10 +4,11 @@ The one place that knows gRPC status codes: `abort` sends a `QuireError` as goog
 one back. Option values and why: operations.md 1.3 (keepalive finds a dead peer in seconds, not minutes).
 """
 
-import contextlib
+import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -18,12 +19,15 @@ from grpc_status import rpc_status
 
 from protos.common.v1 import common_pb2
 from svc_common import errors
+from svc_common.clipping import DESCRIPTION_BYTES, MESSAGE_BYTES, NAME_BYTES, VALUE_BYTES, clip, clip_all
 from svc_common.version import PROTOCOL_REVISION, VERSION
 
 log = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "quire"
 PUBLIC_MESSAGE_BYTES = 4 * 2**20
+PUBLIC_METADATA_BYTES = 16 * 2**10
+PUBLIC_STREAMS_PER_CONNECTION = 1_000
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 KEEPALIVE_S = 2.0
@@ -33,6 +37,9 @@ WORKER_KEEPALIVE_S = 1.0
 # An answer is final: a client whose service config retries UNAVAILABLE is to retry broken connections, not our refusals, which
 # may have waited long and say themselves when to come again (RetryInfo).
 _FINAL = ("grpc-retry-pushback-ms", "-1")
+
+# A status is behind all that the caller has not read; it is on its way whether or not anybody waits for it here.
+_UNREAD_STATUS_S = 1.0
 
 _CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
@@ -59,6 +66,10 @@ _PUBLIC_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_536),
     ("grpc.http2.write_buffer_size", 65_536),
+    # Of one connection: a client with more calls than that opens another, or its calls wait at the client.
+    ("grpc.max_concurrent_streams", PUBLIC_STREAMS_PER_CONNECTION),
+    ("grpc.max_metadata_size", PUBLIC_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", PUBLIC_METADATA_BYTES),
 ]
 
 _INTERNAL_OPTIONS: list[tuple[str, Any]] = [
@@ -67,13 +78,22 @@ _INTERNAL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def channel(address: str, *, keepalive_s: float = KEEPALIVE_S) -> grpc.aio.Channel:
-    """A channel between our own services, plain text; loopback or a private network only.
+def channel(
+    address: str,
+    *,
+    keepalive_s: float = KEEPALIVE_S,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: Sequence[tuple[str, Any]] = (),
+) -> grpc.aio.Channel:
+    """A channel between our own services; without `credentials` plain text: loopback or a private network only (see peers).
 
     A peer that answers nothing, hung or cut off, ends all calls with UNAVAILABLE within twice `keepalive_s`. Pings are answered
     by the peer's transport, whatever its Python code does.
     """
-    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS + _keepalive(keepalive_s))
+    all_options = [*_CLIENT_OPTIONS, *_keepalive(keepalive_s), *options]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=all_options)
+    return grpc.aio.secure_channel(address, credentials, options=all_options)
 
 
 def _keepalive(seconds: float) -> list[tuple[str, Any]]:
@@ -85,15 +105,21 @@ def _keepalive(seconds: float) -> list[tuple[str, Any]]:
     return [(option, int(1_000 * seconds)) for option in options]
 
 
-def server(*, public: bool = False) -> grpc.aio.Server:
+def server(
+    *, public: bool = False, interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = ()
+) -> grpc.aio.Server:
     """A server: `public` for the users' door (small messages, bounded buffers), else between our services."""
-    return grpc.aio.server(options=_SERVER_OPTIONS + (_PUBLIC_OPTIONS if public else _INTERNAL_OPTIONS))
+    options = _SERVER_OPTIONS + (_PUBLIC_OPTIONS if public else _INTERNAL_OPTIONS)
+    return grpc.aio.server(interceptors=interceptors, options=options)
 
 
-def bind(srv: grpc.aio.Server, host: str, port: int, *, option: str) -> int:
+def bind(
+    srv: grpc.aio.Server, host: str, port: int, *, option: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
     """Binds and returns the port (port 0 = any free one). ConfigError naming `option` when it is taken."""
+    address = f"{host}:{port}"
     try:
-        bound = srv.add_insecure_port(f"{host}:{port}")
+        bound = srv.add_secure_port(address, credentials) if credentials else srv.add_insecure_port(address)
     except RuntimeError:
         bound = 0
     if not bound:
@@ -141,17 +167,22 @@ def to_error_status(error: errors.QuireError) -> common_pb2.ErrorStatus:
             common_pb2.FieldViolation(field=v.field, description=v.description) for v in error.violations
         ],
         retry_after_ns=int((error.retry_after_s or 0) * 1e9),
+        resource_type=error.resource_type if isinstance(error, errors.NotFound) else "",
+        resource_name=error.resource_name if isinstance(error, errors.NotFound) else "",
     )
 
 
 def from_error_status(message: common_pb2.ErrorStatus) -> errors.QuireError:
     """The error that `to_error_status` put in."""
-    return errors.from_status_name(message.status)(
+    cls = errors.from_status_name(message.status)
+    resource: dict[str, Any] = {"resource_type": message.resource_type, "resource_name": message.resource_name}
+    return cls(
         message.message,
         reason=message.reason,
         metadata=dict(message.metadata),
         violations=[errors.FieldViolation(v.field, v.description) for v in message.field_violations],
         retry_after_s=message.retry_after_ns / 1e9 if message.retry_after_ns else None,
+        **(resource if issubclass(cls, errors.NotFound) else {}),
     )
 
 
@@ -162,26 +193,32 @@ def _detail(message: Any) -> any_pb2.Any:
 
 
 def to_rich_status(error: errors.QuireError) -> status_pb2.Status:
-    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or ResourceInfo where they apply (api.md)."""
-    details = [_detail(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata))]
+    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo, QuotaFailure or ResourceInfo where they apply (api.md)."""
+    numbers = {clip(name, 64): clip(value, VALUE_BYTES) for name, value in list(error.metadata.items())[:8]}
+    details = [_detail(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=numbers))]
     if error.violations:
         bad = error_details_pb2.BadRequest()
-        for v in error.violations:
-            bad.field_violations.add(field=v.field, description=v.description)
+        texts = clip_all([v.description for v in error.violations], DESCRIPTION_BYTES)
+        for v, text in zip(error.violations, texts, strict=True):
+            bad.field_violations.add(field=clip(v.field, 100), description=text)
         details.append(_detail(bad))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_detail(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if error.quota is not None:
+        failure = error_details_pb2.QuotaFailure()
+        failure.violations.add(subject=error.quota.subject, description=error.quota.description)
+        details.append(_detail(failure))
     if isinstance(error, errors.NotFound) and error.resource_type:
-        kind, name = error.resource_type, error.resource_name
+        kind, name = error.resource_type, clip(error.resource_name, NAME_BYTES)
         details.append(_detail(error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name)))
     code = code_pb2.Code.Value(error.status)
-    return status_pb2.Status(code=code, message=error.message, details=details)
+    return status_pb2.Status(code=code, message=clip(error.message, MESSAGE_BYTES), details=details)
 
 
 def hide(error: BaseException) -> errors.Internal:
-    """What the caller of a bug sees: an id; the log has the rest."""
+    """What the caller of a bug sees: an id; the log has the way to it (log_format: without what the exception says)."""
     error_id = uuid.uuid4().hex[:12]
     log.error("internal error %s", error_id, exc_info=error)
     return errors.Internal(f"internal error {error_id}", reason="INTERNAL", metadata={"error_id": error_id})
@@ -191,19 +228,36 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     """Ends the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
     known = error if isinstance(error, errors.QuireError) else hide(error)
     status: Any = rpc_status.to_status(to_rich_status(known))
-    final = status._replace(trailing_metadata=(*status.trailing_metadata, _FINAL))
-    await context.abort_with_status(final)  # type: ignore[attr-defined]
-
-
-@contextlib.asynccontextmanager
-async def errors_to_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Wraps a handler's body: what it raises ends the call as `abort` does. Cancellation passes through."""
+    final = status._replace(trailing_metadata=(*status.trailing_metadata, _FINAL, *_plain_details(known)))
     try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:
-        await abort(context, error)
+        async with asyncio.timeout(_UNREAD_STATUS_S):
+            await context.abort_with_status(final)  # type: ignore[attr-defined]
+    except (grpc.aio.InternalError, TimeoutError):
+        raise asyncio.CancelledError from None  # the caller went away meanwhile, or reads when it reads
+
+
+def _plain_details(error: errors.QuireError) -> list[tuple[str, str]]:
+    """For clients whose language has no google.rpc.Status at hand: the reason, and when to try again, as trailers of text."""
+    retry_ms = [] if error.retry_after_s is None else [("x-retry-after-ms", str(int(1_000 * error.retry_after_s)))]
+    return [("x-error-reason", error.reason), *retry_ms]
+
+
+class errors_to_status:
+    """Wraps a handler's body: what it raises ends the call as `abort` does. Cancellation passes through."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        """Nothing to do."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            await abort(self._context, error)
 
 
 def from_rpc_error(error: grpc.RpcError) -> errors.QuireError:
@@ -230,9 +284,9 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
 
 def _with_details(cls: type[errors.QuireError], status: status_pb2.Status) -> errors.QuireError:
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    resource = error_details_pb2.ResourceInfo()
+    resource, quota = error_details_pb2.ResourceInfo(), error_details_pb2.QuotaFailure()
     for detail in status.details:
-        for message in (info, bad, retry, resource):
+        for message in (info, bad, retry, resource, quota):
             if detail.Is(message.DESCRIPTOR):
                 detail.Unpack(message)
     details: dict[str, Any] = {
@@ -240,6 +294,7 @@ def _with_details(cls: type[errors.QuireError], status: status_pb2.Status) -> er
         "metadata": dict(info.metadata),
         "violations": [errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
         "retry_after_s": retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+        "quota": next((errors.QuotaViolation(v.subject, v.description) for v in quota.violations), None),
     }
     if issubclass(cls, errors.NotFound):
         details |= {"resource_type": resource.resource_type, "resource_name": resource.resource_name}

@@ -3,6 +3,7 @@
     python -m tests.soak                 # 200 more lives under each preset, and as many with the fast path off and on
     python -m tests.soak --lives 5000    # an hour or so; Ctrl-C keeps what was done
     python -m tests.soak --lives 0 --scenarios 20000    # whole simulations only (tests/simulation)
+    python -m tests.soak --lives 0 --scenarios 0 --scheduler-kills 50    # a real stack whose scheduler is killed under load
 
 Sums over all runs stand in `benchmarks/results/soak.json`; the first life or scenario that fails ends the run with its seed and
 status 1, and is the first of the next run.
@@ -24,6 +25,7 @@ from tests.core.test_fast_path import check as check_fast_path
 from tests.core.test_properties import POLICIES, live
 from tests.simulation.runs import run
 from tests.simulation.scenarios import scenario
+from tests.soak_kills import KILLS_PER_SEED, KillSums, kill_on
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "soak.json"
 FIRST_SEED = 1_000_000
@@ -72,20 +74,22 @@ class SimulationSums:
         return verdict.violations
 
 
-def read() -> tuple[dict[str, Sums], SimulationSums]:
-    """The sums so far, by preset, twins of the fast path apart; and of the simulation."""
+def read() -> tuple[dict[str, Sums], SimulationSums, KillSums]:
+    """The sums so far, by preset, twins of the fast path apart; of the simulation; of the scheduler's kills."""
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sums": {}}
     names = [*POLICIES, *(f"{policy}, fast path off and on" for policy in TWINS)]
     sums = {name: Sums(**found["sums"].get(name, {})) for name in names}
-    return sums, SimulationSums(**found.get("simulation", {}))
+    kills = KillSums(**found.get("scheduler_kills", {}))
+    return sums, SimulationSums(**found.get("simulation", {})), kills
 
 
-def write(sums: dict[str, Sums], simulation: SimulationSums) -> None:
+def write(sums: dict[str, Sums], simulation: SimulationSums, kills: KillSums) -> None:
     """Keeps them, with machine and commit of the last run."""
     content = {
         "benchmark": "tests.soak",
         "sums": {name: asdict(s) for name, s in sums.items()},
         "simulation": asdict(simulation),
+        "scheduler_kills": asdict(kills),
     }
     report.save("soak", content, RESULTS)
 
@@ -122,23 +126,40 @@ def simulate_on(so_far: SimulationSums, scenarios: int, console: Console) -> Non
             raise typer.Exit(1)
 
 
+def kill_schedulers(so_far: KillSums, count: int, console: Console) -> None:
+    """More kills of a scheduler under load."""
+    rounds = range(-(-count // KILLS_PER_SEED))
+    try:
+        for done in kill_on(so_far, track(rounds, f"times {KILLS_PER_SEED} kills of the scheduler", console=console)):
+            console.print(str(done))
+    except Exception as error:
+        console.print(f"[red]scheduler kills, seed {so_far.next_seed}: {type(error).__name__}: {error}", soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
 def main(
     lives: Annotated[int, typer.Option(min=0, help="lives under each preset in this run")] = 200,
     scenarios: Annotated[int, typer.Option(min=0, help="simulated scenarios in this run")] = 5_000,
+    scheduler_kills: Annotated[int, typer.Option(min=0, help="kills of a real scheduler in this run, by the ten")] = 0,
 ) -> None:
     """Random lives of the scheduler core and simulated scenarios, going on where the last run ended."""
     console = Console(stderr=True)
-    sums, simulation = read()
+    sums, simulation, kills = read()
     try:
         live_on(sums, lives, console)
         simulate_on(simulation, scenarios, console)
+        if scheduler_kills:
+            kill_schedulers(kills, scheduler_kills, console)
     except KeyboardInterrupt:
         console.print("stopped; what was done is kept")
     finally:
-        write(sums, simulation)
+        write(sums, simulation, kills)
     for name, so_far in sums.items():
         print(f"{name}: {so_far.lives} lives, {so_far.steps} steps, {so_far.cpu_s:.0f} s")
     print(f"simulation: {simulation.scenarios} scenarios, {simulation.steps} steps, {simulation.cpu_s:.0f} s")
+    print(
+        f"kills of the scheduler: {kills.kills}, {kills.requests} requests, {kills.tokens} tokens, {kills.seconds:.0f} s"
+    )
 
 
 if __name__ == "__main__":

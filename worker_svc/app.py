@@ -19,7 +19,9 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import rpc, telemetry
+from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
+from svc_common.tls_settings import SCHEDULER
 from worker_svc.engine import Engine
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Ownership
@@ -125,7 +127,8 @@ class _Worker:
             StepSpans(self.tracing, interval=settings.step_span_interval),
             max_open=PIPELINE_DEPTH,
         )
-        self.server = rpc.server()
+        self.peers = Peers(settings.peers)
+        self.server = self.peers.server(SCHEDULER)
         self._add_services()
 
     def _add_services(self) -> None:
@@ -149,7 +152,7 @@ class _Worker:
     async def start(self, settings: ShellSettings) -> str:
         await self._set_health(serving=False)
         await self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-        port = rpc.bind(self.server, settings.host, settings.port, option="--port")
+        port = self.peers.bind(self.server, settings.host, settings.port, option="--port")
         await self.server.start()
         return f"{settings.host}:{port}"
 

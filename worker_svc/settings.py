@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from svc_common.errors import ConfigError, FieldViolation
+from svc_common.tls_settings import PeerSettings
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -20,15 +21,17 @@ def option_of(field: str) -> str:
 class ShellSettings(BaseModel):
     """What every worker has, real or simulated."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
     owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
-    """How long an owner whose stream is gone keeps the worker."""
+    """Seconds that a scheduler whose stream is gone keeps the worker."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
     """One `worker.step` span per so many steps, where traces are on; failed steps always."""
+    peers: PeerSettings = PeerSettings()
+    """Encryption towards the scheduler, and who may call."""
     max_adapters: Annotated[int, Field(ge=0)] = 16
     """Adapters loaded at a time, at most."""
 
@@ -84,8 +87,7 @@ class WorkerSettings(ShellSettings):
         if not value.is_dir():
             kind = "is a file" if value.exists() else "does not exist"
             raise ValueError(
-                f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors); "
-                "nothing is downloaded"
+                f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors)"
             )
         return value
 
@@ -114,18 +116,24 @@ class SimulatedWorkerSettings(ShellSettings):
 
     served_model_name: str = "simulated"
     vocab_size: Annotated[int, Field(ge=260)] = 320
-    """256 bytes, then the special tokens, then filler."""
+    """Tokens of the vocabulary: 256 bytes, the special tokens, then filler."""
     max_model_len: Annotated[int, Field(ge=2)] = 4_096
     num_gpu_blocks: Annotated[int, Field(ge=1)] = 4_096
+    """KV blocks."""
     num_cpu_blocks: Annotated[int, Field(ge=0)] = 1_024
+    """KV blocks in host memory."""
     time_scale: Annotated[float, Field(ge=0)] = 1.0
-    """0 = as fast as possible."""
+    """Factor on all durations; 0 = as fast as possible."""
     step_base_s: Annotated[float, Field(ge=0)] = 4e-3
+    """Seconds of every step."""
     prefill_token_s: Annotated[float, Field(ge=0)] = 20e-6
+    """Seconds more for each prompt token of it."""
     decode_row_s: Annotated[float, Field(ge=0)] = 20e-6
+    """Seconds more for each sequence that gets one token."""
     context_token_s: Annotated[float, Field(ge=0)] = 10e-9
-    """Per token of KV that attention reads."""
+    """Seconds more for each token of KV that attention reads."""
     load_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that loading takes."""
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Chance that a sampled token ends its sequence."""
 

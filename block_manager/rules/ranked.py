@@ -33,6 +33,11 @@ class RankedLedger(Ledger):
             for name, blocks in ledger.named_tables().items()
         }
 
+    def counts(self) -> tuple[PoolCounts, PoolCounts]:
+        """Sums over all ranks."""
+        counts = [ledger.counts() for ledger in self.ranks]
+        return _sum(gpu for gpu, _ in counts), _sum(cpu for _, cpu in counts)
+
     def report(self) -> PoolReport:
         """Sums over all ranks; references by names as in `named_tables`."""
         reports = [ledger.report() for ledger in self.ranks]

@@ -45,11 +45,24 @@ class GrammarChecker:
         """
         if kind not in FIELDS:
             raise InvalidArgument.field(field, "is of no known kind; give json_schema, regex, choice or lark")
-        place = f"{field}.{FIELDS[kind]}"
+        return self.check_at(f"{field}.{FIELDS[kind]}", kind, text)
+
+    def check_at(self, place: str, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
+        """The same, naming `place`."""
         try:
             grammar = common_pb2.Grammar(kind=kind, text=_normalised(kind, text))
-            verdict = self._verdict(grammar)
         except GrammarError as error:
+            raise InvalidArgument.field(place, str(error)) from error
+        return self._good(place, grammar)
+
+    def check_made(self, place: str, text: str) -> common_pb2.Grammar:
+        """A Lark grammar that was made here of checked parts, however long; InvalidArgument naming `place` if it is too complex."""
+        return self._good(place, common_pb2.Grammar(kind=LARK, text=text))
+
+    def _good(self, place: str, grammar: common_pb2.Grammar) -> common_pb2.Grammar:
+        try:
+            verdict = self._verdict(grammar)
+        except GrammarError as error:  # the model's tokenizer is of no use
             verdict = str(error)
         if verdict:
             raise InvalidArgument.field(place, verdict)

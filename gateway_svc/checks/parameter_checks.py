@@ -110,6 +110,9 @@ def check_surroundings(request: _Surrounded, found: Violations) -> None:
     """Order, cache and labels."""
     if abs(request.scheduling.priority) > MAX_PRIORITY:
         found.add("scheduling.priority", f"must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}")
+    on_deadline = request.scheduling.on_deadline
+    known = on_deadline in pb.OnDeadline.values()
+    found.add_unless(known, "scheduling.on_deadline", f"is {on_deadline}, which is no OnDeadline")
     if len(request.cache.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         found.add("cache.cache_salt", f"is longer than {MAX_CACHE_SALT_BYTES} bytes")
     _check_labels(request.labels, found)

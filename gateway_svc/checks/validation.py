@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.checks import sampling_checks
 from gateway_svc.checks.parameter_checks import (
     check_embed_inputs,
@@ -22,6 +23,7 @@ from gateway_svc.checks.parameter_checks import (
     check_structured,
     check_surroundings,
 )
+from gateway_svc.checks.tool_checks import check_tools
 from gateway_svc.checks.violations import Violations
 from gateway_svc.checks.wording import Wording, bad_word_sequences, compiled_grammar
 from protos.common.v1 import common_pb2
@@ -62,6 +64,7 @@ class ResolvedRequest:
     """A request with every default applied. `priority` has the public polarity: higher = sooner.
 
     `num_choices` are returned of `best_of` sequences, which are beams where `beam` is there. `task`: tokens, or a kind of vector.
+    `returns_partial`: at its deadline it ends with what there is. `resumable`: it outlives its reader for a while.
     """
 
     prompt_token_ids: list[int]
@@ -76,6 +79,9 @@ class ResolvedRequest:
     best_of: int = 1
     beam: common_pb2.BeamRules | None = None
     task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
+    parsing: ChatParsing | None = None
+    returns_partial: bool = False
+    resumable: bool = False
 
     def submit(self, request_id: str, adapter: str = "", tenant: str = "") -> engine_pb2.Submit:
         """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
@@ -93,6 +99,7 @@ class ResolvedRequest:
             no_cache_reuse=self.no_cache_reuse,
             adapter=adapter,
             task=self.task,
+            resumable=self.resumable,
         )
 
 
@@ -112,6 +119,7 @@ def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> Non
     found = Violations()
     if isinstance(request, inference_pb2.ChatRequest):
         check_messages(request, found)
+        check_tools(request, found)
     else:
         check_prompt(request, limits, found)
     sampling_checks.check_sampling(request.sampling, limits, found)
@@ -160,9 +168,10 @@ def resolve(
     defaults: SamplingDefaults,
     wording: Wording,
     *,
+    forced: common_pb2.Grammar | None = None,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ResolvedRequest:
-    """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar.
+    """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar; `forced`: the one of its calls.
 
     Raises InvalidArgument for a prompt of no tokens and for a grammar or a bad word of no use, OutOfRange for a prompt that is too
     long. `max_tokens` is cut to what fits.
@@ -175,7 +184,7 @@ def resolve(
     sampling = _resolved_sampling(request, limits, defaults)
     sampling.seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
-    if (grammar := compiled_grammar(request, wording)) is not None:
+    if (grammar := forced or compiled_grammar(request, wording)) is not None:
         sampling.grammar.CopyFrom(grammar)
     return ResolvedRequest(
         prompt_token_ids=list(prompt_token_ids),
@@ -189,6 +198,8 @@ def resolve(
         num_choices=sampling_checks.num_choices(request.sampling),
         best_of=sampling_checks.num_sequences(request.sampling),
         beam=_beam(request.sampling),
+        returns_partial=request.scheduling.on_deadline == inference_pb2.ON_DEADLINE_RETURN_PARTIAL,
+        resumable=request.resumable,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway_svc.openai.fields import I32, U32, parse_body, prompts_of, refuse, set_given
+from gateway_svc.openai.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, set_given
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import columns
 
@@ -21,7 +21,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    input: str | list[str] | list[U32] | list[list[U32]]
+    input: Prompts
     model: str = ""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: U32 | None = None

@@ -1,22 +1,19 @@
-"""What all requests of OpenAI's API have in common: bodies, types, the fields that sample and stop, and refusals. Pure.
+"""Fields that completions and chat share, as messages of our own API: sampling, ends, order, and what an answer shows. Pure.
 
 Unknown fields are accepted, as OpenAI-compatible servers do; known ones that would change the output and are not supported are
 refused, never ignored. vLLM's extra fields work under vLLM's names, but `priority` has our polarity: higher = sooner.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway_svc.checks.parameter_checks import MAX_LABEL_BYTES, MAX_LABELS
+from gateway_svc.openai.answer_options import AnswerOptions
+from gateway_svc.openai.json_body import I32, U32, Ids, Texts, refuse, set_given
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common.errors import FieldViolation, InvalidArgument
-
-U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
-I32 = Annotated[int, Field(ge=-(2**31) + 1, le=2**31 - 1)]
 
 _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
     None: common_pb2.BEAM_STOP_UNSPECIFIED,
@@ -24,24 +21,46 @@ _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
     True: common_pb2.BEAM_STOP_WHEN_ENOUGH,
     "never": common_pb2.BEAM_STOP_NEVER,
 }
+_ON_DEADLINE = {"fail": pb.ON_DEADLINE_FAIL, "return_partial": pb.ON_DEADLINE_RETURN_PARTIAL}
 
-T = TypeVar("T", bound=BaseModel)
+AnyRequests = Sequence[pb.GenerateRequest | pb.ChatRequest]
+
+# Values that change nothing; any other value of these fields is refused. None is always one of them.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "prediction": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "thinking_token_budget": (-1,),
+    "truncate_prompt_tokens": (),
+    "vllm_xargs": ({},),
+    "guided_whitespace_pattern": (),
+}
 
 
-class _StreamOptions(BaseModel):
+class StreamOptions(BaseModel):
+    """What a stream tells besides its output. `continuous_usage_stats`: vLLM's, usage so far in every chunk."""
+
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(BaseModel):
-    """Fields that completions and chat share."""
+    """Fields that completions and chat share. The wishes for structured output are checked by `structured`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
+    NEUTRAL: ClassVar = NEUTRAL
 
     model: str = ""
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     n: U32 | None = None
     best_of: U32 | None = None
     max_tokens: U32 | None = None
@@ -54,23 +73,44 @@ class GenerationFields(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[U32] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Texts | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[U32] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ids | None = None
     min_tokens: U32 | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: I32 | None = None
     cache_salt: str | None = None
+    metadata: dict[str, str] | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    on_deadline: Literal["fail", "return_partial"] | None = None
+    resumable: bool | None = None
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def messages(self) -> AnyRequests:
+        """What it asks of our API: a request for each prompt. Each kind has its own."""
+        raise NotImplementedError
+
+    def options(self) -> AnswerOptions:
+        """What the answer shows."""
+        asked = self.stream_options or StreamOptions()
+        return AnswerOptions(
+            usage_last=bool(asked.include_usage),
+            usage_always=bool(asked.include_usage and asked.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+            prompt_logprobs=self.prompt_logprobs is not None,
+        )
 
     def fill(self, request: pb.GenerateRequest | pb.ChatRequest) -> None:
         """Everything but prompt, structured output and log probabilities of the output; absent stays absent."""
@@ -87,7 +127,11 @@ class GenerationFields(BaseModel):
             refuse("prompt_logprobs", "is not available in a stream; send stream=false, or use the gRPC API")
         set_given(request.response, num_prompt_logprobs=self.prompt_logprobs)
         set_given(request.scheduling, priority=self.priority)
+        if self.on_deadline is not None:
+            request.scheduling.on_deadline = _ON_DEADLINE[self.on_deadline]
         set_given(request.cache, cache_salt=self.cache_salt)
+        set_given(request, resumable=self.resumable)
+        request.labels.update(_labels(self.metadata or {}))
 
     def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
         set_given(sampling, n=self.n, best_of=self.best_of)
@@ -112,69 +156,16 @@ class GenerationFields(BaseModel):
 
 
 def _token_id(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 2**32):
-        refuse("logit_bias", f"has the key {text[:32]!r}, which is no token id")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32):
+        refuse("logit_bias", "has a key that is no token id")
     return int(text)
 
 
-# --- bodies ------------------------------------------------------------------------------------------------------------
+def _labels(metadata: dict[str, str]) -> dict[str, str]:
+    """Of OpenAI's metadata (values of up to 512 characters) what fits labels; the rest is left out, as nothing depends on it."""
+    fits = {key: value for key, value in metadata.items() if key and _num_bytes(key, value) <= MAX_LABEL_BYTES}
+    return dict(list(fits.items())[:MAX_LABELS])
 
 
-def parse_body(cls: type[T], body: bytes, neutral: Mapping[str, tuple[Any, ...]]) -> tuple[T, Mapping[str, Any]]:
-    """A request body as `cls`, and all of its fields. InvalidArgument for what is no JSON object and for wrong types.
-
-    neutral: fields that are not supported, with the values that change nothing (None is always one); others are refused.
-    """
-    fields = _json_object(body)
-    for name, allowed in neutral.items():
-        value = fields.get(name)
-        if value is not None and value not in allowed:
-            refuse(name, "this value is not supported by this server; leave the field out")
-    try:
-        return cls.model_validate(fields), fields
-    except pydantic.ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        # Of a field with several possible types each has its complaint; the first says enough.
-        first = {str(entry["loc"][0]): entry["msg"] for entry in reversed(wrong)}
-        violations = [FieldViolation(name, message) for name, message in first.items()]
-        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidArgument(text, reason="INVALID_FIELD", violations=violations) from None
-
-
-def _json_object(body: bytes) -> Mapping[str, Any]:
-    try:
-        text = body.decode()
-        fields = json.loads(text, parse_constant=_no_constant)
-        if "\\ud" in text.lower():
-            json.dumps(fields, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument.field("body", f"is no JSON in UTF-8: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidArgument.field("body", "is no JSON object")
-    return fields
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def set_given(message: Any, **fields: Any) -> None:
-    """Sets the fields that are not None."""
-    for name, value in fields.items():
-        if value is not None:
-            setattr(message, name, value)
-
-
-def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """One prompt or several, each text or token ids."""
-    if isinstance(given, str):
-        return [given]
-    token_ids = [item for item in given if isinstance(item, int)]
-    return [token_ids] if token_ids else [item for item in given if not isinstance(item, int)]
-
-
-def refuse(field: str, description: str) -> NoReturn:
-    """InvalidArgument for a wish that this server cannot fulfil."""
-    raise InvalidArgument(
-        f"{field}: {description}", reason="UNSUPPORTED_FIELD", violations=[FieldViolation(field, description)]
-    )
+def _num_bytes(key: str, value: str) -> int:
+    return max(len(key.encode()), len(value.encode()))

@@ -1,46 +1,23 @@
-"""HTTP as the OpenAI door needs it: bounded bodies, JSON, server-sent events, errors in OpenAI's shape, disconnects."""
+"""HTTP as the OpenAI door needs it: bounded bodies, JSON, server-sent events, disconnects."""
 
 import asyncio
+import contextlib
 import json
-import math
-import re
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
 
-from svc_common.errors import InvalidArgument, QuireError
+from gateway_svc.calls import ClientGone
+from gateway_svc.openai.errors import BodyTooLarge, error_body, error_headers, http_status
+from svc_common.clock import monotonic_ns
+from svc_common.errors import QuireError
 from svc_common.rpc import PUBLIC_MESSAGE_BYTES
 
 T = TypeVar("T")
 
-_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded", "MODEL_NOT_FOUND": "model_not_found"}
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_PARAMS = {
-    "stop_strings": "stop",
-    "text": "prompt",
-    "token_ids.ids": "prompt",
-    "prompt": "prompt",
-    "logit_bias": "logit_bias",
-    "allowed_token_ids": "allowed_token_ids",
-    "bad_words": "bad_words",
-    "inputs": "input",
-    "json_schema": "response_format",
-    "regex": "guided_regex",
-    "choice": "guided_choice",
-    "lark": "guided_grammar",
-}
-_GROUPS = re.compile(r"^(sampling\.beam|sampling|stop|response|scheduling|cache|structured_output)\.")
-
-
-class ClientGone(Exception):
-    """The client closed the connection; nobody is left to answer."""
-
-
-class BodyTooLarge(InvalidArgument):
-    """More than the door takes."""
-
-    http_status = 413
+MOST_READ_BYTES = 8 * PUBLIC_MESSAGE_BYTES
+READ_AWAY_S = 1.0
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -51,12 +28,29 @@ async def read_body(receive: Receive) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > PUBLIC_MESSAGE_BYTES:
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= PUBLIC_MESSAGE_BYTES:
+            parts.append(part)
+        is_last = not message.get("more_body")
+        # Read on for a while: a client that is still writing when the connection closes never sees the answer.
+        if size > PUBLIC_MESSAGE_BYTES and (is_last or size > MOST_READ_BYTES):
             raise BodyTooLarge.field("body", f"is larger than {PUBLIC_MESSAGE_BYTES} bytes")
-        if not message.get("more_body"):
+        if is_last:
             return b"".join(parts)
+
+
+async def read_away(receive: Receive) -> None:
+    """Reads on what a refused request still sends, for a while and up to a bound: whoever is still writing when the connection
+    closes never sees the answer."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_AWAY_S):
+            while size <= MOST_READ_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -88,6 +82,7 @@ class Reply:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._begun_ns = monotonic_ns()
         self._started = False
         self.headers: dict[str, str] = {}
         self.status = 0
@@ -116,12 +111,13 @@ class Reply:
             await self.events([error_body(error)])
             await self._part(b"", last=True)
         else:
-            self.headers |= retry_header(error)
-            await self.json(error_body(error), status=error.http_status)
+            self.headers |= error_headers(error)
+            await self.json(error_body(error), status=http_status(error))
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started, self.status = True, status
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers | self.headers).items()]
+        own = {"openai-processing-ms": str((monotonic_ns() - self._begun_ns) // 1_000_000)}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers | own | self.headers).items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _part(self, data: bytes, *, last: bool = False) -> None:
@@ -130,31 +126,3 @@ class Reply:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def error_body(error: QuireError) -> dict[str, Any]:
-    """OpenAI's error object."""
-    default = "server_error" if error.http_status >= 500 else "invalid_request_error"
-    return {
-        "error": {
-            "message": error.message,
-            "type": _TYPES.get(error.http_status, default),
-            "param": _param(error.violations[0].field) if error.violations else None,
-            "code": _CODES.get(error.reason, error.reason.lower()),
-        }
-    }
-
-
-def retry_header(error: QuireError) -> dict[str, str]:
-    """Retry-After, in whole seconds, where the error says when to try again."""
-    return {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
-
-
-def _param(field: str) -> str:
-    """Our field path as OpenAI's name of the parameter."""
-    field = _GROUPS.sub("", field)
-    base = re.sub(r"\[\d+\].*$", "", field)
-    return _PARAMS.get(base, field)

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -32,9 +33,9 @@ def listen(host: str, port: int, *, option: str) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one application until `stop`; signals belong to the composition root."""
+    """Serves one application until `stop`; signals belong to the composition root. `tls`: None = plain text."""
 
-    def __init__(self, app: ASGIApp, grace_s: float) -> None:
+    def __init__(self, app: ASGIApp, grace_s: float, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -45,6 +46,8 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(grace_s)),
             )
         )
+        self.config.load()
+        self.config.ssl = tls
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

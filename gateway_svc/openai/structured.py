@@ -4,11 +4,10 @@ OpenAI: `response_format`. vLLM: `structured_outputs` {json, regex, choice, gram
 `guided_regex`, `guided_choice`, `guided_grammar`. At most one of all.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway_svc.openai.fields import refuse
+from gateway_svc.openai.json_body import json_text, refuse
 from protos.inference.v1 import inference_pb2 as pb
 
 FIELDS = (
@@ -19,7 +18,7 @@ FIELDS = (
     "guided_choice",
     "guided_grammar",
 )
-_ANY_OBJECT = json.dumps({"type": "object"})
+_ANY_OBJECT = '{"type":"object"}'
 
 
 def set_structured_output(request: pb.GenerateRequest | pb.ChatRequest, fields: Mapping[str, Any]) -> None:
@@ -44,7 +43,7 @@ def _response_format(value: Any) -> str:
         case {"type": "json_object"}:
             return _ANY_OBJECT
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return json.dumps(schema)
+            return json_text(schema, "response_format")
     refuse(
         "response_format",
         'must be {"type": "text" | "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}',
@@ -65,7 +64,7 @@ def _set_vllm(request: pb.GenerateRequest | pb.ChatRequest, field: str, value: A
 def _set(request: pb.GenerateRequest | pb.ChatRequest, field: str, kind: str, value: Any) -> None:
     """`kind`: json, regex, choice or grammar."""
     if kind == "json" and isinstance(value, str | dict | bool):
-        request.json_schema = value if isinstance(value, str) else json.dumps(value)
+        request.json_schema = value if isinstance(value, str) else json_text(value, field)
     elif kind == "choice" and isinstance(value, list) and all(isinstance(item, str) for item in value):
         request.choice.SetInParent()
         request.choice.choices.extend(value)

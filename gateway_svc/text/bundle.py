@@ -5,14 +5,13 @@ Pure and synchronous: used by the gateway and in process by `quire.LLM`. Small A
     model = TextModel.from_bundle(data)
     model.encode(text) -> list[int]                  special tokens that the tokenizer adds by itself included
     model.decode(ids) -> str                         special tokens left out
-    model.apply_chat_template(messages) -> str       messages: [{"role": ..., "content": ...}]
-    model.encode_chat(messages) -> list[int]
+    model.apply_chat_template(messages) -> str       messages: [{"role": ..., "content": ...}]; it writes all special tokens itself
     model.word_sequences(word), model.compiled_grammar(kind, text)      for bad words and structured output
 """
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -34,7 +33,10 @@ Its own limit of 10,000 lets distinct texts take 81 MiB, and saves 5 % of the ti
 
 
 class TextModel:
-    """Tokenizer and template of one model; immutable, safe to share between threads."""
+    """Tokenizer and templates of one model; immutable, safe to share.
+
+    `chat_template`: its source, empty = none; `tool_use_template`: the one for requests with tools, empty = the same.
+    """
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class TextModel:
         *,
         limits: common_pb2.ModelLimits | None = None,
         chat_template: str = "",
+        tool_use_template: str = "",
         special_tokens: Mapping[str, str] | None = None,
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -51,9 +54,10 @@ class TextModel:
         self._tokenizer = tokenizer
         self.limits = limits or common_pb2.ModelLimits()
         self.generation_config = dict(generation_config or {})
-        self._template_error: FailedPrecondition | None = None
-        self._template: ChatTemplate | None = None
-        self._load_template(chat_template, special_tokens or {})
+        self.chat_template = chat_template
+        self._tool_use_template = tool_use_template
+        sources = {source for source in (chat_template, tool_use_template) if source}
+        self._templates = {source: _loaded(source, special_tokens or {}) for source in sources}
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._is_byte_level = _is_byte_level(tokenizer)
@@ -74,15 +78,10 @@ class TextModel:
             tokenizer,
             limits=bundle.limits,
             chat_template=bundle.chat_template,
+            tool_use_template=bundle.tool_use_template,
             special_tokens=bundle.special_tokens,
             generation_config=config,
         )
-
-    def _load_template(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        try:
-            self._template = ChatTemplate(source, special_tokens) if source else None
-        except FailedPrecondition as error:
-            self._template_error = error
 
     # --- text to tokens ----------------------------------------------------------------------------------------------
 
@@ -103,19 +102,27 @@ class TextModel:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be answered."""
-        return self._template is not None
+        return any(isinstance(template, ChatTemplate) for template in self._templates.values())
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation. InvalidArgument when the model has no template or it refuses the messages."""
-        if self._template_error is not None:
-            raise self._template_error
-        if self._template is None:
+    def template_for(self, *, has_tools: bool) -> str:
+        """Source of the template of a conversation with tools or without, as transformers chooses it; empty = none."""
+        return (self._tool_use_template if has_tools else "") or self.chat_template
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation; see ChatTemplate.render. InvalidArgument when the model has no template or it refuses."""
+        template = self._templates.get(self.template_for(has_tools=tools is not None))
+        if isinstance(template, FailedPrecondition):
+            raise template
+        if template is None:
             raise InvalidArgument.field("messages", "this model has no chat template; send a plain prompt instead")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation's prompt; the template writes all special tokens itself."""
-        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
 
     def word_sequences(self, word: str) -> list[list[int]]:
         """Token sequences that `word` appears as in text: as it begins a text, and behind a space."""
@@ -126,6 +133,14 @@ class TextModel:
     def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
         """The grammar as the worker takes it; InvalidArgument where it cannot be compiled. May take a second: off the loop."""
         return self._grammars.check(kind, text)
+
+    def check_schema(self, text: str, place: str) -> None:
+        """InvalidArgument naming `place` where a JSON schema cannot be compiled. Off the loop, as the next."""
+        self._grammars.check_at(place, common_pb2.GRAMMAR_KIND_JSON_SCHEMA, text)
+
+    def made_grammar(self, text: str, place: str) -> common_pb2.Grammar:
+        """A Lark grammar that was made here of what `place` names; InvalidArgument naming it where that is too much to compile."""
+        return self._grammars.check_made(place, text)
 
     @functools.cached_property
     def _grammars(self) -> GrammarChecker:
@@ -141,6 +156,11 @@ class TextModel:
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one token stream."""
         return ByteLevelDetokenizer(self._text_bytes) if self._is_byte_level else WindowDetokenizer(self.decode)
+
+    def special_ids(self, texts: Iterable[str]) -> dict[int, str]:
+        """Those of `texts` that are special tokens, by their ids: they have no text in any output."""
+        ids = {self._tokenizer.token_to_id(text): text for text in texts}
+        return {token_id: text for token_id, text in ids.items() if token_id in self._special_ids}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that a token stands for, special tokens included by name; empty for unknown ids."""
@@ -166,6 +186,14 @@ class TextModel:
             known = b"" if token_id in self._special_ids else self.token_bytes(token_id)
             self._bytes[token_id] = known
         return known
+
+
+def _loaded(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate | FailedPrecondition:
+    """The template, or why it is none."""
+    try:
+        return ChatTemplate(source, special_tokens)
+    except FailedPrecondition as error:
+        return error
 
 
 def _bound_cache(tokenizer: tokenizers.Tokenizer) -> None:

@@ -35,26 +35,40 @@ class ChatTemplate:
                 f"the model's chat template does not compile: {error}", reason="BAD_CHAT_TEMPLATE"
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for `messages`. InvalidArgument naming `messages` when the template refuses them or takes too long."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages`, which may call `tools`; both in OpenAI's form. `variables`: further ones of the template.
+
+        InvalidArgument naming `messages` when the template refuses them or takes too long.
+        """
+        given = {
+            "documents": None,
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": [dict(message) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             with _TimeLimit(MAX_RENDER_S):
-                return self._bounded(messages, add_generation_prompt)
+                prompt = self._bounded(given)
+            prompt.encode()  # an escaped lone surrogate in arguments is no text
         except jinja2.TemplateError as error:
             raise InvalidArgument.field("messages", f"refused by the chat template: {error}") from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InvalidArgument.field("messages", f"do not fit the chat template: {error}") from error
+        return prompt
 
-    def _bounded(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def _bounded(self, given: Mapping[str, Any]) -> str:
         parts: list[str] = []
         size = 0
-        for part in self._template.generate(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._special_tokens,
-        ):
+        for part in self._template.generate(given):
             size += len(part)
             if size > MAX_OUTPUT_CHARS:
                 raise jinja2.TemplateError(f"it makes more than {MAX_OUTPUT_CHARS} characters of them")

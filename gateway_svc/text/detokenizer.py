@@ -9,17 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway_svc.text.parts import CONTENT, Part
+
 REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
-    """Tokens and exactly their text; `starts[i]` is the index in `text` of the first character that token i is part of."""
+    """Tokens and exactly their text; `starts[i]` is the index in `text` of the first character that token i is part of.
+
+    `part`: of the answer, where the output of a chat was parsed.
+    """
 
     token_ids: list[int]
     starts: list[int]
     text: str
+    part: Part = CONTENT
 
 
 class Detokenizer(Protocol):

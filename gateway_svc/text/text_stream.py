@@ -1,40 +1,62 @@
 """Output tokens of one choice to text with stop strings: the last pure stage, used by the gateway and in process by `quire.LLM`."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.detokenizer import Segment
+from gateway_svc.text.partition import Partition
+from gateway_svc.text.parts import CONTENT, OutputParser
 from gateway_svc.text.stop_strings import StopMatcher
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """What became final. `token_offset`: position of the first token in the choice's output.
+    """What became final: segments in order. `token_offset`: position of the first token in the choice's output.
 
-    `stopped_by`: the stop string that ended the choice (once); then `text` ends before it, and tokens that only belong to it or
-    lie behind it are not among `token_ids`. `num_output_tokens`: tokens that count, all pieces so far together.
+    `stopped_by`: the stop string that ended the choice (once); then the text ends before it, and tokens that only belong to it or
+    lie behind it are not among the segments'. `num_output_tokens`: tokens that count, all pieces so far together.
     """
 
-    text: str
-    token_ids: list[int]
+    segments: list[Segment]
     token_offset: int
     stopped_by: str | None
     num_output_tokens: int
+
+    @property
+    def text(self) -> str:
+        """Text of all segments."""
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of all segments."""
+        return [token_id for segment in self.segments for token_id in segment.token_ids]
 
 
 class TextStream:
     """Turns tokens into pieces; text that may begin a stop string is held back together with its tokens.
 
-    Stop strings count only in text made by tokens after the first `min_tokens`, so at least that many tokens come out.
+    Stop strings count only in text made by tokens after the first `min_tokens`, so at least that many tokens come out. `parser`:
+    says what is reasoning and what calls; None = all is content. Then stop strings are looked for in the content alone, each
+    stretch of it between reasoning and calls by itself: markup is no text, and a model's thoughts and arguments are not cut.
     """
 
-    def __init__(self, text_model: TextModel, stop_strings: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        text_model: TextModel,
+        stop_strings: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        parser: OutputParser | None = None,
+    ) -> None:
         self._detokenizer = text_model.detokenizer()
+        self._marker_of = {} if parser is None else text_model.special_ids(parser.markers)
+        self._partition = None if parser is None else Partition(parser)
+        self._stops = tuple(stop_strings)
         self._matcher = StopMatcher(stop_strings) if stop_strings else None
         self._min_tokens = min_tokens
-        self._held: deque[Segment] = deque()
+        self._held: list[Segment] = []
         self._num_held_chars = 0
         self._num_segmented = 0
         self._num_released = 0
@@ -46,51 +68,84 @@ class TextStream:
         for i, token_id in enumerate(token_ids):
             if self.stopped_by is not None:
                 break
-            segment = self._detokenizer.push(token_id, silent=ends_with_stop_token and i == last)
-            if segment is not None:
-                self._accept(segment)
+            self._take(token_id, silent=ends_with_stop_token and i == last)
         return self._release(everything=False)
 
     def finish(self) -> Piece:
         """The rest, when the sequence has ended."""
-        segment = None if self.stopped_by is not None else self._detokenizer.flush()
-        if segment is not None:
-            self._accept(segment)
+        if self.stopped_by is None and (segment := self._detokenizer.flush()) is not None:
+            self._part(segment)
+        if self.stopped_by is None and self._partition is not None:
+            self._accept_all(self._partition.end())
         return self._release(everything=True)
 
+    def _take(self, token_id: int, *, silent: bool) -> None:
+        """One token. A marker that is a special token has its text, for the parser to see."""
+        marker = None if silent else self._marker_of.get(token_id)
+        known = self._detokenizer
+        segment = known.push(token_id, silent=silent) if marker is None else known.flush()
+        if segment is not None:
+            self._part(segment)
+        if marker is not None:
+            self._part(Segment([token_id], [0], marker))
+
+    def _part(self, segment: Segment) -> None:
+        if self._partition is None:
+            self._accept(segment)
+        else:
+            self._accept_all(self._partition.take(segment))
+
+    def _accept_all(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            if self.stopped_by is None:
+                self._accept(segment)
+
     def _accept(self, segment: Segment) -> None:
-        eligible = self._num_segmented >= self._min_tokens
+        match = None if self._matcher is None else self._match(self._matcher, segment)
         self._num_segmented += len(segment.token_ids)
-        match = self._matcher.feed(segment.text) if self._matcher is not None and eligible else None
+        self._held.append(segment)
         if match is None:
-            self._held.append(segment)
             self._num_held_chars += len(segment.text)
             return
-        self.stopped_by = match.stop
-        cut = self._num_held_chars + match.end - len(match.stop)
-        self._held.append(segment)
+        self.stopped_by, cut = match
         self._cut(cut)
 
+    def _match(self, matcher: StopMatcher, segment: Segment) -> tuple[str, int] | None:
+        """The stop string that this segment completes, and the held characters before it."""
+        if segment.part is not CONTENT:
+            if matcher.num_held:
+                self._matcher = StopMatcher(self._stops)
+            return None
+        if self._num_segmented < self._min_tokens:
+            return None
+        match = matcher.feed(segment.text)
+        return None if match is None else (match.stop, self._num_held_chars + match.end - len(match.stop))
+
     def _cut(self, num_chars: int) -> None:
-        """Keeps the first `num_chars` held characters and the tokens that are part of them."""
-        kept: deque[Segment] = deque()
+        """Keeps the first `num_chars` held characters and the tokens that are part of them, or have no text and come before."""
+        kept: list[Segment] = []
         for segment in self._held:
+            if not segment.text and num_chars >= 0:
+                kept.append(segment)
+                continue
             if num_chars <= 0:
                 break
             num_tokens = sum(start < num_chars for start in segment.starts)
-            kept.append(Segment(segment.token_ids[:num_tokens], segment.starts[:num_tokens], segment.text[:num_chars]))
+            token_ids, starts = segment.token_ids[:num_tokens], segment.starts[:num_tokens]
+            kept.append(Segment(token_ids, starts, segment.text[:num_chars], segment.part))
             num_chars -= len(segment.text)
         self._held = kept
 
     def _release(self, *, everything: bool) -> Piece:
         everything = everything or self.stopped_by is not None
         keep = 0 if everything or self._matcher is None else self._matcher.num_held
-        texts: list[str] = []
-        token_ids: list[int] = []
-        while self._held and (everything or self._num_held_chars - len(self._held[0].text) >= keep):
-            segment = self._held.popleft()
+        num_segments = num_tokens = 0
+        for segment in self._held:
+            if not everything and self._num_held_chars - len(segment.text) < keep:
+                break
             self._num_held_chars -= len(segment.text)
-            texts.append(segment.text)
-            token_ids.extend(segment.token_ids)
-        offset, self._num_released = self._num_released, self._num_released + len(token_ids)
-        return Piece("".join(texts), token_ids, offset, self.stopped_by, self._num_released)
+            num_segments += 1
+            num_tokens += len(segment.token_ids)
+        segments, self._held = self._held[:num_segments], self._held[num_segments:]
+        offset, self._num_released = self._num_released, self._num_released + num_tokens
+        return Piece(segments, offset, self.stopped_by, self._num_released)

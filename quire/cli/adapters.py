@@ -9,8 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from quire import admin as administration
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
@@ -25,12 +28,15 @@ def adapters() -> None:
 
 
 @app.command("list")
+@gathers(credentials=a.credentials)
 def list_adapters(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """The adapters that requests may name, and why none can use one that a worker could not load."""
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         found = client.list_adapters()
     fields = ("name", "adapter_id", "path", "rank", "num_bytes", "num_requests", "unavailable")
     rows = [{field: getattr(adapter, field) for field in fields} for adapter in found]
@@ -47,6 +53,7 @@ def list_adapters(
 
 
 @app.command("load")
+@gathers(credentials=a.credentials)
 def load_adapter(
     name: Annotated[str, typer.Argument(help="Name that requests will use.")],
     path: Annotated[
@@ -54,18 +61,24 @@ def load_adapter(
         typer.Argument(help="Folder with adapter_config.json and adapter_model.safetensors, as the workers see it."),
     ],
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Loads an adapter into every worker."""
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         adapter = client.load_adapter(name, str(path.absolute()))
     typer.echo(f"loaded {adapter.name}: rank {adapter.rank}, {adapter.num_bytes} bytes")
 
 
 @app.command("unload")
+@gathers(credentials=a.credentials)
 def unload_adapter(
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")], admin: o.Admin = o.DEFAULT_ADMIN
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Forgets an adapter; refused while requests use it."""
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         client.unload_adapter(name)
     typer.echo(f"unloaded {name}")

@@ -8,19 +8,25 @@ from rich.console import Console
 
 from quire import admin as administration
 from quire import memory as memory_report
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def blocks(
     memory: Annotated[
         bool, typer.Option("--memory", help="How well the memory is used, and what contiguous allocation would hold.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show the KV-cache blocks: pools, the table of each live sequence, reference counts.
 
@@ -28,7 +34,7 @@ def blocks(
     [bold]quire blocks --json | jq .gpu[/bold]
     [bold]quire blocks --memory[/bold]  what sharing saves and last blocks waste, beside memory without paging
     """
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         response = client.blocks(memory=memory)
     if memory and not as_json:
         Console().print(memory_report.memory_tables(response))

@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli import sampling_options as s
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.stream_output import show, summary
 from quire.client import Client, RequestOptions
+from quire.connections import Credentials
 from quire.sampling_params import SamplingParams
 from svc_common.errors import InvalidArgument
 
@@ -19,6 +22,7 @@ app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to complete; absent or - = standard input.", show_default=False)
@@ -58,6 +62,8 @@ def generate(
         bool, typer.Option("--json", help="The whole output as one JSON object, when it is done.")
     ] = False,
     target: o.Target = o.DEFAULT_TARGET,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Complete a prompt; the text streams as it is made. Ctrl-C cancels the request.
 
@@ -88,7 +94,7 @@ def generate(
         logprobs=top_logprobs or logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    with Client(o.host_and_port(target, "--target")) as client:
+    with Client(o.host_and_port(target, "--target"), credentials=credentials) as client:
         stream = client.generate_stream(_prompt(prompt), params, options=RequestOptions(model=model))
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(stream.read())))

@@ -6,25 +6,31 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.client import Client
+from quire.connections import Credentials
 from svc_common.errors import Unavailable
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     target: o.Target = o.DEFAULT_TARGET,
+    *,
+    credentials: Credentials,
 ) -> None:
     """List the models served, with their limits.
 
     [bold]quire models[/bold]
     [bold]quire models --target gateway.example:50051 --json[/bold]
     """
-    with Client(o.host_and_port(target, "--target")) as client:
+    with Client(o.host_and_port(target, "--target"), credentials=credentials) as client:
         cards = client.models()
     if not cards:
         raise Unavailable(f"no model is loaded yet behind {target}; try again when its worker is ready")

@@ -10,13 +10,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from quire import admin as administration
 from quire import recordings
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def record(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="File to write; one that exists is replaced.")
@@ -26,6 +30,8 @@ def record(
         float | None, typer.Option(min=0.0, help="Go on recording for so many seconds.", show_default=False)
     ] = None,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Record what a running scheduler did: its last steps, with everything that led to each decision.
 
@@ -49,7 +55,10 @@ def record(
         left = f", {fetch.num_left} more" if fetch.num_left else ""
         progress.update(task, description=f"{_told(fetch)}{left}")
 
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client, recordings.written(out) as writer:
+    with (
+        administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client,
+        recordings.written(out) as writer,
+    ):
         fetch = recordings.Fetch(client, writer, show)
         with progress:
             if follow or seconds is not None:

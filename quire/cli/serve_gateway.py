@@ -1,20 +1,38 @@
 """`quire serve gateway`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gateway_svc import app as gateway
+from gateway_svc.chat.formats import AUTO
 from gateway_svc.settings import GatewaySettings
+from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli import service
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.cli.setting_options import options_of
 from quire.settings import option_name, settings_of
+from svc_common import garbage
+from svc_common.tls_settings import DoorSettings, PeerSettings
 
 app = new_app()
 
+_limits = options_of(
+    GatewaySettings,
+    panels={
+        "Limits": (
+            *("max_waiting_requests", "max_waiting_tokens", "max_live_requests", "max_live_bytes"),
+            "max_buffered_tokens",
+        ),
+        "Times": ("max_request_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
+    },
+)
+
 
 @app.command()
+@gathers(limits=_limits, peers=a.peer_settings, doors=a.door_settings)
 def serve_gateway(
     scheduler: Annotated[
         str, typer.Option(help="Address of the scheduler, HOST:PORT.")
@@ -23,14 +41,25 @@ def serve_gateway(
     port: o.GatewayPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
+    reflection: o.Reflection = True,
+    tool_parser: o.ToolParser = AUTO,
+    reasoning_parser: o.ReasoningParser = AUTO,
+    tenants: a.Tenants = None,
     stop_with_stdin: o.StopWithStdin = False,
+    *,
+    limits: dict[str, Any],
+    peers: PeerSettings,
+    doors: DoorSettings,
 ) -> None:
     """Start a gateway: gRPC for every language, and the OpenAI HTTP API, over one pipeline.
 
     It keeps nothing that another gateway could not rebuild: start as many as you like. Tokenizer and chat template come from the
-    scheduler's worker, so it needs no checkpoint.
+    scheduler's worker, so it needs no checkpoint. Once it listens it prints
+
+      service gateway pid=4713 address=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052
 
       [bold]quire serve gateway --scheduler 127.0.0.1:50060[/bold]
+      [bold]quire serve gateway --host 0.0.0.0 --tenants tenants.toml --tls-cert gateway.pem --tls-key gateway-key.pem[/bold]
     """
     settings = settings_of(
         GatewaySettings,
@@ -40,8 +69,19 @@ def serve_gateway(
         grpc_port=port,
         http_port=http_port,
         admin_port=admin_port,
+        reflection=reflection,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        tenants=tenants,
+        **limits,
+        peers=peers,
+        doors=doors.model_copy(update={"insecure": peers.insecure}),
     )
-    service.run(
-        gateway.serve(settings, on_ready=lambda address, *_: service.announce("gateway", address)),
-        stop_with_stdin=stop_with_stdin,
-    )
+
+    scheme = "https" if doors.encrypted else "http"
+
+    def ready(address: str, http: str, admin: str) -> None:
+        service.announce("gateway", address, http=f"{scheme}://{http}", admin=admin)
+        garbage.settle()
+
+    service.run(gateway.serve(settings, on_ready=ready), stop_with_stdin=stop_with_stdin)

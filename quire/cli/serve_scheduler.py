@@ -1,38 +1,64 @@
 """`quire serve scheduler`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from quire.cli import access_options as a
+from quire.cli import model_options as m
 from quire.cli import options as o
+from quire.cli import scheduling_options as sch
 from quire.cli import service
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.cli.setting_options import options_of
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.tls_settings import PeerSettings
 
 app = new_app()
 
+_limits = options_of(
+    SchedulerSettings,
+    panels={
+        "Limits": (
+            *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
+            *("max_retained_tokens", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
+        ),
+        "Times": (
+            *("no_worker_timeout_s", "frontend_grace_s", "step_timeout_s", "connect_timeout_s"),
+            *("reconnect_backoff_s", "drain_s"),
+        ),
+        "Recording": ("record_segment_steps", "max_logged_steps", "max_logged_events", "integrity_check_every"),
+    },
+)
+
 
 @app.command()
+@gathers(limits=_limits, peers=a.peer_settings)
 def serve_scheduler(
     worker: Annotated[list[str] | None, typer.Option(help="Address of a worker, HOST:PORT; repeatable.")] = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
     admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
-    policy: o.Policy = "quire",
-    policy_set: o.PolicySet = None,
-    max_num_seqs: o.MaxNumSeqs = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    enable_prefix_caching: o.EnablePrefixCaching = None,
-    overlap: o.Overlap = True,
-    adapter: o.Adapters = None,
-    record_memory: o.RecordMemory = None,
-    record_tokens: o.RecordTokens = False,
-    logged_steps: o.LoggedSteps = 10_000,
-    logged_events: o.LoggedEvents = 65_536,
+    policy: sch.Policy = "quire",
+    policy_set: sch.PolicySet = None,
+    max_num_seqs: sch.MaxNumSeqs = None,
+    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
+    enable_prefix_caching: sch.EnablePrefixCaching = None,
+    overlap: sch.Overlap = True,
+    adapter: m.Adapters = None,
+    record_memory: sch.RecordMemory = None,
+    record_tokens: sch.RecordTokens = False,
+    reflection: o.Reflection = True,
+    force_ownership: sch.ForceOwnership = False,
     stop_with_stdin: o.StopWithStdin = False,
+    *,
+    limits: dict[str, Any],
+    peers: PeerSettings,
 ) -> None:
     """Start a scheduler: it owns every queue and every block table, and no tensor.
 
@@ -57,8 +83,10 @@ def serve_scheduler(
         adapters=tuple(adapter or ()),
         record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
         record_tokens=record_tokens,
-        max_logged_steps=logged_steps,
-        max_logged_events=logged_events,
+        force_ownership=force_ownership,
+        reflection=reflection,
+        **limits,
+        peers=peers,
     )
     service.run(
         scheduler.serve(settings, on_ready=lambda address, *_: service.announce("scheduler", address)),

@@ -1,45 +1,60 @@
 """`quire serve worker`."""
 
-from quire.built_in_model import default_model
+from typing import Any
+
+from quire.cli import access_options as a
+from quire.cli import model_options as m
 from quire.cli import options as o
 from quire.cli import service
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.cli.setting_options import options_of
 from quire.cli.worker_options import WorkerOptions
+from quire.hub import checkpoint_folder
+from svc_common.tls_settings import PeerSettings
 from worker_svc import app as worker
 from worker_svc.settings import WorkerSettings
 
 app = new_app()
 
+_limits = options_of(WorkerSettings, panels={"Times": ("owner_lease_s",), "Traces": ("step_span_interval",)})
+
 
 @app.command()
+@gathers(limits=_limits, peers=a.peer_settings)
 def serve_worker(
-    model: o.Model = None,
-    served_model_name: o.ServedModelName = "",
-    dtype: o.Dtype = "auto",
-    max_model_len: o.MaxModelLen = None,
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    num_threads: o.NumThreads = None,
-    invariant: o.Invariant = None,
-    max_adapters: o.MaxAdapters = None,
-    max_adapter_rank: o.MaxAdapterRank = None,
-    block_size: o.BlockSize = None,
-    kv_cache_dtype: o.KvCacheDtype = "auto",
-    kv_cache_memory: o.KvCacheMemory = None,
-    gpu_memory_utilization: o.GpuMemoryUtilization = None,
-    swap_space: o.SwapSpace = None,
-    num_gpu_blocks_override: o.NumGpuBlocksOverride = None,
+    model: m.Model = None,
+    revision: m.Revision = "",
+    served_model_name: m.ServedModelName = "",
+    dtype: m.Dtype = "auto",
+    max_model_len: m.MaxModelLen = None,
+    backend: m.Backend = "auto",
+    device: m.Device = "auto",
+    num_threads: m.NumThreads = None,
+    invariant: m.Invariant = None,
+    max_adapters: m.MaxAdapters = None,
+    max_adapter_rank: m.MaxAdapterRank = None,
+    block_size: m.BlockSize = None,
+    kv_cache_dtype: m.KvCacheDtype = "auto",
+    kv_cache_memory: m.KvCacheMemory = None,
+    gpu_memory_utilization: m.GpuMemoryUtilization = None,
+    swap_space: m.SwapSpace = None,
+    num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
     stop_with_stdin: o.StopWithStdin = False,
+    *,
+    limits: dict[str, Any],
+    peers: PeerSettings,
 ) -> None:
     """Start a worker: it loads a checkpoint, owns the KV cache and executes the scheduler's steps.
 
     [bold]quire serve worker --model models/tiny[/bold]
     [bold]quire serve worker --model ~/Qwen3-0.6B --dtype bfloat16 --kv-cache-memory 2GiB[/bold]
     """
+    found = checkpoint_folder(model, revision)
     given = WorkerOptions(
-        served_model_name=served_model_name,
+        served_model_name=served_model_name or found.name,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
@@ -55,7 +70,7 @@ def serve_worker(
         max_adapters=max_adapters,
         max_adapter_rank=max_adapter_rank,
     )
-    settings = WorkerSettings.of(host=host, port=port, **given.setting_values(model or default_model()))
+    settings = WorkerSettings.of(host=host, port=port, peers=peers, **limits, **given.setting_values(found.path))
     service.run(
         worker.serve(settings, on_ready=lambda address: service.announce("worker", address)),
         stop_with_stdin=stop_with_stdin,

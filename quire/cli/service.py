@@ -1,7 +1,6 @@
 """Running one service in this process: its `service` line, its log, and its end when the parent goes."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -10,23 +9,34 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from svc_common import log_format
+
 STOP_GRACE_S = 10.0
 LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
 
-def announce(name: str, address: str) -> None:
-    """Says on standard output where the service listens; flushed, so that a parent reads it at once."""
-    sys.stdout.write(f"service {name} pid={os.getpid()} address={address}\n")
+def announce(name: str, address: str, **others: str) -> None:
+    """Says on standard output where the service listens, `others` by their names; flushed, so that a parent reads it at once."""
+    words = [
+        f"service {name} pid={os.getpid()} address={address}",
+        *(f"{door}={place}" for door, place in others.items()),
+    ]
+    sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
 
 
 def run(service: Coroutine[Any, Any, None], *, stop_with_stdin: bool) -> None:
     """Runs the service until SIGTERM or SIGINT ends it, or its standard input closes if asked."""
     level = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_format.set_up(level)
     if stop_with_stdin:
         threading.Thread(target=_stop_when_stdin_closes, name="stop-with-stdin", daemon=True).start()
-    asyncio.run(service)
+    asyncio.run(_quietly(service))
+
+
+async def _quietly(service: Coroutine[Any, Any, None]) -> None:
+    asyncio.get_running_loop().set_exception_handler(log_format.on_loop_error)
+    await service
 
 
 def _stop_when_stdin_closes() -> None:

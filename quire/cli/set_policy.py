@@ -6,17 +6,23 @@ from typing import Annotated
 import typer
 
 from quire import admin as administration
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def set_policy(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys as in --set at start.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Change ordering, admission, preemption and limits while the scheduler runs; requests and blocks stay.
 
@@ -25,7 +31,7 @@ def set_policy(
     [bold]quire set-policy policy=fcfs[/bold]
     [bold]quire set-policy max_num_seqs=32 watermark_blocks=20[/bold]
     """
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         response = client.set_policy(settings)
     if as_json:
         changes = {change.key: {"old": change.old_value, "new": change.new_value} for change in response.changes}

@@ -6,13 +6,17 @@ from typing import Annotated
 import typer
 
 from quire import admin as administration
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def steps(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new steps as they complete.")] = False,
     since: Annotated[int, typer.Option(min=0, help="First step to show; 0 = the oldest held.")] = 0,
@@ -20,6 +24,8 @@ def steps(
     decode: Annotated[bool, typer.Option("--decode", help="Every group, swap and sampled token, readable.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show what the scheduler decided: the last 10,000 steps, oldest first.
 
@@ -27,7 +33,7 @@ def steps(
     [bold]quire steps --decode --since 120[/bold]  all about the steps from 120 on
     [bold]quire steps --json --follow[/bold]       for a program, as they happen
     """
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         for report in client.steps(since=since, follow=follow, tables=tables):
             if as_json:
                 typer.echo(json.dumps(administration.step_json(report, tables=tables)))

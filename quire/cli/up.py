@@ -9,38 +9,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from gateway_svc.chat.formats import AUTO
+from gateway_svc.settings import GatewaySettings
+from quire.cli import access_options as a
+from quire.cli import model_options as m
 from quire.cli import options as o
+from quire.cli import scheduling_options as sch
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.load_progress import LoadProgress
+from quire.cli.setting_options import arguments_for, options_of
 from quire.cli.worker_options import WorkerOptions
+from quire.hub import checkpoint_folder
 from quire.processes import ServiceProcess
+from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
 from quire.stack import LocalStack
 from quire.stack_options import StackOptions
-from scheduler_svc.settings import adapter_paths
+from scheduler_svc.settings import SchedulerSettings, adapter_paths
 
 CHECK_S = 0.1
 
 app = new_app()
 
+# A name that both services have sets both.
+_limits = options_of(
+    SchedulerSettings,
+    GatewaySettings,
+    panels={
+        "Limits": (
+            *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests", "max_live_bytes"),
+            *("max_buffered_tokens", "max_retained_tokens"),
+        ),
+        "Times": (
+            *("max_request_s", "frontend_grace_s", "no_worker_timeout_s", "step_timeout_s", "scheduler_away_s"),
+            *("warm_up_s", "drain_s"),
+        ),
+    },
+)
+
 
 @app.command()
+@gathers(limits=_limits)
 def up(
-    model: o.Model = None,
-    served_model_name: o.ServedModelName = "",
-    dtype: o.Dtype = "auto",
-    max_model_len: o.MaxModelLen = None,
-    backend: o.Backend = "auto",
-    device: o.Device = "auto",
-    num_threads: o.NumThreads = None,
-    invariant: o.Invariant = None,
-    adapter: o.Adapters = None,
-    max_adapters: o.MaxAdapters = None,
-    max_adapter_rank: o.MaxAdapterRank = None,
+    model: m.Model = None,
+    revision: m.Revision = "",
+    served_model_name: m.ServedModelName = "",
+    dtype: m.Dtype = "auto",
+    max_model_len: m.MaxModelLen = None,
+    backend: m.Backend = "auto",
+    device: m.Device = "auto",
+    num_threads: m.NumThreads = None,
+    invariant: m.Invariant = None,
+    adapter: m.Adapters = None,
+    max_adapters: m.MaxAdapters = None,
+    max_adapter_rank: m.MaxAdapterRank = None,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="A cost model instead of a model.", rich_help_panel="Model")
     ] = False,
@@ -52,24 +79,32 @@ def up(
             rich_help_panel="Scheduling",
         ),
     ] = 1,
-    block_size: o.BlockSize = None,
-    kv_cache_dtype: o.KvCacheDtype = "auto",
-    kv_cache_memory: o.KvCacheMemory = None,
-    gpu_memory_utilization: o.GpuMemoryUtilization = None,
-    swap_space: o.SwapSpace = None,
-    num_gpu_blocks_override: o.NumGpuBlocksOverride = None,
-    policy: o.Policy = "quire",
-    policy_set: o.PolicySet = None,
-    max_num_seqs: o.MaxNumSeqs = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    enable_prefix_caching: o.EnablePrefixCaching = None,
-    overlap: o.Overlap = True,
-    record_memory: o.RecordMemory = None,
-    record_tokens: o.RecordTokens = False,
+    block_size: m.BlockSize = None,
+    kv_cache_dtype: m.KvCacheDtype = "auto",
+    kv_cache_memory: m.KvCacheMemory = None,
+    gpu_memory_utilization: m.GpuMemoryUtilization = None,
+    swap_space: m.SwapSpace = None,
+    num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
+    policy: sch.Policy = "quire",
+    policy_set: sch.PolicySet = None,
+    max_num_seqs: sch.MaxNumSeqs = None,
+    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
+    enable_prefix_caching: sch.EnablePrefixCaching = None,
+    overlap: sch.Overlap = True,
+    record_memory: sch.RecordMemory = None,
+    record_tokens: sch.RecordTokens = False,
     host: o.Host = "127.0.0.1",
     grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
+    tool_parser: o.ToolParser = AUTO,
+    reasoning_parser: o.ReasoningParser = AUTO,
+    tls: a.StackTls = None,
+    tenants: a.Tenants = None,
+    insecure: a.Insecure = False,
+    reflection: o.Reflection = True,
+    *,
+    limits: dict[str, Any],
 ) -> None:
     """Start gateway, scheduler and worker on this machine, and stop them with Ctrl-C.
 
@@ -88,13 +123,16 @@ def up(
 
       [bold]quire up[/bold]                                            the built-in model
       [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
-      [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]      another scheduler
+      [bold]quire up --model Qwen/Qwen3-0.6B[/bold]                    one of the hub
+      [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]    another scheduler
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               a LoRA adapter of it
-      [bold]quire up --policy chitu-dp --workers 2[/bold]             two workers
+      [bold]quire up --policy chitu-dp --workers 2[/bold]              two workers
+      [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
     """
+    found = None if simulated else checkpoint_folder(model, revision)
     worker = WorkerOptions(
-        served_model_name=served_model_name,
+        served_model_name=served_model_name or (found.name if found else ""),
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
@@ -111,13 +149,16 @@ def up(
         max_adapter_rank=max_adapter_rank,
     )
     options = StackOptions(
-        model=model,
+        model=found and found.path,
         simulated=simulated,
         workers=workers,
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,
         admin_port=admin_port,
+        tls=tls,
+        tenants=tenants,
+        insecure=insecure,
         adapters={name: str(Path(path).expanduser().absolute()) for name, path in adapter_paths(adapter or ()).items()},
         worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
         policy=policy,
@@ -128,9 +169,22 @@ def up(
             *_caching_arguments(enable_prefix_caching),
             *([] if overlap else ["--no-overlap"]),
             *_recording_arguments(record_memory, tokens=record_tokens),
+            *([] if reflection else ["--no-reflection"]),
+            *arguments_for(SchedulerSettings, limits),
+        ],
+        gateway_args=[
+            *_chat_arguments(tool_parser, reasoning_parser),
+            *([] if reflection else ["--no-reflection"]),
+            *arguments_for(GatewaySettings, limits),
         ],
     )
     _run(options)
+
+
+def _chat_arguments(tool_parser: str, reasoning_parser: str) -> list[str]:
+    """ConfigError for names that there are not, before anything starts."""
+    settings_of(GatewaySettings, option_name, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    return ["--tool-parser", tool_parser, "--reasoning-parser", reasoning_parser]
 
 
 def _caching_arguments(enabled: bool | None) -> list[str]:

@@ -8,13 +8,17 @@ from rich.console import Console
 
 from quire import admin as administration
 from quire import why as timeline
+from quire.cli import access_options as a
 from quire.cli import options as o
+from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
+from quire.connections import Credentials
 
 app = new_app()
 
 
 @app.command()
+@gathers(credentials=a.credentials)
 def why(
     request_id: Annotated[
         str, typer.Argument(metavar="ID", help="The request's id, as in its response and its trace.")
@@ -22,13 +26,15 @@ def why(
     tenant: Annotated[str, typer.Option(help="Tenant that the id belongs to.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show why a request waited: every state and reason, with the numbers that decided.
 
     [bold]quire why 7c9e6679[/bold]         a table, oldest first
     [bold]quire why 7c9e6679 --json[/bold]  for a program
     """
-    with administration.AdminClient(o.host_and_port(admin, "--admin")) as client:
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         response = client.explain(request_id, tenant=tenant, needs=True)
     if as_json:
         typer.echo(json.dumps(timeline.why_json(response)))

@@ -33,7 +33,7 @@ class OneStepLate:
         """Handles the batch before, then counts this one's tokens."""
         self._is_planned = False
         outcome = StepOutcome(ended=self._handle(state))
-        if any(flight.sequence.group.width > 1 for flight in flights):
+        if any(flight.sequence.group.needs_result for flight in flights):
             later = self._at_once.apply(flights, result, state)
             outcome.entries += later.entries
             outcome.ended += later.ended

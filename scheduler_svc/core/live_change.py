@@ -11,10 +11,12 @@ from scheduler_svc.core.queues import GroupQueue
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec, as_written
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.tenant_queue import FairQueue
 from svc_common.errors import ConfigError
 
 LIVE_KNOBS = (
     "policy",
+    "tenant_fairness",
     "patience_s",
     "delay_factor",
     "max_loras",
@@ -39,7 +41,7 @@ LIVE_TASK_KNOBS = (
     "max_decode_tasks",
 )
 """The same of policies that schedule tasks in lanes."""
-_ORDER_KNOBS = frozenset({"policy", "patience_s"})
+_ORDER_KNOBS = frozenset({"policy", "patience_s", "tenant_fairness"})
 LIVE_LIMITS = (
     "num_gpu_blocks",
     "num_cpu_blocks",
@@ -147,10 +149,13 @@ def _change_parts(core: Scheduler, spec: PolicySpec, state: CoreState) -> None:
             setattr(part, name, getattr(before, name))
     if spec.phases == "mixed" and not _ORDER_KNOBS.isdisjoint(changed):
         state.waiting = _resorted(state.waiting, presets.queue_of(spec, ordering))
+        state.account = presets.account_of(state.waiting)
 
 
 def _resorted(old: GroupQueue, new: GroupQueue) -> GroupQueue:
     """All in order of arrival into the new one, which may have an order of its own; who was put back first comes first again."""
+    if isinstance(old, FairQueue) and isinstance(new, FairQueue):
+        new.shares = old.shares
     for group in sorted(old, key=lambda g: g.request.arrival_time):
         new.push(group)
     return new

@@ -46,6 +46,8 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.steady.outputs import SteadyOutputs
 from scheduler_svc.core.steady.rows import SteadyRows
 from scheduler_svc.core.steady.running import SteadyRunning
+from scheduler_svc.core.tenant_queue import FairQueue, TellsShares
+from scheduler_svc.core.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 
@@ -59,6 +61,7 @@ _QUIRE = PolicySpec(
     progress="placeholders",
     batch_queue=2,
     policy="aged",
+    tenant_fairness=True,
     victims="least_lost",
     makes_way=True,
     restraint="expected_peak",
@@ -107,10 +110,12 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | N
         return task_policies.build(spec, limits, costs, rename)
     ordering = ordering_of(spec, costs)
     v1 = spec.phases == "mixed"
+    waiting = queue_of(spec, ordering)
     state = CoreState(
         limits=limits,
         cache=_cache(spec, limits, rename),
-        waiting=queue_of(spec, ordering),
+        waiting=waiting,
+        account=account_of(waiting),
         max_total_tokens=limits.max_model_len + (not v1),
         guard=ProgressGuard(),
         steady=SteadyRows(limits.block_size),
@@ -135,7 +140,14 @@ def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Dea
 
 def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
     """The queue of those that wait; v0 sorts its own now and then."""
+    if spec.tenant_fairness:
+        return FairQueue(ordering)
     return queue_for(ordering) if spec.phases == "mixed" else ArrivalQueue()
+
+
+def account_of(waiting: GroupQueue) -> ServiceAccount:
+    """Who is told of what tenants are served: the queue that goes by it, where it does."""
+    return waiting if isinstance(waiting, FairQueue) else NobodyCounts()
 
 
 def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
@@ -184,7 +196,9 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     if spec.restraint == "expected_peak":
         admission.append(ExpectedPeak(spec.caution))
     behind: list[Admission] = [BehindSwapped(ordering)] if spec.can_swap else []
-    waiting, outputs, cache = MixedWaiting([*behind, *admission], progress), AtOnce(progress), state.cache
+    shares: list[Admission] = [TellsShares()] if spec.tenant_fairness else []
+    waiting = MixedWaiting([*behind, *admission, *shares], progress)
+    outputs, cache = AtOnce(progress), state.cache
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
     if spec.can_swap:
         rest.append(MixedSwapIns(ordering, admission, running, progress))

@@ -51,6 +51,8 @@ class Reason(enum.StrEnum):
     """Every lane that could take it is under way or full."""
     PREFIX_AFFINITY = "PREFIX_AFFINITY"
     """It was given to the rank that knows how its prompt begins."""
+    TENANT_SHARE = "TENANT_SHARE"
+    """It is the next of a tenant that was served more than others that wait; one of theirs starts before it."""
     MADE_ROOM = "MADE_ROOM"
     """Others left for it in this step; it starts in the next (R85)."""
     PREEMPTED = "PREEMPTED"

@@ -156,6 +156,7 @@ class Group:
     `num_fruitless`: preemptions in one situation since anybody gained a token; the progress guard counts it. `ticket`: order of
     coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
     `lane`: where it was planned last, or stays for life, as its placement has it.
+    `num_charged`: output tokens that its tenant's account has of it, from its start to its end (`tenant_shares`).
     `waits_for`, `seen_heads`: what the journal told of it last, and how often it had told of heads of queues by then.
     """
 
@@ -168,6 +169,7 @@ class Group:
     ticket: int = -1
     is_steady: bool = False
     lane: int | None = None
+    num_charged: int = 0
     waits_for: Reason | None = None
     seen_heads: int = 0
 
@@ -183,8 +185,9 @@ class Group:
 
     @property
     def needs_result(self) -> bool:
-        """What it does next depends on what its last step gave: it cannot be scheduled ahead."""
-        return self.width > 1
+        """What it does next depends on what its last step gave: it cannot be scheduled ahead. Of a beam, too, that is alone: its
+        next token is not the worker's to draw."""
+        return self.width > 1 or self.request.beam is not None
 
     @property
     def num_children(self) -> int:
@@ -236,7 +239,7 @@ class Request:
     place of the usual limit (R50). `cache_salt`: only equal salts share prefix blocks (R138).
     `committed`: output tokens made in an earlier life, one sample's behind the other's; `committed_counts`: of each sample, empty =
     they are the first one's; `over`: samples that had ended then. `deadline`: when its client stops waiting, seconds on the same
-    clock, None = never.
+    clock, None = never. `tenant`: whose share it takes, where a policy is fair between tenants; a word that means nothing here.
     """
 
     request_id: str
@@ -252,6 +255,7 @@ class Request:
     cache_salt: str = ""
     no_cache_reuse: bool = False
     deadline: float | None = None
+    tenant: str = ""
     committed: list[int] = field(default_factory=list)
     committed_counts: list[int] = field(default_factory=list)
     over: list[int] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import Any
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
+from block_manager.pool import PoolCounts
 from scheduler_svc.core import lost_work
 from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.costs import Costs
@@ -252,6 +253,16 @@ class Scheduler:
     def pool_report(self) -> PoolReport:
         """Pools and reference counts."""
         return self._state.cache.ledger.report()
+
+    @property
+    def pool_counts(self) -> tuple[PoolCounts, PoolCounts]:
+        """Of the device's pool and of the host's."""
+        return self._state.cache.ledger.counts()
+
+    @property
+    def queue_lengths(self) -> tuple[int, int, int]:
+        """Groups that wait, run and are swapped out."""
+        return len(self._state.waiting), len(self._state.running), len(self._state.swapped)
 
     def check_integrity(self) -> list[str]:
         """Violations of the ledger's invariants; empty when all is well (R200)."""

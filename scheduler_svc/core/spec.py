@@ -37,6 +37,7 @@ class PolicySpec(TaskKnobs):
     no limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
     `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
     `fast_path`: steady decode in columns (equal decisions, for comparison).
+    `tenant_fairness`: tenants that wait are served in turn, by tokens (`tenant_queue`).
     Of `quire`: `patience_s`: what one class of priority is worth in waiting time (`policy` = aged). `victims`: who leaves when
     blocks run out: by the order of the queue, or the least important that loses least, computed again or swapped by cost.
     `makes_way`: less important ones leave for the head of the queue when `margin_s` behind it (`policy` = aged). `restraint`:
@@ -68,6 +69,7 @@ class PolicySpec(TaskKnobs):
     num_spec_tokens: int = 0
     batch_queue: int = 1
     fast_path: bool = True
+    tenant_fairness: bool = False
     patience_s: float = 10.0
     victims: str = "by_order"
     makes_way: bool = False
@@ -225,6 +227,7 @@ class PolicySpec(TaskKnobs):
             (other and self.victims != "by_order", "victims", "is of mixed phases"),
             (other and self.deadlines, "deadlines", "are of mixed phases"),
             (other and self.restraint is not None, "restraint", "is of mixed phases"),
+            (other and self.tenant_fairness, "tenant_fairness", "is of mixed phases"),
             (self.makes_way and (other or self.victims == "by_order"), "makes_way", "goes with victims=least_lost"),
         ]
 

@@ -13,6 +13,7 @@ from scheduler_svc.core.queues import GroupQueue
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.steady.rows import SteadyRows
+from scheduler_svc.core.tenant_shares import NobodyCounts, ServiceAccount
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class CoreState:
     `lengths`: of outputs that ended; `costs`: of work on the worker.
     `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
     `num_lost_tokens`: computed ones that preempted groups compute again.
-    `is_warming_up`: the workers are; said by `Scheduler.warm_up`.
+    `is_warming_up`: the workers are; said by `Scheduler.warm_up`. `account`: of what tenants were served, where that counts.
     """
 
     limits: CoreLimits
@@ -37,6 +38,7 @@ class CoreState:
     journal: Journal = field(default_factory=Journal)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     costs: CostBook = field(default_factory=CostBook)
+    account: ServiceAccount = field(default_factory=NobodyCounts)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class CoreState:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
+        self.account.started(group)
         self.journal.runs(group, group.live[0].num_computed_tokens)
 
     def shortage(self, num_tokens: int, num_held: int = 0) -> Numbers:
@@ -104,6 +107,7 @@ class CoreState:
         group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)
+            self.account.ended(group)
             self.journal.ended(group, status)
             self.num_wide -= group.width > 1
         done = request.is_finished

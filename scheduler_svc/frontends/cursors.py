@@ -8,16 +8,25 @@ import asyncio
 from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.frontends.output_messages import TokenRuns, finished_message, put_extras
+from scheduler_svc.frontends.holding import Holding
+from scheduler_svc.frontends.meant import attached_elsewhere, meant_by_attach, meant_by_submit
+from scheduler_svc.frontends.output_messages import (
+    TokenRuns,
+    finished_message,
+    held_message,
+    put_extras,
+    queue_message,
+)
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
 from scheduler_svc.requests.submission import Submission, parse
 from svc_common import rpc
 from svc_common.clock import monotonic_ns
-from svc_common.errors import Aborted, AlreadyExists, InvalidArgument, QuireError
+from svc_common.errors import Aborted, InvalidArgument, QuireError
 
 MAX_TOKENS_PER_MESSAGE = 2_000_000
+MAX_CONFIRMED_BYTES = 8 * 2**20
 
 
 @dataclass(slots=True, eq=False)
@@ -35,22 +44,24 @@ class Attachment:
 
 
 class Frontend:
-    """Owner of one gateway's handles. Outlives its streams by the grace time.
+    """Owner of one gateway's handles, for as long as it has a stream.
 
-    `held`: resumable requests whose reader went with the last stream. They go on; a Submit of the same id reads them again from
-    the tokens it has; what nobody asks for is cancelled when the grace time is over.
+    Resumable requests whose readers go, with their stream or alone, are held (`Holding`): an Attach from any gateway reads one from
+    its beginning, its own gateway's Submit of the same id from the tokens that this one has.
     """
 
-    def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness) -> None:
+    def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: Holding) -> None:
         self.frontend_id = frontend_id
         self.attachment: Attachment | None = None
-        self.held: dict[int, LiveRequest] = {}
         self._book = book
         self._readiness = readiness
+        self._holding = holding
+        self._unconfirmed: dict[int, engine_pb2.HeldRequest] = {}
         self._outlets: dict[int, Outlet] = {}
         self._dirty: dict[int, Outlet] = {}
         self._refusals: list[engine_pb2.Failed] = []
         self._state_changed = False
+        self._queue_changed = False
 
     # --- what the gateway says ------------------------------------------------------------------------------------
 
@@ -60,12 +71,16 @@ class Frontend:
             raise InvalidArgument.field("hello", "belongs into the first message of a stream only")
         for submit in message.submits:
             self._submit(submit)
+        for attach in message.attaches:
+            self._attach(attach)
         for stop in message.stops:
             outlet = self._outlets.get(stop.handle)
             if outlet is not None:
                 self._book.stop(outlet.live, stop.choice, stop.token_offset)
         for cancel in message.cancels:
             self._cancel(cancel)
+        for detach in message.detaches:
+            self._detach(detach.handle)
         if message.HasField("goodbye"):
             self.leave()
 
@@ -74,31 +89,51 @@ class Frontend:
             if submit.handle == 0 or (submit.handle in self._outlets and not self._is_same(submit)):
                 raise InvalidArgument.field("handle", f"{submit.handle} is zero or in use for another request")
             submission = parse(submit, monotonic_ns())
-            live = self._known(submission) or self._book.accept(submission)
+            known = meant_by_submit(self._book, submission, self)
+            live = known or self._accept(submission)
         except QuireError as error:
             self._refuse(submit.handle, error)
             return
         self._bind(submit.handle, live, [len(tokens) for tokens in submission.committed])
+        if submission.resumable and not submission.resubmitted:
+            self._confirm(submit.handle, live, is_known=known is not None)
+
+    def _accept(self, submission: Submission) -> LiveRequest:
+        """A drained scheduler takes no new ones; what it, or the one before it, had accepted already is no new one."""
+        if not submission.resubmitted:
+            self._readiness.check_open()
+        return self._book.accept(submission)
 
     def _is_same(self, submit: engine_pb2.Submit) -> bool:
         return self._outlets[submit.handle].live.submission.key == (submit.tenant, submit.request_id)
 
-    def _known(self, submission: Submission) -> LiveRequest | None:
-        live = self._book.find(submission.tenant, submission.request_id)
-        if live is not None and live.submission.prompt.tobytes() != submission.prompt.tobytes():
-            raise AlreadyExists(
-                f"request id {submission.request_id} is in use for another prompt; choose a new id",
-                reason="REQUEST_ID_IN_USE",
-            )
-        return live
+    def _attach(self, attach: engine_pb2.Attach) -> None:
+        try:
+            if attach.handle == 0 or attach.handle in self._outlets:
+                raise InvalidArgument.field("handle", f"{attach.handle} is zero or in use for another request")
+            live = meant_by_attach(self._book, attach)
+        except QuireError as error:
+            self._refuse(attach.handle, error)
+            return
+        self._bind(attach.handle, live, [])
+        self._confirm(attach.handle, live, is_known=True)
+
+    def _confirm(self, handle: int, live: LiveRequest, *, is_known: bool) -> None:
+        """Tells what the handle stands for: the request as it was first submitted, where it was known."""
+        held = held_message(handle, live)
+        if is_known:
+            held.submit.CopyFrom(live.message(monotonic_ns()))
+            self._book.read_again(live)
+        self._unconfirmed[handle] = held
+        self._wake()
 
     def _bind(self, handle: int, live: LiveRequest, cursors: list[int]) -> None:
         """From here on the request's output goes to `handle`, from those tokens on; a former reader has lost it."""
-        if live.outlet is not None and live.outlet.reader is self:
+        if live.outlet is not None and live.outlet.reader is self and live.outlet.handle == handle:
             self._forget(live.outlet)
         elif live.outlet is not None:
             live.outlet.reader.lose(live.outlet)
-        self.held = {h: other for h, other in self.held.items() if other is not live}
+        self._holding.release(live)
         live.outlet = self._outlets[handle] = Outlet(
             self, handle, live, cursors + [0] * (live.submission.num_choices - len(cursors))
         )
@@ -112,6 +147,17 @@ class Frontend:
         if live is not None:
             self._book.cancel(live)
 
+    def _detach(self, handle: int) -> None:
+        outlet = self._outlets.get(handle)
+        if outlet is not None:
+            self._forget(outlet)
+            self._drop(outlet, "")
+
+    @property
+    def held(self) -> dict[int, LiveRequest]:
+        """What it left behind when it was lost, and can still have, by handle."""
+        return self._holding.of(self.frontend_id)
+
     # --- what it gets ---------------------------------------------------------------------------------------------
 
     def touch(self, outlet: Outlet) -> None:
@@ -121,31 +167,49 @@ class Frontend:
 
     def lose(self, outlet: Outlet) -> None:
         """Another reader took the request over."""
-        self._forget(outlet)
-        self._refuse(outlet.handle, Aborted("another reader attached to this request", reason="ATTACHED_ELSEWHERE"))
+        if self._forget(outlet):
+            self._refuse(outlet.handle, attached_elsewhere())
 
     def state_changed(self) -> None:
         """The service's state is to be told."""
         self._state_changed = True
         self._wake()
 
+    def queue_changed(self) -> None:
+        """Whom the waiting queue has room for is to be told."""
+        self._queue_changed = True
+        self._wake()
+
     def collect(self) -> engine_pb2.EngineMessage | None:
         """Everything new since the last call, or None. Ends that it carries count as delivered."""
         dirty, self._dirty = self._dirty, {}
-        message = engine_pb2.EngineMessage(failed=self._refusals)
+        message = engine_pb2.EngineMessage(failed=self._refusals, attached=self._take_confirmations())
         self._refusals = []
         if self._state_changed:
             message.state.CopyFrom(self._readiness.state())
             self._state_changed = False
+        if self._queue_changed:
+            message.queue.CopyFrom(queue_message(self._book.room, monotonic_ns()))
+            self._queue_changed = False
         runs = TokenRuns()
         for outlet in dirty.values():
-            if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE:
+            if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE or outlet.handle in self._unconfirmed:
                 self.touch(outlet)
             elif outlet.live.outlet is outlet:
                 self._put(outlet, message, runs)
         if runs.handles:
             message.tokens.CopyFrom(runs.message())
         return message if message.ByteSize() else None
+
+    def _take_confirmations(self) -> list[engine_pb2.HeldRequest]:
+        """As many as fit; output of the others waits with them."""
+        taken, size = [], 0
+        while self._unconfirmed and size < MAX_CONFIRMED_BYTES:
+            taken.append(self._unconfirmed.pop(next(iter(self._unconfirmed))))
+            size += taken[-1].ByteSize()
+        if self._unconfirmed:
+            self._wake()
+        return taken
 
     def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
         live = outlet.live
@@ -187,10 +251,14 @@ class Frontend:
         if self.attachment is not None:
             self.attachment.wake.set()
 
-    def _forget(self, outlet: Outlet) -> None:
-        if self._outlets.get(outlet.handle) is outlet:
-            del self._outlets[outlet.handle]
+    def _forget(self, outlet: Outlet) -> bool:
+        """Nothing more is written for it; whether anything was to be."""
+        if self._outlets.get(outlet.handle) is not outlet:
+            return False
+        del self._outlets[outlet.handle]
         self._dirty.pop(outlet.handle, None)
+        self._unconfirmed.pop(outlet.handle, None)
+        return True
 
     # --- streams come and go --------------------------------------------------------------------------------------
 
@@ -208,25 +276,24 @@ class Frontend:
         self._drop_readers()
 
     def leave(self) -> None:
-        """The gateway leaves for good: all of it is cancelled and the stream ends."""
+        """The gateway leaves for good: what it did not detach from is cancelled and the stream ends."""
         self._drop_readers()
-        self.cancel_held()
+        self._holding.abandon(self.frontend_id)
         if self.attachment is not None:
             self.attachment.close()
 
-    def cancel_held(self) -> None:
-        """Nobody came back for them."""
-        for live in self.held.values():
-            self._book.cancel(live)
-        self.held = {}
-
     def _drop_readers(self) -> None:
-        outlets, self._outlets, self._dirty, self._refusals = self._outlets, {}, {}, []
-        for handle, outlet in outlets.items():
-            live, live.outlet = outlet.live, None
-            if live.submission.resumable:
-                self.held[handle] = live
-            elif live.is_over:
-                self._book.delivered(live)
-            else:
-                self._book.cancel(live)
+        outlets, self._outlets, self._dirty = self._outlets, {}, {}
+        self._refusals, self._unconfirmed = [], {}
+        for outlet in outlets.values():
+            self._drop(outlet, self.frontend_id)
+
+    def _drop(self, outlet: Outlet, frontend_id: str) -> None:
+        """Its reader has gone; `frontend_id`: who may ask for it under its handle."""
+        live, live.outlet = outlet.live, None
+        if live.submission.resumable:
+            self._holding.hold(live, frontend_id, outlet.handle)
+        elif live.is_over:
+            self._book.delivered(live)
+        else:
+            self._book.cancel(live)

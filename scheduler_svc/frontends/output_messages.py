@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores
-from scheduler_svc.requests.live_request import Outlet
+from scheduler_svc.requests.live_request import LiveRequest, Outlet
+from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.workers.result import Top
 from svc_common import columns
+from svc_common.clock import NS_PER_S
 
 
 @dataclass(slots=True)
@@ -65,10 +67,20 @@ def finished_message(
         choice=number,
         reason=ending.reason,
         stop_token_id=ending.stop_token_id,
-        num_output_tokens=len(choice.tokens),
+        num_output_tokens=choice.num_tokens,
         last=account is not None,
         account=account,
         score=ending.score,
+    )
+
+
+def held_message(handle: int, live: LiveRequest) -> engine_pb2.HeldRequest:
+    """A request that goes on, or is retained, for whoever reads it."""
+    return engine_pb2.HeldRequest(
+        handle=handle,
+        request_id=live.submission.request_id,
+        token_offsets=columns.pack([len(choice.tokens) for choice in live.output.choices], columns.U32),
+        frontend_state=live.submission.frontend_state,
     )
 
 
@@ -90,3 +102,10 @@ def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.Pro
         top_token_ids=prompt.top_ids.tobytes(),
         top_logprobs=prompt.top_logprobs.tobytes(),
     )
+
+
+def queue_message(room: WaitingRoom, now_ns: int) -> engine_pb2.QueueState:
+    """Whom the waiting queue has no room for, and when they should come again."""
+    closed_for = room.closed_for
+    retry_after_ns = int(room.retry_after_s(now_ns) * NS_PER_S) if closed_for else 0
+    return engine_pb2.QueueState(closed_for=closed_for, retry_after_ns=retry_after_ns)

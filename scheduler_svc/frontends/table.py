@@ -1,31 +1,34 @@
-"""All gateways of this scheduler, with or without a stream at the moment; what is held for those without, and for how long."""
+"""All gateways of this scheduler that have a stream. What is held for those that lost it is in `holding`."""
 
 import logging
-from collections.abc import Callable
 
+from protos.engine.v1 import engine_pb2
 from scheduler_svc.frontends.cursors import Attachment, Frontend
+from scheduler_svc.frontends.holding import CallLater, Holding
+from scheduler_svc.frontends.output_messages import queue_message
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
+from svc_common.clock import monotonic_ns
 
 log = logging.getLogger(__name__)
 
 
 class FrontendTable:
-    """Owner of all frontends. `call_later(seconds, callback)` runs the grace time."""
+    """Owner of all frontends, and of what they left behind. `call_later(seconds, callback)` runs the grace time."""
 
     def __init__(
         self,
         book: RequestBook,
         readiness: Readiness,
         grace_s: float,
-        call_later: Callable[[float, Callable[[], None]], object],
+        call_later: CallLater,
     ) -> None:
         self._book = book
         self._readiness = readiness
-        self._grace_s = grace_s
-        self._call_later = call_later
+        self._holding = Holding(book, grace_s, call_later)
         self._frontends: dict[str, Frontend] = {}
         readiness.listen(self._tell_all)
+        book.room.listen(self._tell_of_queue)
 
     def __len__(self) -> int:
         return len(self._frontends)
@@ -34,10 +37,9 @@ class FrontendTable:
         """The frontend of that id, known or new, and its new stream."""
         frontend = self._frontends.get(frontend_id)
         if frontend is None:
-            frontend = self._frontends[frontend_id] = Frontend(frontend_id, self._book, self._readiness)
+            frontend = self._frontends[frontend_id] = Frontend(frontend_id, self._book, self._readiness, self._holding)
         attachment = frontend.attach()
-        if frontend.held:
-            self._start_grace(frontend, attachment)
+        self._holding.renew(frontend_id)
         return frontend, attachment
 
     def detach(self, frontend: Frontend, attachment: Attachment) -> None:
@@ -45,11 +47,13 @@ class FrontendTable:
         if frontend.attachment is not attachment:
             return
         frontend.detach()
-        if frontend.held:
-            log.info("frontend %s lost; %d resumable requests are held", frontend.frontend_id, len(frontend.held))
-            self._start_grace(frontend, None)
-        else:
-            self._frontends.pop(frontend.frontend_id, None)
+        del self._frontends[frontend.frontend_id]
+        if held := frontend.held:
+            log.info("frontend %s lost; %d resumable requests are held", frontend.frontend_id, len(held))
+
+    def queue(self) -> engine_pb2.QueueState:
+        """Whom the waiting queue has no room for now."""
+        return queue_message(self._book.room, monotonic_ns())
 
     def close_all(self) -> None:
         """Ends all streams; the service stops."""
@@ -57,17 +61,10 @@ class FrontendTable:
             if frontend.attachment is not None:
                 frontend.attachment.close()
 
-    def _start_grace(self, frontend: Frontend, attachment: Attachment | None) -> None:
-        """Cancels what is held then, unless another stream came or went meanwhile."""
-
-        def over() -> None:
-            if frontend.attachment is attachment:
-                frontend.cancel_held()
-                if attachment is None:
-                    self._frontends.pop(frontend.frontend_id, None)
-
-        self._call_later(self._grace_s, over)
-
     def _tell_all(self) -> None:
         for frontend in self._frontends.values():
             frontend.state_changed()
+
+    def _tell_of_queue(self) -> None:
+        for frontend in self._frontends.values():
+            frontend.queue_changed()

@@ -25,7 +25,7 @@ from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import PromptRun, TokenExtras
 from svc_common import rpc
-from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError
+from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError, ResourceExhausted
 
 
 class RequestBook:
@@ -43,7 +43,7 @@ class RequestBook:
         self._by_core_id: dict[str, LiveRequest] = {}
         self.inputs = LoopInputs(self.wake)
         self._deadlines = DeadlineWatch(clock, self._by_core_id)
-        self._room = WaitingRoom(settings)
+        self._room = WaitingRoom(settings, clock)
         self._retained = Retention(settings, clock)
 
     # --- looking up ----------------------------------------------------------------------------------------------
@@ -64,6 +64,11 @@ class RequestBook:
         )
 
     @property
+    def room(self) -> WaitingRoom:
+        """The bounded queue's account; for looking in."""
+        return self._room
+
+    @property
     def num_waiting(self) -> int:
         """Requests that were never scheduled."""
         return self._room.num_requests
@@ -82,7 +87,7 @@ class RequestBook:
         if submission.deadline_ns is not None and submission.deadline_ns <= now_ns:
             raise deadline_passed(was_started=False)
         if not submission.resubmitted:
-            self._room.check(len(submission.prompt), now_ns)
+            self._check_room(submission, now_ns)
         live = LiveRequest(
             core_id=self._core_id(submission),
             submission=submission,
@@ -91,12 +96,23 @@ class RequestBook:
         )
         self._by_key[submission.key] = self._by_core_id[live.core_id] = live
         self.inputs.enter(live)
-        self._room.enter(len(submission.prompt))
+        self._room.enter(submission.tenant, len(submission.prompt))
         if submission.deadline_ns is not None:
             self._deadlines.add(live.core_id, submission.deadline_ns)
         self._spans.accepted(live)
         self.wake.set()
         return live
+
+    def _check_room(self, submission: Submission, now_ns: int) -> None:
+        most = self._settings.max_live_requests
+        if len(self._by_core_id) >= most:
+            raise ResourceExhausted(
+                f"{most} requests are here, which is all that this scheduler takes: try again later",
+                reason="QUEUE_FULL",
+                metadata={"live_requests": str(most)},
+                retry_after_s=self._room.retry_after_s(now_ns),
+            )
+        self._room.check(submission.tenant, len(submission.prompt), now_ns)
 
     def cancel(self, live: LiveRequest) -> None:
         """Ends it before the next plan; one that is not in the core at once. Over already: nothing."""
@@ -104,6 +120,21 @@ class RequestBook:
             self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
         elif live.place is Place.IN_CORE:
             self.inputs.cancel(live)
+
+    def abandon(self, live: LiveRequest) -> None:
+        """Nobody reads it on: it ends, and its id is free again. What is retained already stays for its time."""
+        if not live.is_over:
+            self._forget(live)
+            self.cancel(live)
+
+    def give_up(self, live: LiveRequest) -> None:
+        """It ended without a result, and whoever asks for it again asks anew."""
+        self._retained.drop(live)
+        self._forget(live)
+
+    def read_again(self, live: LiveRequest) -> None:
+        """A reader came back: what is retained stays for another grace time."""
+        self._retained.renew(live)
 
     def stop(self, live: LiveRequest, choice: int, token_offset: int) -> None:
         """Ends a choice at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it.
@@ -144,7 +175,7 @@ class RequestBook:
         live.worker_id = worker_id
         if live.on_scheduled(now_ns):
             live.cached_prompt_tokens = cached_prompt_tokens
-            self._room.leave(len(live.submission.prompt))
+            self._room.leave(live.submission.tenant, len(live.submission.prompt))
             self._room.started(now_ns)
             live.touch()
         self._spans.scheduled(live, step)
@@ -186,6 +217,13 @@ class RequestBook:
         if not live.output.ranked:
             live.touch()
 
+    def drafts_verified(self, core_id: str, num_accepted: int, num_rejected: int) -> None:
+        """A step verified guesses at its tokens."""
+        live = self._by_core_id.get(core_id)
+        if live is not None:
+            live.num_accepted_drafts += num_accepted
+            live.num_rejected_drafts += num_rejected
+
     def put_prompt(self, core_id: str, run: PromptRun) -> None:
         """Log probabilities of some of its prompt's tokens."""
         live = self._by_core_id.get(core_id)
@@ -219,8 +257,7 @@ class RequestBook:
 
     def stopped(self, live: LiveRequest, choice: int, offset: int) -> None:
         """A choice ended at a stop string, after `offset` tokens."""
-        live.output.choices[choice].cut_to(offset)
-        self.choice_ended(live, choice, Ending(common_pb2.FINISH_REASON_STOP))
+        self.choice_ended(live, choice, live.output.choices[choice].stop_at(offset, keep=live.submission.resumable))
 
     def finish(self, live: LiveRequest, reason: common_pb2.FinishReason, *, stop_token_id: int | None = None) -> None:
         """Its regular end: of all choices that have none yet."""
@@ -255,19 +292,19 @@ class RequestBook:
 
     def delivered(self, live: LiveRequest) -> None:
         """Its end was written to its reader; a resumable one is kept for those who come back."""
-        if live.is_over and live.submission.key not in self._retained:
+        if live.is_over and live not in self._retained:
             self._forget(live)
 
     def _end(self, live: LiveRequest, *, error: QuireError | None) -> None:
         if live.is_over:
             return
         if live.is_waiting:
-            self._room.leave(len(live.submission.prompt))
+            self._room.leave(live.submission.tenant, len(live.submission.prompt))
         live.account_at_end, live.place = live.account(self._clock()), Place.ENDED
         self._by_core_id.pop(live.core_id, None)
         self.inputs.ended(live)
         self._spans.ended(live, error)
-        if live.submission.resumable:
+        if live.submission.resumable and self._by_key.get(live.submission.key) is live:
             self._retained.keep(live)
             self._forget_expired()
         elif live.outlet is None:

@@ -24,11 +24,16 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Ending:
-    """How a choice ended. `stop_token_id`: what stopped it, None = no token did. `score`: what it was ranked by."""
+    """How a choice ended. `stop_token_id`: what stopped it, None = no token did. `score`: what it was ranked by.
+
+    `num_tokens`: so many of its tokens count, None = all. Those behind them are kept for later readers, who find the stop string
+    in them again.
+    """
 
     reason: common_pb2.FinishReason
     stop_token_id: int | None = None
     score: float | None = None
+    num_tokens: int | None = None
 
     @classmethod
     def of(cls, status: SequenceStatus, stop_token_id: int | None) -> "Ending":
@@ -56,11 +61,18 @@ class ChoiceOutput:
             likely = extras.tops[:count] if extras is not None else []
             self.tops.extend(likely or [[] for _ in range(count)])
 
-    def cut_to(self, num_tokens: int) -> None:
-        """Drops what lies beyond."""
-        del self.tokens[num_tokens:]
-        del self.logprobs[num_tokens:]
-        del self.tops[num_tokens:]
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that count."""
+        known = None if self.ending is None else self.ending.num_tokens
+        return len(self.tokens) if known is None else known
+
+    def stop_at(self, num_tokens: int, *, keep: bool) -> Ending:
+        """A stop string ended it: so many of its tokens count. `keep` those that lie beyond."""
+        if not keep:
+            for values in (self.tokens, self.logprobs, self.tops):
+                del values[num_tokens:]
+        return Ending(common_pb2.FINISH_REASON_STOP, num_tokens=num_tokens)
 
     def copy_of(self, num_tokens: int) -> "ChoiceOutput":
         """Its first tokens, for a fork."""
@@ -104,7 +116,7 @@ class RequestOutput:
     @property
     def num_tokens(self) -> int:
         """Output tokens in all."""
-        return sum(len(choice.tokens) for choice in (self.sequences.values() if self.ranked else self.choices))
+        return sum(choice.num_tokens for choice in (self.sequences.values() if self.ranked else self.choices))
 
     def put(self, run: TokenRun, extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
         """New tokens of a sequence. Internal where they do not follow those that it has."""

@@ -80,6 +80,8 @@ class LiveRequest:
     request: Request | None = None
     outlet: Outlet | None = None
     cached_prompt_tokens: int = 0
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
     num_losses: int = 0
     failure: engine_pb2.Failed | None = None
     account_at_end: engine_pb2.RequestAccount | None = None
@@ -118,6 +120,16 @@ class LiveRequest:
         self.time.first_scheduled_ns = now_ns
         return True
 
+    def message(self, now_ns: int) -> engine_pb2.Submit:
+        """A resumable request as it was submitted, with the time left and its age as of now."""
+        message = engine_pb2.Submit()
+        assert self.submission.message is not None
+        message.CopyFrom(self.submission.message)
+        message.arrival_age_ns = max(0, now_ns - self.time.arrival_ns)
+        deadline_ns = self.submission.deadline_ns
+        message.remaining_ns = 0 if deadline_ns is None else max(1, deadline_ns - now_ns)
+        return message
+
     def account(self, now_ns: int) -> engine_pb2.RequestAccount:
         """What it used until now."""
         time = self.time
@@ -135,4 +147,6 @@ class LiveRequest:
             num_preemptions=time.num_preemptions,
             num_migrations=time.num_migrations,
             worker_id=self.worker_id,
+            accepted_draft_tokens=self.num_accepted_drafts,
+            rejected_draft_tokens=self.num_rejected_drafts,
         )

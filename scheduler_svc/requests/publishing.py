@@ -1,9 +1,10 @@
 """What a step gave, put where requests are read: the core's outcome beside what only readers want."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
-from scheduler_svc.core.plan import StepOutcome, TokenRun
+from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult, TokenRun
 from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
 
 
@@ -37,6 +38,15 @@ def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
             born[parent] += 1
         if tokens.name not in result.embeddings:
             book.put_tokens(tokens, step, extras if parent not in result.result.candidates else _NONE)
+
+
+def count_drafts(plan: StepPlan, result: StepResult, count: Callable[[str, int, int], None]) -> None:
+    """`count(core_id, num_accepted, num_rejected)` for the guesses of a plan; the token behind the right ones is none, and steady
+    rows have none."""
+    for entry in plan.entries:
+        if entry.num_drafts and (tokens := result.tokens.get(entry.name)):
+            num_accepted = len(tokens) - 1
+            count(entry.request_id, num_accepted, entry.num_drafts - num_accepted)
 
 
 _NONE = TokenExtras()

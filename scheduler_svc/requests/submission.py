@@ -4,7 +4,7 @@
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -14,7 +14,9 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
+from scheduler_svc.requests import sampling_limits
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores, RequestOutput
+from scheduler_svc.workers.result import TokenExtras
 from scheduler_svc.workers.row_messages import RowSampling
 from svc_common import columns
 from svc_common.clock import NS_PER_S
@@ -24,6 +26,7 @@ MAX_ID_LENGTH = 512
 MAX_STATE_BYTES = 2**20
 MAX_STOP_TOKENS = 4_096
 MAX_CHOICES = 128
+MAX_AGE_NS = 7 * 24 * 3_600 * NS_PER_S
 _NO_TOKENS = np.zeros(0, columns.I32)
 _BEAM_STOPS: dict[int, bool | str] = {
     common_pb2.BEAM_STOP_WHEN_ENOUGH: True,
@@ -34,7 +37,9 @@ _BEAM_STOPS: dict[int, bool | str] = {
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request as submitted, well formed. `prompt` and `committed` (by choice): int32 token ids. Times on this process' monotonic
-    clock. `num_choices` of `best_of` sequences are wanted; `beam`: they are beams. `num_prompt_logprobs`: None = not wanted."""
+    clock. `num_choices` of `best_of` sequences are wanted; `beam`: they are beams. `num_prompt_logprobs`: None = not wanted.
+    `committed_extras`: beside `committed`, where they were sent along. `message`: of a resumable one what was sent, for its later
+    readers, without handle, committed tokens and frontend's state."""
 
     request_id: str
     tenant: str
@@ -56,6 +61,8 @@ class Submission:
     resumable: bool
     resubmitted: bool
     frontend_state: bytes
+    committed_extras: list[TokenExtras]
+    message: engine_pb2.Submit | None = field(repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,9 +88,9 @@ class Submission:
     def new_output(self) -> RequestOutput:
         """What it has delivered already."""
         choices = [ChoiceOutput() for _ in range(self.num_choices)]
-        for choice, tokens in zip(choices, self.committed, strict=False):
-            wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
-            choice.extend(tokens.tolist(), None, **wants)
+        wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
+        for choice, tokens, extras in zip(choices, self.committed, self.committed_extras, strict=False):
+            choice.extend(tokens.tolist(), extras, **wants)
         output = RequestOutput(choices, ranked=self.is_ranked)
         if self.num_prompt_logprobs is not None:
             output.prompt = PromptScores.of(len(self.prompt), self.num_prompt_logprobs)
@@ -94,7 +101,7 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     """The submission in `submit`. InvalidArgument with every field that is wrong."""
     _refuse(_violations(submit))
     prompt = columns.unpack(submit.token_ids, "token_ids", minimum=0)
-    committed = _committed(submit)
+    committed, extras = _committed(submit)
     if not len(prompt):
         _refuse([FieldViolation("token_ids", "has no tokens; a prompt needs at least one")])
     return Submission(
@@ -120,6 +127,8 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
         resumable=submit.resumable,
         resubmitted=submit.resubmitted,
         frontend_state=submit.frontend_state,
+        committed_extras=extras,
+        message=_for_later_readers(submit) if submit.resumable else None,
     )
 
 
@@ -149,6 +158,7 @@ def to_core(
         ),
         arrival_time=submission.arrival_ns / NS_PER_S,
         priority=submission.priority,
+        tenant=submission.tenant,
         cache_salt=submission.cache_salt,
         no_cache_reuse=submission.no_cache_reuse or bool(needs_states),
         n=submission.num_choices,
@@ -187,6 +197,9 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
         ("sampling.temperature", _at_least(sampling.temperature, 0), "must be a finite number, 0 or more"),
         ("sampling.top_p", not submit.HasField("sampling") or 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
         ("sampling.top_k", sampling.top_k < 2**31, "must be below 2^31"),
+        ("remaining_ns", submit.remaining_ns <= MAX_AGE_NS, "must be at most a week"),
+        ("arrival_age_ns", submit.arrival_age_ns <= MAX_AGE_NS, "must be at most a week"),
+        ("adapter", len(submit.adapter) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
         ("stop.max_tokens", 0 < stop.max_tokens < 2**31, "must be at least 1"),
         ("stop.min_tokens", stop.min_tokens <= stop.max_tokens, "must not be more than stop.max_tokens"),
         (
@@ -195,19 +208,45 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
             f"must have at most {MAX_STOP_TOKENS} ids",
         ),
     ]
-    return [FieldViolation(field, what) for field, good, what in checks if not good]
+    found = [FieldViolation(field, what) for field, good, what in checks if not good]
+    return found + sampling_limits.violations(sampling, len(submit.token_ids) // columns.I32.itemsize)
 
 
 def _at_least(value: float, least: float) -> bool:
     return math.isfinite(value) and value >= least
 
 
-def _committed(submit: engine_pb2.Submit) -> list[NDArray[np.int32]]:
+def _for_later_readers(submit: engine_pb2.Submit) -> engine_pb2.Submit:
+    kept = engine_pb2.Submit()
+    kept.CopyFrom(submit)
+    for name in ("handle", "committed", "frontend_state", "resubmitted"):
+        kept.ClearField(name)
+    return kept
+
+
+def _committed(submit: engine_pb2.Submit) -> tuple[list[NDArray[np.int32]], list[TokenExtras]]:
     choices = [c.choice for c in submit.committed]
     if len(set(choices)) < len(choices) or any(choice >= max(1, submit.num_choices) for choice in choices):
         _refuse([FieldViolation("committed", "must name each choice once at most, of those that there are")])
-    by_choice = {c.choice: columns.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
-    return [by_choice.get(choice, _NO_TOKENS) for choice in range(max(by_choice, default=-1) + 1)]
+    tokens = {c.choice: columns.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
+    extras = {c.choice: _extras(c, len(tokens[c.choice])) for c in submit.committed}
+    numbers = range(max(tokens, default=-1) + 1)
+    return [tokens.get(i, _NO_TOKENS) for i in numbers], [extras.get(i, TokenExtras()) for i in numbers]
+
+
+def _extras(committed: engine_pb2.CommittedTokens, num_tokens: int) -> TokenExtras:
+    """What was sent beside the tokens: for each of them, or for none."""
+    length = num_tokens if committed.logprobs else 0
+    logprobs = columns.unpack(committed.logprobs, "committed.logprobs", columns.F32, length=length)
+    length = num_tokens if committed.top_counts else 0
+    counts = columns.unpack(committed.top_counts, "committed.top_counts", columns.U32, length=length)
+    ids = columns.split(
+        columns.unpack(committed.top_token_ids, "committed.top_token_ids"), counts, "committed.top_token_ids"
+    )
+    flat = columns.unpack(committed.top_logprobs, "committed.top_logprobs", columns.F32)
+    values = columns.split(flat, counts, "committed.top_logprobs")
+    tops = [list(zip(i.tolist(), v.tolist(), strict=True)) for i, v in zip(ids, values, strict=True)]
+    return TokenExtras(logprobs.tolist(), tops)
 
 
 def _best_of(submit: engine_pb2.Submit) -> int:

@@ -1,54 +1,205 @@
-"""The bounded queue's account: how many requests and prompt tokens wait for their first step, and how fast they start."""
+"""The bounded queue's account: how many requests and prompt tokens wait for their first step, whose, and how fast they start."""
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.clock import NS_PER_S
 from svc_common.errors import ResourceExhausted
 
+RESERVE_PARTS = 4
+"""A part of so many is kept beyond the queue's limits for tenants that have less than their share of it."""
+_MARGIN_PARTS = 64
 _NUM_STARTS = 64
+
+Listener = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Occupancy:
+    """What waits, of one tenant or of all."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def fits(self, num_tokens: int, max_requests: int, max_tokens: int) -> bool:
+        """Whether one more of that size stays within the limits."""
+        return self.num_requests < max_requests and self.num_tokens + num_tokens <= max_tokens
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        """So much more, or less."""
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
+class DrainRate:
+    """How fast a queue that is not empty gets shorter from its front: idle times do not count. Owner of its own clock."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._starts: deque[int] = deque(maxlen=_NUM_STARTS)
+        self._busy_ns = 0
+        self._busy_since_ns: int | None = None
+
+    def begin(self) -> None:
+        """Somebody waits."""
+        self._busy_since_ns = self._clock()
+
+    def pause(self) -> None:
+        """Nobody does any more."""
+        self._busy_ns, self._busy_since_ns = self._busy_now_ns, None
+
+    def started(self) -> None:
+        """One of them waits no more, as it has begun."""
+        self._starts.append(self._busy_now_ns)
+
+    @property
+    def per_s(self) -> float:
+        """Rate of the last starts; 0 before there were two."""
+        if len(self._starts) < 2:
+            return 0.0
+        return len(self._starts) / max(1e-3, (self._busy_now_ns - self._starts[0]) / NS_PER_S)
+
+    @property
+    def _busy_now_ns(self) -> int:
+        since_ns = self._busy_since_ns
+        return self._busy_ns if since_ns is None else self._busy_ns + self._clock() - since_ns
 
 
 class WaitingRoom:
-    """Counts only; the requests themselves are the book's. Bounded by number and by prompt tokens (`settings`)."""
+    """Counts only; the requests themselves are the book's. Bounded by number and by prompt tokens, and, where the operator says how
+    long a request may wait, by as many as start in that time (`settings`). `clock`: monotonic ns.
 
-    def __init__(self, settings: SchedulerSettings) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0
+    A full queue takes tenants that have less than their share of it, the limits over the tenants that wait, all the same: a quarter
+    beyond the limits is theirs. So one tenant that floods it keeps nobody else out, and with one tenant there is no reserve.
+    `closed_for`: tenants that were refused and would be again; gateways are told, so that they refuse by themselves. Who waits for
+    news of that is a listener.
+    """
+
+    def __init__(self, settings: SchedulerSettings, clock: Callable[[], int]) -> None:
         self._settings = settings
+        self._drain = DrainRate(clock)
+        self._all = _Occupancy()
+        self._tenants: dict[str, _Occupancy] = {}
+        self._closed: dict[str, None] = {}
         self._starts: deque[int] = deque(maxlen=_NUM_STARTS)
+        self._listeners: list[Listener] = []
 
-    def enter(self, num_tokens: int) -> None:
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait."""
+        return self._all.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Their prompt tokens."""
+        return self._all.num_tokens
+
+    @property
+    def closed_for(self) -> list[str]:
+        """Tenants for whom there is no room now, as far as they tried."""
+        return list(self._closed)
+
+    def listen(self, listener: Listener) -> None:
+        """Calls it whenever `closed_for` has changed."""
+        self._listeners.append(listener)
+
+    # --- who comes and goes ---------------------------------------------------------------------------------------
+
+    def enter(self, tenant: str, num_tokens: int) -> None:
         """A request with that many prompt tokens waits."""
-        self.num_requests += 1
-        self.num_tokens += num_tokens
+        self._tenants.setdefault(tenant, _Occupancy()).add(1, num_tokens)
+        self._all.add(1, num_tokens)
+        if self.num_requests == 1:
+            self._drain.begin()
 
-    def leave(self, num_tokens: int) -> None:
+    def leave(self, tenant: str, num_tokens: int) -> None:
         """It waits no more."""
-        self.num_requests -= 1
-        self.num_tokens -= num_tokens
+        own = self._tenants[tenant]
+        own.add(-1, -num_tokens)
+        if not own.num_requests:
+            del self._tenants[tenant]
+        self._all.add(-1, -num_tokens)
+        if not self.num_requests:
+            self._drain.pause()
+        if self._closed:
+            self._reopen(tenant)
 
     def started(self, now_ns: int) -> None:
         """One was scheduled: what the rate is measured by."""
         self._starts.append(now_ns)
+        self._drain.started()
 
-    def check(self, num_tokens: int, now_ns: int) -> None:
+    def check(self, tenant: str, num_tokens: int, now_ns: int) -> None:
         """ResourceExhausted with a retry time unless there is room. A prompt of any size finds room in an empty queue."""
-        limits = self._settings
-        fits = self.num_requests == 0 or self.num_tokens + num_tokens <= limits.max_waiting_tokens
-        if self.num_requests < limits.max_waiting_requests and fits:
+        if self._has_room(tenant, num_tokens):
             return
+        if tenant not in self._closed:
+            self._closed[tenant] = None
+            self._tell()
+        limits = self._settings
         raise ResourceExhausted(
             f"{self.num_requests} requests with {self.num_tokens} prompt tokens are waiting; the queue takes "
-            f"{limits.max_waiting_requests} requests and {limits.max_waiting_tokens} tokens: try again later",
+            f"{self._most_requests} requests and {limits.max_waiting_tokens} tokens: try again later",
             reason="QUEUE_FULL",
             metadata={"waiting_requests": str(self.num_requests), "waiting_tokens": str(self.num_tokens)},
-            retry_after_s=self._retry_after_s(now_ns),
+            retry_after_s=self.retry_after_s(now_ns),
         )
 
-    def _retry_after_s(self, now_ns: int) -> float:
-        """Time for a tenth of the queue to start, at the rate of the last starts; between 0.1 and 60 s."""
+    # --- how fast it goes -----------------------------------------------------------------------------------------
+
+    def starts_per_s(self, now_ns: int) -> float:
+        """Rate of the last starts; 0 before there were two."""
         if len(self._starts) < 2:
-            return 1.0
-        span_s = max(1e-3, (now_ns - self._starts[0]) / NS_PER_S)
-        return min(60.0, max(0.1, self.num_requests / 10 * span_s / len(self._starts)))
+            return 0.0
+        return len(self._starts) / max(1e-3, (now_ns - self._starts[0]) / NS_PER_S)
+
+    def retry_after_s(self, now_ns: int) -> float:
+        """Time for a tenth of the queue to start, at the rate at which it drains; between 0.1 and 60 s."""
+        rate = self._drain.per_s
+        return min(60.0, max(0.1, self.num_requests / 10 / rate)) if rate else 1.0
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _most_requests(self) -> int:
+        """As many as may wait, or as start in the time that they may."""
+        most, longest_s, rate = self._settings.max_waiting_requests, self._settings.max_waiting_s, self._drain.per_s
+        if longest_s is None or not rate:
+            return most
+        return max(1, min(most, int(longest_s * rate)))
+
+    def _has_room(self, tenant: str, num_tokens: int) -> bool:
+        most_requests, most_tokens = self._most_requests, self._settings.max_waiting_tokens
+        if not self.num_requests or self._all.fits(num_tokens, most_requests, most_tokens):
+            return True
+        own = self._tenants.get(tenant, _Occupancy())
+        num_tenants = len(self._tenants) + (tenant not in self._tenants)
+        has_share_left = own.fits(num_tokens, most_requests // num_tenants, most_tokens // num_tenants)
+        return has_share_left and self._all.fits(
+            num_tokens, most_requests + _reserve(most_requests), most_tokens + _reserve(most_tokens)
+        )
+
+    def _reopen(self, tenant: str) -> None:
+        """One of that tenant's left: all may try again once there is a little room, it alone when it is below its share."""
+        limits = self._settings
+        most = self._most_requests
+        least_tokens = limits.max_waiting_tokens // _MARGIN_PARTS
+        room = (most - most // _MARGIN_PARTS, limits.max_waiting_tokens - least_tokens)
+        is_full = not self._all.fits(1, most, limits.max_waiting_tokens)
+        if not self.num_requests or self._all.fits(1, *room):
+            self._closed.clear()
+        elif is_full and tenant in self._closed and self._has_room(tenant, least_tokens or 1):
+            del self._closed[tenant]
+        else:
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+def _reserve(limit: int) -> int:
+    return max(1, limit // RESERVE_PARTS)

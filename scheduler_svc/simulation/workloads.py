@@ -42,6 +42,7 @@ class Job:
             self.at_s,
             priority=self.priority,
             cache_salt=self.tenant,
+            tenant=self.tenant,
         )
         deadline_s = None if self.deadline_after_s is None else self.at_s + self.deadline_after_s
         return Arrival(self.at_s, request, deadline_s=deadline_s)

@@ -62,6 +62,16 @@ class WorkerLane:
         """Of the worker's process."""
         return self.owned.worker_boot_id if self.owned is not None else ""
 
+    @property
+    def reason(self) -> str:
+        """Why the worker runs no steps, for people; empty = it does, or waits for the others."""
+        return self._readiness.reason
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether it is on the way."""
+        return self._readiness.warming
+
     def listen(self, on_news: Callable[[], None]) -> None:
         """Calls `on_news` when there is something to take."""
         self._link.on_news = on_news

@@ -25,6 +25,8 @@ from scheduler_svc.workers.loading import LoadedWorker, WorkerLoader
 from svc_common import rpc
 from svc_common.clock import NS_PER_S
 from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError, Unavailable
+from svc_common.peers import Peers
+from svc_common.tls_settings import WORKER
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +72,10 @@ class WorkerLink:
         readiness: WorkerReadiness,
         agreement: CacheAgreement,
         adapters: AdapterTable,
+        peers: Peers,
     ) -> None:
         self.address = address
+        self._peers = peers
         self._identity = identity
         self._settings = settings
         self._readiness = readiness
@@ -124,7 +128,7 @@ class WorkerLink:
 
     def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
         if self._stub is None:
-            self._channel = rpc.channel(self.address, keepalive_s=rpc.WORKER_KEEPALIVE_S)
+            self._channel = self._peers.channel(self.address, WORKER, keepalive_s=rpc.WORKER_KEEPALIVE_S)
             self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 

@@ -6,12 +6,21 @@ import pytest
 
 from quire.client import Client
 from quire.stack import LocalStack
+from tests.e2e import scheduler_kills
+from tests.e2e.supervised import Supervised, supervised
 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Three processes serving `models/tiny` in float32."""
     with LocalStack(worker_args=("--dtype", "float32")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def killable() -> Iterator[Supervised]:
+    """The same, to be killed: what dies is started again."""
+    with supervised(**scheduler_kills.OPTIONS) as running:
         yield running
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from quire import SamplingParams
 from quire.client import Client
@@ -13,8 +14,20 @@ from tests.e2e.supervised import Case, Readings
 
 SCHEMA = {"type": "array", "items": {"enum": ["north", "south", "east", "west"]}, "minItems": 6, "maxItems": 8}
 
-Output = list[tuple[list[int], object]]
-"""Of each choice, tokens and their log probabilities (None: not asked for)."""
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRead:
+    """What is compared of a choice. `logprobs`: None = not asked for."""
+
+    token_ids: list[int]
+    logprobs: object
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+Output = list[ChoiceRead]
+"""By choice."""
 
 
 def cases() -> dict[str, Case]:
@@ -47,13 +60,14 @@ def cases() -> dict[str, Case]:
 
 def output_of(output: RequestOutput) -> Output:
     """What is compared."""
-    return [(list(choice.token_ids), choice.logprobs) for choice in output.outputs]
+    return [ChoiceRead(list(c.token_ids), c.logprobs, c.text, c.finish_reason, c.stop_reason) for c in output.outputs]
 
 
 def undisturbed(address: str, wanted: Mapping[str, Case]) -> dict[str, Output]:
-    """Each alone; those with a schema end by themselves."""
-    with Client(address) as client:
-        found = {name: client.generate(case.prompt, case.params, timeout_s=120) for name, case in wanted.items()}
+    """All at once; those with a schema end by themselves."""
+    with Client(address) as client, ThreadPoolExecutor(len(wanted)) as threads:
+        outputs = threads.map(lambda case: client.generate(case.prompt, case.params, timeout_s=120), wanted.values())
+        found = dict(zip(wanted, outputs, strict=True))
     assert found["schema"].outputs[0].finish_reason == "stop", "the schema's output is to be a whole one"
     return {name: output_of(output) for name, output in found.items()}
 

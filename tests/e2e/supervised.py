@@ -107,11 +107,15 @@ class Readings:
         for delta in stream:
             assert delta.token_offset == counts[delta.choice], "tokens are lost or repeated"
             counts[delta.choice] += len(delta.token_ids)
-            with self._lock:
-                self.num_tokens += len(delta.token_ids)
+            self.add(len(delta.token_ids))
         lengths = [len(output.token_ids) for output in stream.result.outputs]
         assert lengths == [counts[i] for i in range(len(lengths))]
         return stream.result
+
+    def add(self, num_tokens: int) -> None:
+        """So many more have come."""
+        with self._lock:
+            self.num_tokens += num_tokens
 
     def wait_for(self, num_tokens: int) -> None:
         """Returns when that many have come; raises what ended a stream before."""

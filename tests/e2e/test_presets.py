@@ -25,7 +25,7 @@ _FROM_THE_TOP = (signs.takes_blocks_from("g39"),)
 
 SAMPLE = [
     Case("quire", (signs.mixes,), _BY_COST, num_blocks=36),
-    Case("vllm-v0", (signs.never_mixes, signs.swaps), _SWAP, num_blocks=36),
+    Case("vllm-v0", (signs.never_mixes, signs.swaps), _SWAP, num_blocks=26),
 ]
 WHOLE = [
     Case("quire", (signs.mixes, signs.has_under_way(2), _important_first)),

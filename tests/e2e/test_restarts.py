@@ -84,19 +84,6 @@ def test_a_worker_that_lost_its_device_is_started_again(
     assert "ended with status 1: the engine is lost: the bus fell off" in death
 
 
-def test_a_kill_of_the_scheduler(
-    simulated: Supervised, undisturbed: list[list[list[int]]], record_property: Record
-) -> None:
-    """Its streams wait for the next one and go on with their tokens; those of several choices cannot, and are not here."""
-    before = len(simulated.deaths)
-    single = [case for case in cases(NUM_TOKENS) if case.params.n == 1]
-    expected = [tokens for tokens in undisturbed if len(tokens) == 1]
-    disturb = kills(simulated, "scheduler", 1, total(expected), seed=3)
-    assert read_all(simulated.stack.grpc_address, single, disturb) == expected
-    assert len(simulated.deaths) == before + 1
-    record_property("size", f"kills of the scheduler: 1, {total(expected)} tokens, 0 lost or changed")
-
-
 def test_a_gateway_that_died_serves_again_at_its_address(
     simulated: Supervised, undisturbed: list[list[list[int]]]
 ) -> None:

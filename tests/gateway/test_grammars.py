@@ -70,7 +70,7 @@ def test_good_grammars_come_out_normalised(
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (JSON_SCHEMA, '{"type": "foo"}', "json_schema: is no JSON schema that can be used: Invalid type: foo"),
+        (JSON_SCHEMA, '{"type": "foo"}', "json_schema: is no JSON schema that can be used: Invalid type: ..."),
         (JSON_SCHEMA, '{"type":\n "object"', "is no JSON: Expecting ',' delimiter at line 2, column 10"),
         (JSON_SCHEMA, "[]", "must be a JSON object or true"),
         (JSON_SCHEMA, "false", "Unsatisfiable schema"),
@@ -80,8 +80,8 @@ def test_good_grammars_come_out_normalised(
             "minLength (5) is greater than maxLength (2)",
         ),
         (JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', 'the keywords "uniqueItems" are not supported'),
-        (JSON_SCHEMA, '{"$ref": "http://example.com/a.json"}', "http://example.com/a.json"),
-        (JSON_SCHEMA, '{"$ref": "#/$defs/none"}', "Pointer '/$defs/none' does not exist"),
+        (JSON_SCHEMA, '{"$ref": "http://example.com/a.json"}', "is no JSON schema that can be used"),
+        (JSON_SCHEMA, '{"$ref": "#/$defs/none"}', "Pointer '...' does not exist"),
         (JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
         (JSON_SCHEMA, '{"maximum": NaN}', "is no JSON: it has the number NaN"),
         (JSON_SCHEMA, '{"maximum": 1e999}', "out of range"),
@@ -90,7 +90,7 @@ def test_good_grammars_come_out_normalised(
         (JSON_SCHEMA, '{"items":' * 300 + "{}" + "}" * 300, "nested too deeply"),
         (JSON_SCHEMA, "[" * 100_000, "nested too deeply"),
         (JSON_SCHEMA, '{"const": 1} }, {"lark_grammar": "start: /x/"}', "is no JSON: Extra data"),
-        (JSON_SCHEMA, '{"x-guidance": {"nonsense": 1}}', "unknown field `nonsense`"),
+        (JSON_SCHEMA, '{"x-guidance": {"nonsense": 1}}', "unknown field `...`"),
         (JSON_SCHEMA, "", "is empty"),
         (REGEX, "[a-", "regex: is no regular expression that can be used: unclosed character class"),
         (REGEX, r"(a)\1", "backreferences are not supported"),
@@ -106,7 +106,7 @@ def test_good_grammars_come_out_normalised(
         (
             LARK,
             "start: nothing",
-            'lark: is no Lark grammar that can be used: line 1, column 8: unknown name: "nothing"',
+            'lark: is no Lark grammar that can be used: line 1, column 8: unknown name: "..."',
         ),
         (LARK, 'start: "a', "line 1, column 10"),
         (LARK, 'a: "b"', "no start rule found"),

@@ -179,7 +179,12 @@ async def test_metadata_goes_both_ways(stack: LocalStack) -> None:
         for call in (unary, stream):
             got = dict(await call.initial_metadata())
             assert (got["x-request-id"], got["x-trace-id"]) == ("abc-1", trace_id)
-            assert set(dict(await call.trailing_metadata())) == {"x-queue-ms", "x-preemptions"}
+            assert set(dict(await call.trailing_metadata())) == {
+                "x-queue-ms",
+                "x-preemptions",
+                "x-migrations",
+                "x-worker-id",
+            }
         unnamed = stub.Generate(generate(), timeout=TIMEOUT_S)
         await unnamed
         made = dict(await unnamed.initial_metadata())["x-request-id"]

@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"length_penalty": 2}, "length_penalty"),
     ({"early_stopping": True}, "length_penalty"),
     ({"early_stopping": "soon"}, "early_stopping"),
-    ({"echo": True}, "echo"),
+    ({"echo": True, "best_of": 2, "n": 3}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -194,6 +194,8 @@ async def test_what_cannot_be_done_is_refused_by_name() -> None:
                 assert answer.status_code == 400, fields
                 error = answer.json()["error"]
                 assert (error["param"], error["type"]) == (param, "invalid_request_error"), (fields, error)
+            hot = await client.post("/v1/completions", json={"prompt": "x", "temperature": 99})
+            assert hot.json()["error"]["message"].startswith("temperature: is 99"), "the name that was sent"
             chat = {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}
             assert (await client.post("/v1/chat/completions", json=chat)).json()["error"]["param"] == "top_logprobs"
         await submitted(attachment, running, "/v1/completions", {"prompt": "x"})

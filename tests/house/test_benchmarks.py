@@ -82,6 +82,7 @@ def test_startup_reads_the_lines_of_quire_up() -> None:
     assert start.address == "127.0.0.1:5"
 
 
+@pytest.mark.long
 def test_startup_runs_for_real() -> None:
     """One start with the built-in model: all figures are there and plausible."""
     figures = startup.run_once(str(Path("models") / "tiny"))

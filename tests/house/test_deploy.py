@@ -135,13 +135,19 @@ def test_only_the_worker_gets_torch(service: str, torch: bool) -> None:
     assert "grpcio" in names
 
 
+def _normalised(name: str) -> str:
+    """PEP 503: pip writes `prometheus_client` for what asks for `prometheus-client`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_constraints_lie_within_the_supported_ranges() -> None:
     """constraints.txt pins exactly, and pins every direct dependency."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+    pinned = (line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {_normalised(name): version for name, version in pinned}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [r for extra in project["optional-dependencies"].values() for r in extra]
-    direct = {re.split(r"[<>=\[; ]", line)[0].lower() for line in wanted} - {"quire"}
+    direct = {_normalised(re.split(r"[<>=\[; ]", line)[0]) for line in wanted} - {"quire"}
     assert direct <= pins.keys(), direct - pins.keys()
     assert pins["torch"] == "2.13.0"
 

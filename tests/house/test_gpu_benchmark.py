@@ -36,6 +36,7 @@ def test_without_a_device_it_says_so(arguments: list[str], message: str, monkeyp
     assert message in done.stderr
 
 
+@pytest.mark.long
 def test_it_needs_no_services() -> None:
     """Neither gRPC nor OpenTelemetry nor our wire is imported."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | {"PYTHONPATH": "kernels"}

@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks import load
-from benchmarks.measure import Record, finish, summarise
-from benchmarks.workloads import Length, Shape, WorkloadKind, plan
+from quire.bench.measure import Record, finish, summarise
+from quire.bench.workloads import Length, Shape, WorkloadKind, plan
 from tests.house.openai_like import OpenAILike
 
 

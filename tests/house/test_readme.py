@@ -26,11 +26,18 @@ def stack() -> Iterator[LocalStack]:
         yield running
 
 
-def run(*arguments: str, env: dict[str, str]) -> str:
-    """Standard output of a Python process that must end well."""
+def run(*arguments: str, env: dict[str, str], typed: str = "") -> str:
+    """Standard output of a Python process that must end well. `typed`: its standard input."""
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -43,9 +50,10 @@ def test_the_quick_start_is_whole() -> None:
 
 
 def test_commands_print_what_they_promise(stack: LocalStack) -> None:
-    """generate and chat print text; steps and blocks then show it."""
+    """generate and chat (asked a question) print text; steps and blocks then show it."""
     env = {"QUIRE_TARGET": stack.grpc_address, "QUIRE_ADMIN": stack.admin_address}
-    printed = {words[1]: run("-m", "quire", *words[1:], env=env) for words in COMMANDS}
+    typed = "What does this module do?\n"
+    printed = {words[1]: run("-m", "quire", *words[1:], env=env, typed=typed) for words in COMMANDS}
     assert all(len(text) > 20 for text in printed.values()), printed
     assert "16" in printed["blocks"]
 

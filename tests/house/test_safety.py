@@ -12,7 +12,8 @@ BANNED_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marsha
 BANNED_BUILTINS = {"eval", "exec"}
 BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
 BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
-# The training script reads back the checkpoint that it wrote itself, restricted to tensors.
+# The one place that opens pickles: a process of its own for each, restricted to tensors, behind further walls (`quire convert`).
+ALLOWED = {"quire/convert/child.py": "torch.load(map_location='cpu', weights_only=True, mmap=is_zip)"}
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/|work/\w)")
 
 
@@ -66,8 +67,13 @@ def test_no_foreign_code_is_run_anywhere() -> None:
     """No pickle, eval, exec, torch.load, yaml.load, remote code or shell in any Python file."""
     files = python_files()
     assert len(files) > 30
-    found = [f"{name_of(path)}:{danger}" for path in files for danger in dangers(path.read_text(encoding="utf-8"))]
-    assert not found, found
+    found = {name_of(path): list(dangers(path.read_text(encoding="utf-8"))) for path in files}
+    found = {name: seen for name, seen in found.items() if seen}
+    allowed = {name: seen for name, seen in found.items() if name in ALLOWED}
+    assert found == allowed, found
+    assert {name: [what.partition(": ")[2] for what in seen] for name, seen in allowed.items()} == {
+        name: [what] for name, what in ALLOWED.items()
+    }, "each exactly once, and restricted"
 
 
 def test_no_machine_paths() -> None:

@@ -117,6 +117,7 @@ def test_what_is_wrong_in_the_core_is_found(
     assert any(what in text for text in scheduler_runs.steady(PIPELINED, verify=True).differences)
 
 
+@pytest.mark.long
 def test_a_difference_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are printed all the same; what differs is on standard error."""
     look = Model.differences_of
@@ -171,6 +172,7 @@ def test_sizes_must_be_numbers(text: str) -> None:
     assert "32,1024" in result.output
 
 
+@pytest.mark.long
 def test_each_size_is_measured_once() -> None:
     """A size that is given twice costs and shows as one."""
     result = json.loads(invoke("--running", "4,4", "--json").stdout)

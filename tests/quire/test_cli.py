@@ -19,7 +19,10 @@ from quire.sizes import GIB, parse_size
 from svc_common.errors import ConfigError
 from tests.quire.up_process import FREE_PORTS, ROOT, run_quire
 
-COMMANDS = ("up", "serve", "generate", "chat", "models", "policies", "steps", "blocks")
+COMMANDS = (
+    *("up", "serve", "generate", "chat", "embed", "models", "policies", "steps", "blocks"),
+    *("bench", "doctor", "plan", "convert"),
+)
 SERVICES = ("gateway", "scheduler", "worker", "simulated-worker")
 
 
@@ -190,6 +193,7 @@ def test_pickled_weights(tmp_path: Path) -> None:
     _assert_config_error(run_quire("up", *FREE_PORTS, "--model", str(folder)), "pytorch_model.bin", "safetensors")
 
 
+@pytest.mark.long
 def test_unsupported_architecture(tmp_path: Path) -> None:
     """Named, with the module that is at fault."""
     folder = _copy_of_tiny(tmp_path)
@@ -199,6 +203,7 @@ def test_unsupported_architecture(tmp_path: Path) -> None:
     _assert_config_error(run_quire("up", *FREE_PORTS, "--model", str(folder)), "Bloom")
 
 
+@pytest.mark.long
 def test_memory_too_small() -> None:
     """R9: says the longest length that fits; `up` ends instead of trying for ever."""
     result = run_quire("up", *FREE_PORTS, "--num-gpu-blocks-override", "4")

@@ -1,13 +1,19 @@
 """Client and AsyncClient against a real gateway, scheduler and simulated worker."""
 
 import asyncio
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quire import LLM, AsyncClient, Client, SamplingParams
+from quire import LLM, AsyncClient, Client, RetryPolicy, SamplingParams
+from quire.admin import AdminClient
 from quire.messages import RequestOptions
+from quire.processes import ServiceProcess, ignore_line
 from quire.stack import LocalStack
 from svc_common.errors import (
     Cancelled,
@@ -21,6 +27,7 @@ from svc_common.errors import (
 
 MAX_MODEL_LEN = 2_000
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
+RESUMABLE = RequestOptions(resumable=True)
 LONG = SamplingParams(max_tokens=MAX_MODEL_LEN - 10, ignore_eos=True)
 
 
@@ -136,6 +143,107 @@ def test_async_client(stack: LocalStack) -> None:
                 await client.generate([10**6])
 
     asyncio.run(scenario())
+
+
+class _OtherGateway:
+    """Another gateway of the same scheduler, which can be killed and started again at its address."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._stack = stack
+        self._port = "0"
+        self.start()
+        self.address = self.service.address
+        self._port = self.address.rpartition(":")[2]
+
+    def start(self) -> None:
+        """Until it listens."""
+        arguments = ("gateway", "--scheduler", self._stack.scheduler_address, "--port", self._port)
+        more = ("--http-port", "0", "--admin-port", "0")
+        self.service = ServiceProcess(
+            "gateway", (*arguments, *more), environ=self._stack.options.environ, on_line=ignore_line
+        )
+        while not self.service.announced:
+            time.sleep(0.02)
+        self.service.check()
+
+    def kill(self) -> None:
+        """As kill -9."""
+        self.service.kill()
+        self.service.wait(10)
+
+
+@pytest.fixture
+def other(stack: LocalStack) -> Iterator[_OtherGateway]:
+    """Beside the stack's own."""
+    gateway = _OtherGateway(stack)
+    yield gateway
+    gateway.kill()
+
+
+def test_a_killed_gateway_costs_nobody_anything(stack: LocalStack, client: Client, other: _OtherGateway) -> None:
+    """Calls and streams of several threads go on at the next gateway, and one of a single gateway when that is back."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=5)
+    expected = client.generate("x", params).outputs[0].token_ids
+    with Client(f"{other.address}, {stack.grpc_address}") as several, ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(several.generate, "x", params) for _ in range(2)]
+        streams = [several.generate_stream("x", params) for _ in range(2)]
+        unread = [iter(stream) for stream in streams]
+        first = [next(deltas) for deltas in unread]
+        reads = [threads.submit(list, deltas) for deltas in unread]
+        other.kill()
+        assert [call.result(30).outputs[0].token_ids for call in calls] == [expected] * 2
+        for begun, read in zip(first, reads, strict=True):
+            assert [token for delta in (begun, *read.result(30)) for token in delta.token_ids] == expected
+        assert several.target == stack.grpc_address
+    other.start()
+    patient = RetryPolicy(max_attempts=20, max_pause_s=0.4)
+    with Client(other.address, retries=patient) as alone, ThreadPoolExecutor(1) as threads:
+        tokens: list[int] = []
+        for delta in alone.generate_stream("x", params, options=RESUMABLE):
+            if not tokens:
+                other.kill()
+                threads.submit(other.start)
+            tokens += delta.token_ids
+    assert tokens == expected
+
+
+def test_who_leaves_a_resumable_call_ends_it(stack: LocalStack) -> None:
+    """Cancelled tasks, Ctrl-C, and a client that closes: nothing runs on for the reader who could come back (10 s)."""
+
+    async def leave() -> None:
+        async with AsyncClient(stack.grpc_address) as client:
+            for reading in (
+                client.generate("x", LONG, options=RESUMABLE),
+                client.generate_stream("x", LONG, options=RESUMABLE).read(),
+            ):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reading, 0.3)
+            async for _ in client.generate_stream("x", LONG, options=RESUMABLE):
+                break
+
+    with AdminClient(stack.admin_address) as admin, Client(stack.grpc_address) as client:
+        asyncio.run(leave())
+        _wait_idle(admin)
+        for call in (client.generate, lambda *a, **k: client.generate_stream(*a, **k).read()):
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                call("x", LONG, options=RESUMABLE)
+            timer.join()
+            _wait_idle(admin)
+        with client.generate_stream("x", LONG, options=RESUMABLE) as stream:
+            next(iter(stream))
+        _wait_idle(admin)
+        with Client(stack.grpc_address) as short:
+            stream = short.generate_stream("x", LONG, options=RESUMABLE)
+        _wait_idle(admin)
+
+
+def _wait_idle(admin: AdminClient) -> None:
+    deadline = time.monotonic() + 3
+    while (load := admin.load()).tenants:
+        assert time.monotonic() < deadline, load
+        time.sleep(0.05)
 
 
 def test_llm_behind_a_gateway(stack: LocalStack) -> None:

@@ -1,5 +1,6 @@
 """`LLM` in this process: R4-R8, against `transformers.generate`, and equal to the three services with the same seed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire import LLM, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
 from quire.stack import LocalStack
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
@@ -29,6 +30,23 @@ RARE = [
     SamplingParams(n=3, best_of=4, use_beam_search=True, max_tokens=12, length_penalty=0.5, logprobs=True),
     SamplingParams(seed=4, max_tokens=12, structured_outputs=StructuredOutputsParams(regex="[a-z]{4} [0-9]{3}")),
 ]
+
+
+FORCED = SamplingParams(n=2, seed=7, max_tokens=80)
+TOOLS = ChatOptions(
+    tools=[
+        {
+            "name": "f",
+            "parameters": {
+                "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+                "required": ["n"],
+                "additionalProperties": False,
+            },
+        }
+    ],
+    tool_choice="required",
+    parallel_tool_calls=False,
+)
 
 
 @pytest.fixture(scope="module")
@@ -146,16 +164,42 @@ def test_same_seed_same_tokens_as_the_services(llm: LLM) -> None:
         there = [client.generate(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         with LLM(target=stack.grpc_address) as remote:
             behind = remote.generate(prompts, params)
+            chats = [
+                where.chat(["hi", [{"role": "user", "content": "x"}]], FORCED, chat=TOOLS) for where in (llm, remote)
+            ]
             vectors = [where.embed(PROMPTS, PoolingParams(normalize=False)) for where in (llm, remote)]
     for ours, theirs, third in zip(here, there, behind, strict=True):
         assert ours.outputs == theirs.outputs == third.outputs
         assert ours.prompt_logprobs == theirs.prompt_logprobs == third.prompt_logprobs
+    _check_chats(*chats)
     assert [[v.outputs for v in found] for found in vectors[:1]] == [
         [v.outputs for v in found] for found in vectors[1:]
     ]
     assert [len(output.outputs) for output in here] == [1] * 4 + [3, 2, 3, 1]
     assert [o.prompt for o in behind] == prompts
     assert [o.prompt_token_ids for o in behind] == [o.prompt_token_ids for o in here]
+
+
+def _check_chats(here: list[RequestOutput], there: list[RequestOutput]) -> None:
+    """The same calls in process and behind a gateway, but for their ids; several choices have their own."""
+    for ours, theirs in zip(here, there, strict=True):
+        assert [output.token_ids for output in ours.outputs] == [output.token_ids for output in theirs.outputs]
+        assert len({output.tool_calls[0].id for output in (*ours.outputs, *theirs.outputs)}) == 4
+        for one, other in zip(ours.outputs, theirs.outputs, strict=True):
+            ((call,), (same,)) = one.tool_calls, other.tool_calls
+            assert (call.name, call.arguments) == (same.name, same.arguments)
+            assert json.loads(call.arguments)["n"] in range(10)
+            assert one.finish_reason == other.finish_reason == "tool_calls"
+
+
+def test_chats_are_lists_of_turns(llm: LLM) -> None:
+    """One conversation or many; what is none is refused by name, and so is what the template refuses."""
+    turns = [{"role": "user", "content": "x"}]
+    short = SamplingParams(max_tokens=2)
+    assert [len(llm.chat(given, short)) for given in ("x", turns, [turns, turns, "x"])] == [1, 1, 3]
+    for wrong in (3, [3], [{"role": "wizard", "content": "x"}]):
+        with pytest.raises(InvalidArgument, match="messages"):
+            llm.chat(wrong, short)  # type: ignore[arg-type]
 
 
 def test_wrong_sizes() -> None:

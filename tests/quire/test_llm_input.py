@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.chat_messages import turns
 from quire.llm_settings import named_as_in_python
 from quire.stack import LocalStack
 from svc_common.errors import ConfigError, InvalidArgument
@@ -101,3 +102,9 @@ def test_paths_are_no_options() -> None:
         raise ConfigError("--model /a/models--Qwen--7b/--x: use --device cpu or --max-model-len 64", reason="R")
     assert caught.value.message == "model /a/models--Qwen--7b/--x: use device=cpu or max_model_len=64"
     assert caught.value.reason == "R"
+
+
+def test_a_turn_without_its_role() -> None:
+    """A misspelt key is told as what it is: missing."""
+    with pytest.raises(InvalidArgument, match=r"^messages\[0\]\.role: is missing"):
+        turns([{"rol": "user", "content": "x"}])

@@ -121,6 +121,8 @@ class Gateway:
         self.frontend_id = frontend_id
         self.outputs: dict[int, Output] = {}
         self.states: list[engine_pb2.ServiceState] = []
+        self.queues: list[engine_pb2.QueueState] = []
+        self.attached: dict[int, engine_pb2.HeldRequest] = {}
         self.num_messages = 0
         self.welcome = engine_pb2.Welcome()
         self.paused = asyncio.Event()
@@ -162,10 +164,13 @@ class Gateway:
             self.num_messages += 1
             if message.HasField("state"):
                 self.states.append(message.state)
+            if message.HasField("queue"):
+                self.queues.append(message.queue)
             self._take(message)
             await self.paused.wait()
 
     def _take(self, message: engine_pb2.EngineMessage) -> None:
+        self.attached.update((held.handle, held) for held in message.attached)
         for started in message.started:
             self.outputs[started.handle].started = started
         self._take_tokens(message.tokens)
@@ -209,6 +214,17 @@ class Gateway:
         message = self.make_submit(prompt, **values)
         await self.send(submits=[message])
         return message.handle
+
+    async def attach_to(self, request_id: str, *, handle: int | None = None, tenant: str = "") -> int:
+        """Reads a request on and returns its handle."""
+        handle = self.expect(next(self._handles) if handle is None else handle)
+        await self.send(attaches=[engine_pb2.Attach(handle=handle, request_id=request_id, tenant=tenant)])
+        return handle
+
+    def expect(self, handle: int) -> int:
+        """Something will come for this handle."""
+        self.outputs.setdefault(handle, Output())
+        return handle
 
     def make_submit(
         self, prompt: list[int], *, handle: int = 0, max_tokens: int = 8, **values: Any

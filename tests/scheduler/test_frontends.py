@@ -217,15 +217,112 @@ async def test_an_ended_resumable_request_can_be_read_again() -> None:
 
 @run_async
 async def test_a_second_reader_takes_a_request_over() -> None:
-    """The same id from another gateway: it reads from its offset on, the first reader is told ABORTED, the request goes on."""
+    """Attach from another gateway: it is told what the request is and reads it from its beginning, the first reader gets ABORTED.
+
+    A Submit of the same id once more does the same, also when it has ended; one of another prompt is refused.
+    """
     async with stack(SLOW) as s, Gateway(s.address, "second") as second:
-        first = await s.gateway.submit(PROMPT, max_tokens=60, request_id="r")
-        tokens = list((await s.gateway.tokens_of(first, 10)).tokens)
-        handle = await second.submit(PROMPT, max_tokens=60, request_id="r", committed=tokens, resubmitted=True)
-        second.outputs[handle].tokens += tokens
-        assert len((await second.end_of(handle)).tokens) == 60
+        state = {"resumable": True, "frontend_state": b"state"}
+        first = await s.gateway.submit(PROMPT, max_tokens=60, request_id="r", **state)
+        await s.gateway.tokens_of(first, 10)
+        handle = await second.attach_to("r")
+        output = await second.end_of(handle)
+        assert len(output.tokens) == 60 and second.attached[handle].frontend_state == b"state"
+        submit = second.attached[handle].submit
+        assert columns.unpack(submit.token_ids, "").tolist() == PROMPT and submit.stop.max_tokens == 60
+        assert (submit.handle, submit.frontend_state, submit.arrival_age_ns > 0) == (0, b"", True)
         lost = s.gateway.outputs[first]
         assert lost.failed is not None and lost.failed.error.reason == "ATTACHED_ELSEWHERE" and lost.num_ends == 1
+        for values in (state, {"resubmitted": True}):
+            again = await s.gateway.submit(PROMPT, max_tokens=60, request_id="r", **values)
+            assert (await s.gateway.end_of(again)).tokens == output.tokens
+        assert s.gateway.attached[first].submit.ByteSize() == 0, "it was new"
+        other = await second.submit([1, 2, 3], request_id="r", resumable=True)
+        assert (await second.end_of(other)).failed.error.reason == "REQUEST_ID_IN_USE"
+
+
+@run_async
+async def test_a_gateway_that_was_away_does_not_take_a_request_back() -> None:
+    """Its reader resumed elsewhere meanwhile: submitted again, it gets ABORTED, and the new reader goes on."""
+    async with stack(SLOW) as s, Gateway(s.address, "second") as second:
+        old = await second.submit(PROMPT, max_tokens=90, request_id="r", resumable=True)
+        tokens = list((await second.tokens_of(old, 5)).tokens)
+        await second.lose_stream()
+        handle = await s.gateway.attach_to("r")
+        await s.gateway.tokens_of(handle, 10)
+        assert len((await second.attach()).held) == 0
+        submit = second.make_submit(PROMPT, handle=old, max_tokens=90, request_id="r", resumable=True, resubmitted=True)
+        submit.committed.add(token_ids=columns.pack(tokens))
+        await second.send(submits=[submit])
+        lost = await second.end_of(old)
+        assert lost.failed is not None and lost.failed.error.reason == "ATTACHED_ELSEWHERE"
+        assert len((await s.gateway.end_of(handle)).tokens) == 90
+
+
+@run_async
+async def test_a_request_whose_reader_went_alone_is_held() -> None:
+    """Detach: it goes on, from whichever gateway it is read; goodbye does not end it, the end of the grace time does."""
+    async with stack(SLOW, frontend_grace_s=0.5) as s:
+        async with Gateway(s.address, "second") as second:
+            handle = await second.submit(PROMPT, max_tokens=3000, request_id="r", resumable=True)
+            await second.tokens_of(handle, 3)
+            await second.send(detaches=[engine_pb2.Detach(handle=handle)])
+            await second.send(goodbye={})
+        reader = await s.gateway.attach_to("r")
+        await s.gateway.tokens_of(reader, 20)
+        await asyncio.sleep(0.6)
+        assert [table.sequence for table in (await s.admin.blocks()).tables] == ["r/0"]
+        await s.gateway.send(detaches=[engine_pb2.Detach(handle=reader)])
+        await eventually_free(s)
+        late = await s.gateway.attach_to("r")
+        failed = (await s.gateway.end_of(late)).failed
+        assert failed is not None and (failed.error.status, failed.error.reason) == ("NOT_FOUND", "RESUME_EXPIRED")
+
+
+@run_async
+async def test_who_may_not_attach() -> None:
+    """Another tenant, requests that are not resumable, handles in use: refused alone."""
+    async with stack(SLOW) as s:
+        plain = await s.gateway.submit(PROMPT, max_tokens=40, request_id="plain")
+        await s.gateway.submit(PROMPT, max_tokens=40, request_id="r", tenant="ada", resumable=True)
+        for values, reason in (
+            ({"request_id": "plain"}, "RESUME_EXPIRED"),
+            ({"request_id": "r"}, "RESUME_EXPIRED"),
+            ({"request_id": "r", "tenant": "ada", "handle": 0}, "INVALID_FIELD"),
+        ):
+            handle = await s.gateway.attach_to(**values)
+            failed = (await s.gateway.end_of(handle)).failed
+            assert failed is not None and failed.error.reason == reason
+        mine = await s.gateway.attach_to("r", tenant="ada")
+        assert len((await s.gateway.end_of(mine)).tokens) == len((await s.gateway.end_of(plain)).tokens) == 40
+
+
+@run_async
+async def test_committed_tokens_keep_what_came_beside_them() -> None:
+    """After a scheduler's loss a later reader, who begins anew, has the log probabilities of tokens of its first life too."""
+    sampling = common_pb2.ResolvedSampling(top_p=1.0, seed=7, logprobs=True, num_top_logprobs=1)
+    async with stack() as s:
+        submit = s.gateway.make_submit(
+            PROMPT, sampling=sampling, max_tokens=6, request_id="r", resumable=True, resubmitted=True
+        )
+        submit.committed.add(
+            token_ids=columns.pack([5, 6]),
+            logprobs=columns.pack([-0.25, -0.5], columns.F32),
+            top_counts=columns.pack([1, 1], columns.U32),
+            top_token_ids=columns.pack([5, 9]),
+            top_logprobs=columns.pack([-0.25, -0.125], columns.F32),
+        )
+        s.gateway.outputs[submit.handle].tokens += [5, 6]
+        await s.gateway.send(submits=[submit])
+        await s.gateway.end_of(submit.handle)
+        reader = await s.gateway.attach_to("r")
+        output = await s.gateway.end_of(reader)
+        assert output.tokens[:2] == [5, 6] and output.logprobs[:2] == [-0.25, -0.5] and len(output.logprobs) == 6
+        submit.committed[0].logprobs += b"0000"
+        submit.handle, submit.request_id = 1_000, "other"
+        await s.gateway.send(submits=[submit])
+        failed = (await s.gateway.end_of(s.gateway.expect(1_000))).failed
+        assert failed is not None and failed.error.field_violations[0].field == "committed.logprobs"
 
 
 @run_async

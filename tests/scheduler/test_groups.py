@@ -81,3 +81,14 @@ async def test_ranked_choices_come_at_the_end_best_first(policy: str) -> None:
             assert [len(choice) for choice in output.choices] == [9] * wanted
         assert len({tuple(choice) for choice in beams.choices}) == 3
         await s.admin.assert_all_free()
+
+
+@pytest.mark.parametrize("policy", ["quire", "vllm-v1-async", "vllm-v0", "chitu"])
+@run_async
+async def test_a_beam_that_is_alone_is_a_beam(policy: str) -> None:
+    """R25: best_of = 1 with beams: its tokens are the core's to choose, so it is not planned ahead; no step fails by it."""
+    async with stack(policy=policy) as s:
+        output = await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=9, beam=common_pb2.BeamRules()))
+        assert output.finished is not None and len(output.tokens) == 9
+        assert output.finished.account.num_migrations == 0
+        assert not [step.error for step in await s.admin.steps() if step.error]

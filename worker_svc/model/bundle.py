@@ -18,10 +18,12 @@ def make_bundle(folder: Path, limits: common_pb2.ModelLimits) -> bytes:
     """
     assert not limits.bundle_digest, "a bundle cannot contain its own digest"
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
+    templates = _chat_templates(folder, tokenizer_config)
     generation = folder / "generation_config.json"
     bundle = worker_pb2.ModelBundle(
         tokenizer_json=(folder / "tokenizer.json").read_bytes(),
-        chat_template=_chat_template(folder, tokenizer_config),
+        chat_template=templates.get("default", ""),
+        tool_use_template=templates.get("tool_use", ""),
         special_tokens=_special_tokens(folder, tokenizer_config),
         generation_config_json=generation.read_text(encoding="utf-8") if generation.is_file() else "",
         limits=limits,
@@ -48,17 +50,17 @@ def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template") or _optional_json(folder / "chat_template.json").get(
-        "chat_template"
-    )
-    if isinstance(template, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template or ""
+def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """By name, as transformers finds them: files of their own first, then the configuration's; a single one is `default`."""
+    paths = {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    paths = {"default": folder / "chat_template.jinja"} | paths
+    files = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    if files:
+        return files
+    given = tokenizer_config.get("chat_template") or _optional_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(given, list):
+        return {entry["name"]: entry["template"] for entry in given}
+    return {"default": given} if given else {}
 
 
 def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:

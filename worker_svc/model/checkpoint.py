@@ -27,8 +27,7 @@ _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CONVERT = (
     "Only safetensors are read, because a pickled file can run any code when it is opened. Convert it once, in an isolated "
-    "environment: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER, safe_serialization=True), and copy "
-    "tokenizer.json beside the result."
+    "process: quire convert FOLDER NEW_FOLDER"
 )
 
 
@@ -61,7 +60,7 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Looks at a folder. ConfigError saying what is missing, or how to convert pickled weights."""
     if not path.is_dir():
-        raise _error("MODEL_NOT_FOUND", path, "is no folder; give the folder of a checkpoint (nothing is downloaded)")
+        raise _error("MODEL_NOT_FOUND", path, "is no folder; give the folder of a checkpoint")
     if not (path / "config.json").is_file():
         raise _error("MODEL_INCOMPLETE", path, "has no config.json; give the folder that holds it")
     weights = _weight_files(path)
@@ -71,14 +70,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
             path,
             "has no tokenizer.json; make it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
-    return Checkpoint(path, _read_config(path), weights)
+    return Checkpoint(path, read_config(path), weights)
 
 
 def _error(reason: str, path: Path, what: str) -> ConfigError:
     return ConfigError(f"--model {path} {what}", reason=reason, metadata={"model": str(path)})
 
 
-def _read_config(path: Path) -> PreTrainedConfig:
+def read_config(path: Path) -> PreTrainedConfig:
+    """The configuration in a folder, by transformers. ConfigError for a model that it does not know."""
     raw = read_json(path / "config.json")
     if "auto_map" in raw and "model_type" not in raw:
         raise _error(

@@ -166,7 +166,7 @@ class StopRules(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ErrorStatus(_message.Message):
-    __slots__ = ("status", "reason", "message", "metadata", "field_violations", "retry_after_ns")
+    __slots__ = ("status", "reason", "message", "metadata", "field_violations", "retry_after_ns", "resource_type", "resource_name")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -180,13 +180,17 @@ class ErrorStatus(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     FIELD_VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_NAME_FIELD_NUMBER: _ClassVar[int]
     status: str
     reason: str
     message: str
     metadata: _containers.ScalarMap[str, str]
     field_violations: _containers.RepeatedCompositeFieldContainer[FieldViolation]
     retry_after_ns: int
-    def __init__(self, status: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., field_violations: _Optional[_Iterable[_Union[FieldViolation, _Mapping]]] = ..., retry_after_ns: _Optional[int] = ...) -> None: ...
+    resource_type: str
+    resource_name: str
+    def __init__(self, status: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., field_violations: _Optional[_Iterable[_Union[FieldViolation, _Mapping]]] = ..., retry_after_ns: _Optional[int] = ..., resource_type: _Optional[str] = ..., resource_name: _Optional[str] = ...) -> None: ...
 
 class FieldViolation(_message.Message):
     __slots__ = ("field", "description")

@@ -20,20 +20,28 @@ class GetModelBundleResponse(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
 
 class FrontendMessage(_message.Message):
-    __slots__ = ("hello", "submits", "stops", "cancels", "goodbye", "attaches")
+    __slots__ = ("hello", "submits", "stops", "cancels", "goodbye", "attaches", "detaches")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ATTACHES_FIELD_NUMBER: _ClassVar[int]
+    DETACHES_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     stops: _containers.RepeatedCompositeFieldContainer[Stopped]
     cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
     goodbye: Goodbye
     attaches: _containers.RepeatedCompositeFieldContainer[Attach]
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stopped, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., attaches: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ...) -> None: ...
+    detaches: _containers.RepeatedCompositeFieldContainer[Detach]
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stopped, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., attaches: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., detaches: _Optional[_Iterable[_Union[Detach, _Mapping]]] = ...) -> None: ...
+
+class Detach(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("handle", "request_id", "tenant")
@@ -104,12 +112,20 @@ class Submit(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopRules, _Mapping]] = ..., num_choices: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., priority: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[CommittedTokens, _Mapping]]] = ..., frontend_state: _Optional[bytes] = ..., resumable: bool = ..., resubmitted: bool = ..., arrival_age_ns: _Optional[int] = ..., cache_salt: _Optional[str] = ..., no_cache_reuse: bool = ..., best_of: _Optional[int] = ..., beam: _Optional[_Union[_common_pb2.BeamRules, _Mapping]] = ..., adapter: _Optional[str] = ..., task: _Optional[_Union[_common_pb2.Task, str]] = ...) -> None: ...
 
 class CommittedTokens(_message.Message):
-    __slots__ = ("choice", "token_ids")
+    __slots__ = ("choice", "token_ids", "logprobs", "top_counts", "top_token_ids", "top_logprobs")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: bytes
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    logprobs: bytes
+    top_counts: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class Stopped(_message.Message):
     __slots__ = ("handle", "choice", "token_offset")
@@ -132,7 +148,7 @@ class Cancel(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class EngineMessage(_message.Message):
-    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state", "prompt_logprobs", "embeddings", "attached")
+    __slots__ = ("welcome", "tokens", "finished", "failed", "started", "state", "prompt_logprobs", "embeddings", "attached", "queue")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +158,7 @@ class EngineMessage(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     tokens: TokenColumns
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
@@ -151,7 +168,16 @@ class EngineMessage(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
     attached: _containers.RepeatedCompositeFieldContainer[HeldRequest]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., attached: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ...) -> None: ...
+    queue: QueueState
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., attached: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
+
+class QueueState(_message.Message):
+    __slots__ = ("closed_for", "retry_after_ns")
+    CLOSED_FOR_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    closed_for: _containers.RepeatedScalarFieldContainer[str]
+    retry_after_ns: int
+    def __init__(self, closed_for: _Optional[_Iterable[str]] = ..., retry_after_ns: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("handle", "logprobs", "num_top", "top_token_ids", "top_logprobs")
@@ -176,30 +202,46 @@ class Embedding(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("identity", "limits", "held", "state", "admin_address")
+    __slots__ = ("identity", "limits", "held", "state", "admin_address", "queue")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     identity: _common_pb2.PeerIdentity
     limits: _common_pb2.ModelLimits
     held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
     state: ServiceState
     admin_address: str
-    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., admin_address: _Optional[str] = ...) -> None: ...
+    queue: QueueState
+    def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., state: _Optional[_Union[ServiceState, _Mapping]] = ..., admin_address: _Optional[str] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
 
 class HeldRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "token_offsets", "frontend_state")
+    __slots__ = ("handle", "request_id", "token_offsets", "frontend_state", "submit")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_STATE_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     token_offsets: bytes
     frontend_state: bytes
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ...) -> None: ...
+    submit: Submit
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
+
+class FrontendState(_message.Message):
+    __slots__ = ("model", "stop_strings", "chat_parsing", "partial_at_deadline")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_PARSING_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_AT_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    chat_parsing: bytes
+    partial_at_deadline: bool
+    def __init__(self, model: _Optional[str] = ..., stop_strings: _Optional[_Iterable[str]] = ..., chat_parsing: _Optional[bytes] = ..., partial_at_deadline: bool = ...) -> None: ...
 
 class ServiceState(_message.Message):
     __slots__ = ("adapters", "serving", "reason", "limits", "warming")

@@ -29,7 +29,7 @@ class InferenceServiceStub(object):
     """Text and tokens in, text and tokens out.
 
     Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
@@ -105,7 +105,7 @@ class InferenceServiceServicer(object):
     """Text and tokens in, text and tokens out.
 
     Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
@@ -117,7 +117,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Completes a prompt, streaming. Dropping the stream cancels.
+        """Completes a prompt, streaming. Dropping the stream cancels, unless the request is resumable or has an idempotency-key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,8 +138,8 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Reads a resumable request on, at any gateway, from the tokens that the caller has. NOT_FOUND with RESUME_EXPIRED when it is not
-        held any more. Who read it until then gets ABORTED with ATTACHED_ELSEWHERE.
+        """Reads a resumable request on, at any gateway, from the tokens that the caller has: Started again, then what is behind them.
+        NOT_FOUND with RESUME_EXPIRED when it is not held any more. Who read it until then gets ABORTED with ATTACHED_ELSEWHERE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,7 +269,7 @@ class InferenceService(object):
     """Text and tokens in, text and tokens out.
 
     Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first), grpc-timeout (the deadline).
+    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 

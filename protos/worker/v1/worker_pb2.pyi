@@ -123,7 +123,7 @@ class GetModelBundleResponse(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
 
 class ModelBundle(_message.Message):
-    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "generation_config_json", "limits")
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "generation_config_json", "limits", "tool_use_template")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -136,12 +136,14 @@ class ModelBundle(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_USE_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     chat_template: str
     special_tokens: _containers.ScalarMap[str, str]
     generation_config_json: str
     limits: _common_pb2.ModelLimits
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., generation_config_json: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
+    tool_use_template: str
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., generation_config_json: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.ModelLimits, _Mapping]] = ..., tool_use_template: _Optional[str] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("adapter_id", "path")

@@ -71,7 +71,8 @@ class MixedSwapIns:
 
     def _is_behind(self, group: Group, state: CoreState) -> bool:
         """A more important one waits for its first blocks."""
-        return self._ordering.key(state.waiting.peek()) < self._ordering.key(group)
+        head = state.waiting.peek()
+        return self._ordering.key(head) < self._ordering.key(group) or state.account.owes(group, head)
 
     def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         shares = self._running.shares(group, state, draft)
@@ -101,7 +102,7 @@ class BehindSwapped(OpenGate):
         if not state.swapped or group is state.guard.favourite or group is draft.favoured:
             return Verdict.ENTER
         key = self._ordering.key(group)
-        num_before = sum(self._ordering.key(swapped) < key for swapped in state.swapped)
+        num_before = sum(self._ordering.key(g) < key and not state.account.owes(g, group) for g in state.swapped)
         if not num_before:
             return Verdict.ENTER
         state.journal.stop(group, Reason.SWAPPED_FIRST, swapped=num_before)

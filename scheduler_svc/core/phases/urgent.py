@@ -38,7 +38,8 @@ class MakeWay:
     """Before the running phase: victims leave until the head of the queue fits behind all that the others take in this step.
 
     Victims are of a lower priority class than the head, and more than `margin_s` behind it on the axis of `ordering`, so that age
-    counts: who has waited for long is not pushed out any more. Nobody leaves in vain: where all of them together would not do,
+    counts: who has waited for long is not pushed out any more. Or they are of a tenant that has more than its share of the places
+    while the head's has less (`ServiceAccount`). Nobody leaves in vain: where all of them together would not do,
     all stay. The head starts in the same step, by the waiting phase (`draft.favoured`). No thrash: keys do not change, so a victim
     never pushes out whom it left for.
     """
@@ -89,13 +90,20 @@ class MakeWay:
                 return []
         rank, start_by = class_of(head.request), self._ordering.key(head)[0] + self._margin_s
         found = [g for g in state.running if class_of(g.request) > rank and self._ordering.key(g)[0] > start_by]
+        found += [g for g in self._over_share(head, state) if g not in found]
         self._outranks_nobody = None if found else (head, state.num_started)
         return found
+
+    def _over_share(self, head: Group, state: CoreState) -> list[Group]:
+        """Those of tenants with more than their share, but for more important ones."""
+        rank = class_of(head.request)
+        return [g for g in state.account.over_share(head, state.running) if class_of(g.request) >= rank]
 
     def _is_next(self, head: Group, state: CoreState) -> bool:
         """Nothing else keeps it waiting: no result that is on its way, nobody on the host before it."""
         key = self._ordering.key(head)
-        return self._progress.may_resume(head.live[0]) and all(self._ordering.key(g) > key for g in state.swapped)
+        before = (g for g in state.swapped if self._ordering.key(g) <= key and not state.account.owes(g, head))
+        return self._progress.may_resume(head.live[0]) and next(before, None) is None
 
     def _plea(self, head: Group, state: CoreState) -> Plea | None:
         """None where the pool could not hold it even alone."""

@@ -261,7 +261,7 @@ def can_join(sequence: Sequence) -> bool:
     return (
         sequence.num_output_tokens > 0
         and not sequence.in_prefill
-        and sequence.group.width == 1
+        and not sequence.group.needs_result
         and not sequence.draft_token_ids
         and request.num_samples == request.n
         and _num_stop_ids(sequence) <= MAX_STOP_IDS

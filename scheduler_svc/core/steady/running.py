@@ -65,7 +65,7 @@ class SteadyRunning:
         """What groups that are no rows take; None where the order matters or they are more than plain."""
         shares: list[Share] = []
         for group in loose:
-            if len(group.sequences) > 1 or group.width > 1:
+            if len(group.sequences) > 1 or group.needs_result:
                 return None
             sequence = group.sequences[0]
             num_tokens = self._inner.num_wanted(sequence, state)

@@ -1,0 +1,96 @@
+"""What one tenant that floods does to another that does not.
+
+    python -m benchmarks.tenants --save            # about three minutes
+    python -m benchmarks.tenants --seconds 5       # a look
+
+Lives here: the runs and their table. The client: benchmarks.open_load; the services: benchmarks.service.
+"""
+
+import asyncio
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.open_load import Flow, OpenLoad, figures
+from benchmarks.service import Stack
+
+POLICIES = {"fair": (), "not fair": ("tenant_fairness=false",)}
+_WORKER = {"step_base_s": 0.02, "prefill_token_s": 10e-6, "decode_row_s": 50e-6, "num_gpu_blocks": 8_192}
+_KEYS = {"quiet": "quiet-key", "flood": "flood-key"}
+
+_HELP_END = """
+Three processes and this client, on one machine; the simulated worker takes 20 ms for a step. The quiet tenant sends --rate requests
+per second; the flooding one has --flood clients, each of which sends the next request when one is over. Both send requests of the
+same size. Runs in turn: the quiet one alone, both with tenant_fairness, both without. The first tenth of each run does not count.
+
+Goal: p99 of the quiet tenant's first tokens beside the flood at most 1.5 times that alone.
+"""
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=1, help="Of each run.")] = 40.0,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32,
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of the quiet tenant.")] = 10.0,
+    flood: Annotated[int, typer.Option(min=1, help="Clients of the flooding tenant.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 1,
+    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/tenants.json.")] = False,
+) -> None:
+    """Measures the quiet tenant's first tokens, alone and beside a flood."""
+    result = measure(seconds, max_num_seqs, rate, flood, seed)
+    if save:
+        report.save("tenants", {"benchmark": "tenants", "rate": rate, "flood": flood, **result})
+    _show(result, Console())
+
+
+def measure(seconds: float, max_num_seqs: int, rate: float, flood: int, seed: int) -> dict[str, Any]:
+    """All runs; a fresh stack for each policy."""
+    quiet = Flow("quiet", rate, key=_KEYS["quiet"])
+    flooding = Flow("flood", 0.0, num_clients=flood, key=_KEYS["flood"])
+    runs: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tenants = _tenants_file(Path(folder))
+        for name, sets in POLICIES.items():
+            with Stack(_WORKER, {"max_num_seqs": max_num_seqs, "policy_set": sets}, {"tenants": tenants}) as stack:
+                if "alone" not in runs:
+                    runs["alone"] = _run(stack.address, [quiet], seconds, seed)
+                runs[name] = _run(stack.address, [quiet, flooding], seconds, seed)
+    alone = runs["alone"]["quiet"]["ttft_s"]["p99"]
+    ratios = {name: round(runs[name]["quiet"]["ttft_s"]["p99"] / alone, 3) for name in POLICIES}
+    return {"max_num_seqs": max_num_seqs, "runs": runs, "ttft_p99_ratio": ratios}
+
+
+def _tenants_file(folder: Path) -> str:
+    path = folder / "tenants.toml"
+    hashes = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in _KEYS.items()}
+    path.write_text("".join(f'[[tenants.{name}.keys]]\nsha256 = "{value}"\n' for name, value in hashes.items()))
+    return str(path)
+
+
+def _run(address: str, flows: list[Flow], seconds: float, seed: int) -> dict[str, Any]:
+    async def run() -> dict[str, Any]:
+        sent = await OpenLoad(address, seed).run(flows, seconds)
+        return {flow.name: figures([call for call in sent if call.flow == flow.name], seconds) for flow in flows}
+
+    return asyncio.run(run())
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    table = Table("run", "tenant", "calls", "served/s", "TTFT p50 ms", "TTFT p99 ms", "to alone")
+    for name, run in result["runs"].items():
+        for tenant, f in run.items():
+            ratio = f"{result['ttft_p99_ratio'][name]:.2f}" if tenant == "quiet" and name != "alone" else ""
+            times = (f"{1e3 * f['ttft_s'][p]:,.1f}" for p in ("p50", "p99"))
+            table.add_row(name, tenant, str(f["calls"]), f"{f['served_per_s']:.1f}", *times, ratio)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(epilog=_HELP_END)(main)
+    app()

@@ -1,0 +1,66 @@
+"""The guard of a gRPC door: every method of every service wants a known caller, those few aside that say so here."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gateway_svc.calls import Caller, Callers
+from svc_common import rpc
+from svc_common.errors import PermissionDenied, QuireError
+
+HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
+Check = Callable[[Caller, str], None]
+"""Takes the caller and the method's path; raises where the one may not call the other."""
+
+FREE = frozenset({"/quire.inference.v1.InferenceService/Cancel"})
+"""Not counted: who is over its quota must be able to end what it has running."""
+
+
+def enter(caller: Caller, method: str) -> None:
+    """At the users' door: every call counts. ResourceExhausted."""
+    if method not in FREE:
+        caller.terms.count_call()
+
+
+def enter_as_admin(caller: Caller, method: str) -> None:
+    """At the operators' door. PermissionDenied for other keys than those marked `admin`."""
+    if not caller.is_admin:
+        raise PermissionDenied(
+            "this API key may not use the operators' API; it takes one marked `admin = true` in the tenants file",
+            reason="ADMIN_KEY_NEEDED",
+        )
+
+
+class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Asks `callers` about each call and lets `check(caller, method)` refuse it, before its message is read."""
+
+    def __init__(self, callers: Callers, check: Check, *, open_reflection: bool) -> None:
+        self._callers = callers
+        self._check = check
+        self._open = (HEALTH, *(REFLECTION if open_reflection else ()))
+
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        """The method's handler, or one that refuses."""
+        if not details.method.startswith(self._open):
+            try:
+                self._check(self._callers.of(_metadata(details)), details.method)
+            except QuireError as error:
+                return _refusing(error)
+        return await continuation(details)
+
+
+def _metadata(details: Any) -> Mapping[str, str]:
+    given = details.invocation_metadata or ()
+    return {key: value for key, value in given if isinstance(value, str)}
+
+
+def _refusing(error: QuireError) -> Any:
+    """A handler for methods of all kinds: it reads nothing and answers with the error."""
+
+    async def refuse(messages: Any, context: Any) -> None:
+        await rpc.abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

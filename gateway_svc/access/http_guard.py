@@ -1,0 +1,41 @@
+"""The guard of the HTTP door: every path wants a known caller, those few aside that say so here. An ASGI application."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway_svc.calls import Callers
+from gateway_svc.openai.http_io import Reply
+from svc_common.errors import QuireError
+
+OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_FOLDER = "/health/"
+
+
+class HttpGuard:
+    """Lets calls with a known key into `app`; answers the others itself, before their body is read."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        self._app = app
+        self._callers = callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the module's docstring. What is no HTTP request (a web socket) is refused: nothing here speaks it."""
+        if scope["type"] != "http":
+            await send({"type": f"{scope['type']}.close"})
+        elif is_open(scope["path"]):
+            await self._app(scope, receive, send)
+        else:
+            await self._enter(scope, receive, send)
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            self._callers.of(headers).terms.count_call()
+        except QuireError as error:
+            await Reply(send).error(error)
+        else:
+            await self._app(scope, receive, send)
+
+
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for it."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)

@@ -1,0 +1,62 @@
+"""API keys: made, hashed, looked up. The gateway knows only their hashes."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway_svc.access.tenants_file import Key, Tenants
+from svc_common.errors import Unauthenticated
+
+KEY_PREFIX = "qk_"
+_KEY_BYTES = 32
+_LOOKUP_DIGITS = 16
+_SCHEME = "bearer"
+_LONGEST_KEY = 512
+
+
+def new_key() -> str:
+    """A key of 256 random bits. With so many, a plain hash of it tells nothing: no salt, no slow hash."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of a key, 64 hex digits in lower case."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOfTenant:
+    """A key and whose it is."""
+
+    tenant: str
+    key: Key
+
+
+class Keyring:
+    """All keys of a tenants file, by hash."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._found: dict[str, list[KeyOfTenant]] = {}
+        for name, tenant in tenants.tenants.items():
+            for key in tenant.keys:
+                self._found.setdefault(key.sha256[:_LOOKUP_DIGITS], []).append(KeyOfTenant(name, key))
+
+    def find(self, key: str) -> KeyOfTenant | None:
+        """Whose key it is. A part of the hash finds candidates, which nobody can steer; the rest is compared in constant time."""
+        hashed = hash_key(key)
+        candidates = self._found.get(hashed[:_LOOKUP_DIGITS], ())
+        return next((found for found in candidates if hmac.compare_digest(found.key.sha256, hashed)), None)
+
+
+def key_of(metadata: Mapping[str, str]) -> str:
+    """The key in `authorization: Bearer KEY`. Unauthenticated (MISSING_KEY) without."""
+    scheme, _, key = metadata.get("authorization", "").partition(" ")
+    key = key.strip()
+    if scheme.lower() != _SCHEME or not 0 < len(key) <= _LONGEST_KEY:
+        raise Unauthenticated(
+            "this gateway wants an API key: send `authorization: Bearer KEY` (--api-key or QUIRE_API_KEY of our own clients)",
+            reason="MISSING_KEY",
+        )
+    return key

@@ -1,0 +1,114 @@
+"""What one tenant uses of its quotas in this gateway process: calls per second, requests at a time, tokens per minute."""
+
+import time
+from collections.abc import Callable
+
+from gateway_svc.access.tenants_file import Limits
+from gateway_svc.access.token_bucket import TokenBucket
+from gateway_svc.engine.engine_request import EngineRequest
+from protos.engine.v1 import engine_pb2
+from svc_common.errors import QuotaViolation, ResourceExhausted
+
+_SECONDS_PER_MINUTE = 60.0
+_FIRST_GUESS_S = 1.0
+_NEWEST_COUNTS = 0.1
+_LEAST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 60.0
+
+
+class TenantQuota:
+    """Owner of one tenant's buckets and counts, over all changes of its limits. All calls on the event loop's thread."""
+
+    def __init__(self, tenant: str, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+        self._tenant = tenant
+        self._now = now
+        self._limits = limits
+        self._request_s = _FIRST_GUESS_S
+        self._calls: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self.num_running = 0
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Other limits from now on; what runs goes on and what is owed stays owed."""
+        self._limits = limits
+        per_minute = limits.tokens_per_min
+        per_token_s = None if per_minute is None else per_minute / _SECONDS_PER_MINUTE
+        self._calls = self._changed(self._calls, limits.requests_per_s, limits.burst_or_default)
+        self._tokens = self._changed(self._tokens, per_token_s, float(per_minute or 0))
+
+    def _changed(self, bucket: TokenBucket | None, rate_per_s: float | None, capacity: float) -> TokenBucket | None:
+        if rate_per_s is None:
+            return None
+        if bucket is None:
+            return TokenBucket(rate_per_s, capacity, self._now)
+        bucket.change(rate_per_s, capacity)
+        return bucket
+
+    @property
+    def num_tokens_left(self) -> float | None:
+        """What may be used now without waiting; None = without limit."""
+        return None if self._tokens is None else self._tokens.level
+
+    def count_call(self) -> None:
+        """One more call. ResourceExhausted with the time until the next may come."""
+        if self._calls is None:
+            return
+        if wait_s := self._calls.wait_s(1):
+            raise self._refusal(f"requests_per_s = {self._limits.requests_per_s:g}", wait_s)
+        self._calls.take(1)
+
+    def begin_request(self) -> float:
+        """One more request at a time, until `end_request` of what is returned. ResourceExhausted."""
+        most = self._limits.concurrent_requests
+        if most is not None and self.num_running >= most:
+            raise self._refusal(f"concurrent_requests = {most}", self._request_s / most)
+        self.num_running += 1
+        return self._now()
+
+    def end_request(self, begin_s: float) -> None:
+        """The request that began then is over."""
+        self.num_running -= 1
+        self._request_s += _NEWEST_COUNTS * (self._now() - begin_s - self._request_s)
+
+    def take_tokens(self, num_tokens: int) -> None:
+        """What a request may cost. ResourceExhausted with the time until it may be asked again."""
+        if self._tokens is None:
+            return
+        if wait_s := self._tokens.wait_s(num_tokens):
+            raise self._refusal(f"tokens_per_min = {self._limits.tokens_per_min}", wait_s)
+        self._tokens.take(num_tokens)
+
+    def give_tokens_back(self, num_tokens: int) -> None:
+        """What it did not cost after all; less than 0: it cost more."""
+        if self._tokens is not None:
+            self._tokens.take(-num_tokens)
+
+    def _refusal(self, limit: str, wait_s: float) -> ResourceExhausted:
+        return ResourceExhausted(
+            f"the quota of tenant {self._tenant} is used up: {limit}; try again later, or ask the operator for more",
+            reason="TENANT_QUOTA",
+            metadata={"tenant": self._tenant, "limit": limit.partition(" ")[0]},
+            retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, wait_s)),
+            quota=QuotaViolation(f"tenant:{self._tenant}", limit),
+        )
+
+
+def estimated_tokens(submit: engine_pb2.Submit) -> int:
+    """Most that a request can cost: its prompt, and all output that each of its sequences may have."""
+    prompt, num_sequences = len(submit.token_ids) // 4, max(1, submit.num_choices, submit.best_of)
+    return prompt + submit.stop.max_tokens * num_sequences
+
+
+def used_tokens(request: EngineRequest) -> int:
+    """What it cost, when this gateway has done with it.
+
+    Nothing where it never started, and where another call submitted it, who paid. All that it may cost where it goes on
+    without a reader. Sequences that are not returned cost as much as those that are.
+    """
+    if request.was_attached or not (request.was_started or request.num_received_tokens):
+        return 0
+    if request.submit.resumable and not request.is_over:
+        return estimated_tokens(request.submit)
+    num_sequences = max(request.num_choices, request.submit.best_of)
+    return request.num_prompt_tokens + request.num_output_tokens * num_sequences // request.num_choices

@@ -1,0 +1,68 @@
+"""How the output of one chat is parsed: all that a gateway has to know to go on where another one was."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from gateway_svc.chat.answering import AnswerParser
+from gateway_svc.chat.call_parser import CallRules
+from gateway_svc.chat.formats import NONE, TOOL_FORMATS
+from gateway_svc.chat.guard import GuardedParser
+from gateway_svc.chat.thinking import ThinkingParser
+from gateway_svc.text.parts import OutputParser
+from svc_common.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParsing:
+    """Names of the formats, names of the tools that may be called, how many calls there may be (None = any number).
+
+    `reasoning_open`: the prompt's end has opened it. `call_salt`: what ids of calls are made of; the same one gives the same ids.
+    `or_answer`: calls come first or not at all.
+    """
+
+    tool_format: str = NONE
+    tool_names: tuple[str, ...] = ()
+    max_calls: int | None = None
+    reasoning_format: str = NONE
+    reasoning_open: bool = False
+    call_salt: str = field(default_factory=lambda: secrets.token_hex(16))
+    or_answer: bool = False
+
+    def parser(self, choice: int = 0) -> OutputParser | None:
+        """A fresh parser for that choice's output; None = all of it is content."""
+        parser = self._call_parser(choice)
+        if self.reasoning_format != NONE:
+            parser = ThinkingParser(parser, is_open=self.reasoning_open)
+        return None if parser is None else GuardedParser(parser)
+
+    def _call_parser(self, choice: int) -> OutputParser | None:
+        if self.tool_format == NONE:
+            return None
+        tools = TOOL_FORMATS[self.tool_format]
+        rules = CallRules(
+            frozenset(self.tool_names),
+            lambda number: tools.call_id(f"{self.call_salt}/{choice}/{number}"),
+            self.max_calls,
+        )
+        parser = tools.parser(rules)
+        return AnswerParser(parser, tools.head) if self.or_answer else parser
+
+    def to_json(self) -> str:
+        """As text, for another gateway."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` made. InvalidArgument for what another release made that this one does not know."""
+        try:
+            fields: Mapping[str, Any] = json.loads(text)
+            parsing = cls(**{**fields, "tool_names": tuple(fields["tool_names"])})
+            parsing.parser()
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidArgument.field(
+                "frontend_state", "is no description of a chat's output that is known here"
+            ) from error
+        return parsing

@@ -1,0 +1,149 @@
+"""A checked ChatRequest, resolved: prompt, grammar of forced calls, and how the output is parsed. Pure; may take a second."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+
+from gateway_svc.chat.answering import answer_rules
+from gateway_svc.chat.conversation import (
+    ANY_PARAMETERS,
+    NO_ARGUMENTS,
+    parameters_of,
+    template_messages,
+    template_tools,
+    template_variables,
+    told_tools,
+)
+from gateway_svc.chat.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
+from gateway_svc.chat.formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
+from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.checks import validation
+from gateway_svc.checks.tool_checks import is_forced
+from gateway_svc.checks.validation import ResolvedRequest, SamplingDefaults
+from gateway_svc.checks.wording import compiled_grammar
+from gateway_svc.text.bundle import TextModel
+from protos.common.v1 import common_pb2
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common.errors import InvalidArgument
+
+
+def resolve_chat(
+    request: pb.ChatRequest,
+    text: TextModel,
+    limits: common_pb2.ModelLimits,
+    defaults: SamplingDefaults,
+    formats: FormatChoice,
+    *,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+) -> ResolvedRequest:
+    """Renders, tokenises, applies the defaults. InvalidArgument for what the template refuses and for tools that cannot be forced.
+
+    With structured output alone the whole output is content. Beside tools that may be called the output is calls or such an answer,
+    each behind what the model thinks; where it has to call, calls alone.
+    """
+    told = told_tools(request)
+    prompt = text.apply_chat_template(
+        template_messages(request.messages),
+        tools=template_tools(told) or None,
+        variables=template_variables(request),
+    )
+    # What is too long by its bytes alone is refused before it costs anything.
+    validation.check_prompt_length(text.least_tokens(prompt), limits)
+    token_ids = text.encode(prompt, add_special_tokens=False)
+    output = _Output.of(request, told, text, formats, prompt)
+    grammar = _call_grammar(request, output, text)
+    resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar, draw_seed=draw_seed)
+    return dataclasses.replace(resolved, parsing=output.parsing())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Output:
+    """What the output may have in it. `tools`: those that may be called. `or_answer`: or an answer by the request's own grammar."""
+
+    tools: Sequence[pb.Tool]
+    tool_format: ToolFormat | None
+    reasoning_format: ReasoningFormat | None
+    is_open: bool
+    max_calls: int | None
+    or_answer: bool
+
+    @classmethod
+    def of(
+        cls, request: pb.ChatRequest, told: Sequence[pb.Tool], text: TextModel, formats: FormatChoice, prompt: str
+    ) -> "_Output":
+        """Formats that the operator chose or the template shows. A forced call is one of Hermes' where neither says anything."""
+        template = text.template_for(has_tools=bool(told))
+        tool_format = formats.tools(template) if told else None
+        if told and is_forced(request):
+            tool_format = tool_format or HERMES
+        is_structured = request.WhichOneof("structured_output") is not None
+        if is_structured and tool_format is None:
+            return cls((), None, None, False, None, False)
+        reasoning = formats.reasoning(template)
+        is_open = reasoning is not None and reasoning.is_open(prompt)
+        or_answer = is_structured and not is_forced(request)
+        return cls(_callable(request, told), tool_format, reasoning, is_open, _max_calls(request), or_answer)
+
+    def parsing(self) -> ChatParsing:
+        """How it is parsed."""
+        return ChatParsing(
+            tool_format=NONE if self.tool_format is None else self.tool_format.name,
+            tool_names=tuple(tool.name for tool in self.tools) if self.tool_format is not None else (),
+            max_calls=self.max_calls,
+            reasoning_format=NONE if self.reasoning_format is None else self.reasoning_format.name,
+            reasoning_open=self.is_open,
+            or_answer=self.or_answer,
+        )
+
+
+def _callable(request: pb.ChatRequest, told: Sequence[pb.Tool]) -> Sequence[pb.Tool]:
+    if request.tool_choice.WhichOneof("choice") != "name":
+        return told
+    return [tool for tool in told if tool.name == request.tool_choice.name]
+
+
+def _max_calls(request: pb.ChatRequest) -> int | None:
+    """None = any number, which the length of an output bounds."""
+    if request.tool_choice.WhichOneof("choice") == "name":
+        return 1
+    several = not request.HasField("parallel_tool_calls") or request.parallel_tool_calls
+    return None if several else 1
+
+
+def _call_grammar(request: pb.ChatRequest, output: _Output, text: TextModel) -> common_pb2.Grammar | None:
+    """Of an output that has to be calls, or calls or an answer; None = there is no such one."""
+    if output.tool_format is None or not (is_forced(request) or output.or_answer):
+        return None
+    # An answer's grammar that does not compile is refused, also where there will be no answer.
+    answer = compiled_grammar(request, text)
+    syntax = output.tool_format.syntax
+    reasoning = None if output.reasoning_format is None else Reasoning(output.reasoning_format, output.is_open)
+    thoughts = () if reasoning is None else (reasoning.format.begin, reasoning.format.end)
+    markers = {*syntax.before, *syntax.call, *syntax.between, *syntax.after, *thoughts}
+    grammar = forced_grammar(
+        syntax,
+        _grammar_tools(request, output, text),
+        {marker: token_id for token_id, marker in text.special_ids(markers).items()},
+        max_calls=output.max_calls or MAX_CALLS,
+        reasoning=reasoning,
+        answer=answer_rules(answer) if answer is not None and output.or_answer else (),
+    )
+    return text.made_grammar(grammar, "tools")
+
+
+def _grammar_tools(request: pb.ChatRequest, output: _Output, text: TextModel) -> list[ForcedTool]:
+    """With their schemas. One that does not compile is refused where a call is forced; else its arguments are any object."""
+    tools: list[ForcedTool] = []
+    for i, tool in enumerate(request.tools):
+        if tool not in output.tools:
+            continue
+        parameters = parameters_of(tool) if tool.parameters_json else NO_ARGUMENTS
+        try:
+            if tool.parameters_json:
+                text.check_schema(tool.parameters_json, f"tools[{i}].parameters_json")
+        except InvalidArgument:
+            if is_forced(request):
+                raise
+            parameters = ANY_PARAMETERS
+        tools.append(ForcedTool(tool.name, parameters))
+    return tools

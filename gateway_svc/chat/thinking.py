@@ -1,0 +1,69 @@
+"""Reasoning between `<think>` and `</think>` at the start of an output; whatever follows goes to the next parser."""
+
+from gateway_svc.chat.buffered import BufferedParser, begins_with, find_marker
+from gateway_svc.text.parts import CONTENT, REASONING, OutputParser, Span
+
+OPEN = "<think>"
+CLOSE = "</think>"
+_NEWLINES = "\r\n"
+
+
+class ThinkingParser(BufferedParser):
+    """`is_open`: the prompt's end has opened it. `answer`: parses what is behind it; None = all of it is content.
+
+    Line breaks right behind the two markers and before the second are markup.
+    """
+
+    def __init__(self, answer: OutputParser | None, *, is_open: bool) -> None:
+        super().__init__()
+        self._answer = answer
+        self._is_open = is_open
+        self.markers = frozenset({OPEN, CLOSE}) | (answer.markers if answer is not None else frozenset())
+        self.current = REASONING if is_open else CONTENT
+
+    def in_content(self) -> bool:
+        """The start of the output: reasoning begins here or nowhere."""
+        is_there, place = self.something_behind()
+        begins = begins_with(self.buffer[place:], OPEN, is_over=self.is_over) if is_there else is_there
+        if begins is None:
+            return False
+        if begins:
+            self.take(place + len(OPEN), REASONING, visible=False)
+        self.current = REASONING if begins or self._is_open else CONTENT
+        self.state = self._at_thought if self.current is REASONING else self._in_answer
+        return True
+
+    def _at_thought(self) -> bool:
+        self.take_whitespace(_NEWLINES, REASONING)
+        if self.buffer:
+            self.state = self._in_thought
+        return bool(self.buffer)
+
+    def _in_thought(self) -> bool:
+        begin, end = find_marker(self.buffer, CLOSE, _NEWLINES, is_over=self.is_over)
+        self.take(begin, REASONING)
+        if end is None:
+            return False
+        self.take(end - begin, REASONING, visible=False)
+        self.current = CONTENT
+        self.state = self._behind_thought
+        return True
+
+    def _behind_thought(self) -> bool:
+        self.take_whitespace(_NEWLINES, CONTENT)
+        self.state = self._in_answer if self.buffer else self.state
+        return bool(self.buffer)
+
+    def _in_answer(self) -> bool:
+        if self._answer is None:
+            self.take(len(self.buffer), CONTENT)
+            return False
+        text, self.buffer = self.buffer, ""
+        self._spans += self._answer.feed(text)
+        self.current = self._answer.current
+        return False
+
+    def end(self) -> list[Span]:
+        """See OutputParser."""
+        spans = super().end()
+        return spans if self._answer is None else spans + self._answer.end()

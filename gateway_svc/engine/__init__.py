@@ -1,0 +1,1 @@
+"""Towards the scheduler: one stream, all requests of this gateway on it."""

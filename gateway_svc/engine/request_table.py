@@ -1,0 +1,224 @@
+"""Live requests of this gateway by handle and by public id, their deadlines, and what the scheduler's messages mean to them."""
+
+import asyncio
+import itertools
+
+from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.engine.outbox import Outbox
+from gateway_svc.engine.takeover import attached_elsewhere, check_may_take_over
+from gateway_svc.engine.token_runs import read_runs
+from protos.engine.v1 import engine_pb2
+from svc_common import rpc
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
+
+MESSAGES_PER_BACKLOG_CHECK = 64
+MAX_UNREAD_BYTES = 192 * 1_024
+"""Of one stream: 48 thousand tokens, fewer with log probabilities. With the transport's buffers it stays below 256 KiB."""
+
+
+class RequestTable:
+    """Owner of live requests, from `add` to `release`. All calls on the event loop's thread."""
+
+    def __init__(self, outbox: Outbox, max_unread_tokens: int) -> None:
+        self._outbox = outbox
+        self._max_unread_tokens = max_unread_tokens
+        self._handles = itertools.count(1)
+        self._by_handle: dict[int, EngineRequest] = {}
+        self._by_id: dict[tuple[str, str], EngineRequest] = {}
+        self._lost: set[int] = set()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._num_messages = 0
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def __iter__(self) -> "itertools.chain[EngineRequest]":
+        return itertools.chain(list(self._by_handle.values()))
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._by_handle
+
+    def add(
+        self,
+        submit: engine_pb2.Submit,
+        deadline_ns: int,
+        *,
+        returns_partial: bool = False,
+        is_attaching: bool = False,
+    ) -> EngineRequest:
+        """A new request under the next handle; `is_attaching`: one that `submit` names is to be read on.
+
+        A resumable one that is read here already goes over to the new reader. AlreadyExists for other ids that are live here.
+        """
+        former = self._by_id.get((submit.tenant, submit.request_id))
+        if former is not None:
+            check_may_take_over(former, submit, is_attaching=is_attaching)
+            self._lose(former)
+            if not former.is_attaching:
+                submit, is_attaching = former.submit_message_of_another_reader(), False
+        submit.handle = next(self._handles)
+        request = EngineRequest(submit, deadline_ns, returns_partial=returns_partial, is_attaching=is_attaching)
+        request.arrival_ns = request.arrival_ns if former is None else former.arrival_ns
+        self._by_handle[submit.handle] = request
+        self._by_id[request.key] = request
+        delay_s = max(0.0, (deadline_ns - monotonic_ns()) / NS_PER_S)
+        self._timers[submit.handle] = asyncio.get_running_loop().call_later(delay_s, self._expire, request)
+        return request
+
+    def _lose(self, request: EngineRequest) -> None:
+        """Another reader has it now; the scheduler need not be told."""
+        request.fail(attached_elsewhere())
+        self._forget(request)
+        self._lost.add(request.handle)
+
+    def find(self, tenant: str, request_id: str) -> EngineRequest | None:
+        """By public id."""
+        return self._by_id.get((tenant, request_id))
+
+    def release(self, request: EngineRequest) -> None:
+        """Forgets a request; one that is not over is cancelled at the scheduler at once, a resumable one held. Idempotent."""
+        if request.handle not in self._by_handle:
+            return
+        self._forget(request)
+        if not request.is_over:
+            request.is_over = True
+            self._tell_gone(request)
+
+    def _forget(self, request: EngineRequest) -> None:
+        del self._by_handle[request.handle]
+        del self._by_id[request.key]
+        self._timers.pop(request.handle).cancel()
+        self._outbox.withdraw(request)
+
+    def end(self, request: EngineRequest, error: QuireError) -> None:
+        """Ends a request by `error`, here and at the scheduler."""
+        if not request.is_over:
+            request.fail(error)
+            self._outbox.withdraw(request)
+            self._tell_cancelled(request)
+
+    def leave(self, request: EngineRequest, error: QuireError) -> None:
+        """Ends the reading of a request by `error`; a resumable one goes on, to be read elsewhere."""
+        if not request.is_over:
+            request.fail(error)
+            self._outbox.withdraw(request)
+            self._tell_gone(request)
+
+    def _tell_gone(self, request: EngineRequest) -> None:
+        if request.submit.resumable and request.was_sent:
+            self._outbox.detach(request.handle)
+        else:
+            self._tell_cancelled(request)
+
+    def _tell_cancelled(self, request: EngineRequest) -> None:
+        if request.was_sent:
+            self._outbox.cancel(engine_pb2.Cancel(handle=request.handle))
+
+    def _expire(self, request: EngineRequest) -> None:
+        """Its deadline has passed, or that of the call that reads it on."""
+        reason = "DURING_DECODE" if request.num_received_tokens else "EXPIRED_IN_QUEUE"
+        request.returns_partial &= not request.was_attached
+        # The scheduler watches the request's own deadline; a resumable one may have readers after this one.
+        self.leave(request, DeadlineExceeded("the deadline passed before the request was done", reason=reason))
+
+    # --- what arrives ------------------------------------------------------------------------------------------------
+
+    def receive(self, message: engine_pb2.EngineMessage) -> None:
+        """Hands each part to its request; parts of requests that are gone are ignored. InvalidArgument for a broken message."""
+        self._receive_beginnings(message)
+        if message.HasField("tokens"):
+            self._receive_tokens(message.tokens)
+        self._receive_parts(message)
+        for finished in message.finished:
+            if (request := self._by_handle.get(finished.handle)) is not None:
+                self._finish(request, finished)
+        for failed in message.failed:
+            if (request := self._by_handle.get(failed.handle)) is not None:
+                request.fail(rpc.from_error_status(failed.error), failed.account)
+        self._num_messages += 1
+        if self._num_messages % MESSAGES_PER_BACKLOG_CHECK == 0:
+            self._shed()
+
+    def _receive_beginnings(self, message: engine_pb2.EngineMessage) -> None:
+        for held in message.attached:
+            if (request := self._by_handle.get(held.handle)) is not None:
+                request.confirm(held)
+        for started in message.started:
+            if (request := self._by_handle.get(started.handle)) is not None:
+                request.start(started)
+
+    def _receive_tokens(self, tokens: engine_pb2.TokenColumns) -> None:
+        for handle, choice, run in read_runs(tokens):
+            request = self._by_handle.get(handle)
+            if request is None:
+                continue
+            if not request.add_tokens(_known(request, choice), run):
+                self._resync(request)
+            elif request.num_unread_bytes > MAX_UNREAD_BYTES:
+                self._cut_off(request)
+
+    def _receive_parts(self, message: engine_pb2.EngineMessage) -> None:
+        for logprobs in message.prompt_logprobs:
+            if (request := self._by_handle.get(logprobs.handle)) is not None:
+                request.add_prompt_logprobs(logprobs)
+        for embedding in message.embeddings:
+            if (request := self._by_handle.get(embedding.handle)) is not None:
+                request.add_embedding(embedding)
+
+    def _finish(self, request: EngineRequest, finished: engine_pb2.Finished) -> None:
+        _known(request, finished.choice)
+        if request.passes_over(finished):
+            self._resync(request)
+        else:
+            request.finish(finished)
+
+    def _resync(self, request: EngineRequest) -> None:
+        """Tokens are missing: submitting again asks for all from where the known ones end."""
+        if not request.is_resyncing and not request.is_over:
+            request.is_resyncing = True
+            self._outbox.submit(request)
+
+    def _shed(self) -> None:
+        """Ends the stream with the most unread tokens while there are too many in all."""
+        total = sum(request.num_unread_tokens for request in self)
+        while total > self._max_unread_tokens:
+            slowest = max(self, key=lambda request: request.num_unread_tokens)
+            total -= slowest.num_unread_tokens
+            self._cut_off(slowest)
+
+    def _cut_off(self, request: EngineRequest) -> None:
+        """Its reader is too slow; the others are not to pay for it."""
+        error = ResourceExhausted("this reader takes its tokens too slowly", reason="SLOW_READER")
+        self.leave(request, error)
+        request.drop_unread(error)
+
+    # --- after a loss ------------------------------------------------------------------------------------------------
+
+    def resume(self, held: set[int], detached: set[int]) -> None:
+        """On a new stream: live requests are submitted again, `held` ones that are gone here, but for `detached`, are cancelled."""
+        lost, self._lost = self._lost, set()
+        for handle in sorted(held - self._by_handle.keys() - detached - lost):
+            self._outbox.cancel(engine_pb2.Cancel(handle=handle))
+        for request in self:
+            if request.is_over:
+                continue
+            if request.all_choices_ended and not request.submit.resumable:
+                self._outbox.cancel(engine_pb2.Cancel(handle=request.handle))
+                request.finish_without_account()
+            else:
+                self._outbox.submit(request)
+
+    def stop(self, request: EngineRequest, choice: int, token_offset: int) -> None:
+        """A stop string ended a choice: `token_offset` tokens of it count."""
+        is_news = not request.is_over and not request.has_ended(choice)
+        request.stop(choice, token_offset)
+        if is_news:
+            self._outbox.stop(engine_pb2.Stopped(handle=request.handle, choice=choice, token_offset=token_offset))
+
+
+def _known(request: EngineRequest, choice: int) -> int:
+    """`choice`, or InvalidArgument where the request has no such one."""
+    if choice >= request.num_choices:
+        raise InvalidArgument.field("choice", f"is {choice}; request {request.request_id} has {request.num_choices}")
+    return choice

@@ -1,0 +1,241 @@
+"""The one stream of this gateway process to its scheduler: all requests multiplexed by handle, re-attached when it breaks.
+
+At most one write is outstanding and carries everything new since the last. While the scheduler is away requests stay: after the
+next Welcome each is submitted again under its handle with the tokens it has, which attaches where the scheduler still holds it and
+goes on from its tokens where not (design.md 3.2, 8). Not here: tokens to text (generation), models (model_catalog).
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from gateway_svc.engine.admission import Admission
+from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.engine.outbox import Outbox
+from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.settings import GatewaySettings
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from svc_common import columns, rpc
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import Aborted, QuireError, Unavailable
+
+log = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+WELCOME_TIMEOUT_S = 10.0
+GOODBYE_TIMEOUT_S = 1.0
+BUNDLE_TIMEOUT_S = 60.0
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class LinkState:
+    """What the scheduler said last. `limits`: model and limits, None until known. `reason`: why not serving, for people.
+
+    `warming`: not serving yet, but a worker is loading. `adapters`: names that may be used beside the model's.
+    """
+
+    attached: bool = False
+    serving: bool = False
+    warming: bool = False
+    reason: str = "the scheduler has not been reached yet"
+    limits: common_pb2.ModelLimits | None = None
+    admin_address: str = ""
+    adapters: tuple[str, ...] = ()
+
+
+class SchedulerLink:
+    """Owner of the stream. `on_state` is called after each change of `state`; `run()` must be running for anything to happen."""
+
+    def __init__(self, settings: GatewaySettings, identity: rpc.Identity, channel: grpc.aio.Channel) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._stub = engine_pb2_grpc.EngineServiceStub(channel)
+        self._frontend_id = uuid.uuid4().hex
+        self._outbox = Outbox()
+        self._closing = False
+        self._left = asyncio.Event()
+        self.requests = RequestTable(self._outbox, settings.max_buffered_tokens)
+        self.admission = Admission(settings)
+        self.state = LinkState()
+        self.on_state: Callable[[], None] = lambda: None
+
+    # --- for the pipeline --------------------------------------------------------------------------------------------
+
+    def submit(self, submit: engine_pb2.Submit, deadline_ns: int, *, returns_partial: bool = False) -> EngineRequest:
+        """Takes a request (its handle is filled in); the caller must `requests.release` it in the end. `returns_partial`: at its
+        deadline it ends with what there is.
+
+        AlreadyExists when its id is live here; Unavailable when stopping, or when the scheduler is away and too many wait.
+        """
+        self._check_open(submit)
+        request = self.requests.add(submit, deadline_ns, returns_partial=returns_partial)
+        self._outbox.submit(request)
+        return request
+
+    def attach(self, tenant: str, request_id: str, deadline_ns: int) -> EngineRequest:
+        """Reads a resumable request on, whoever submitted it; see `submit`. What it is, is known when it is `accepted`."""
+        named = engine_pb2.Submit(request_id=request_id, tenant=tenant, resumable=True)
+        self._check_open(named)
+        request = self.requests.add(named, deadline_ns, is_attaching=True)
+        self._outbox.submit(request)
+        return request
+
+    def _check_open(self, submit: engine_pb2.Submit) -> None:
+        if self._closing:
+            raise _stopping()
+        if self.state.attached:
+            return
+        num_tokens = self._outbox.num_prompt_tokens + len(submit.token_ids) // columns.I32.itemsize
+        has_room = not self._outbox.num_submits or num_tokens <= self._settings.max_waiting_tokens
+        if self._outbox.num_submits >= self._settings.max_waiting_requests or not has_room:
+            raise self._away()
+
+    def cancel(self, tenant: str, request_id: str, error: QuireError) -> None:
+        """Cancels by public id: one of ours ends with `error`; else the scheduler is told, another gateway may hold it."""
+        request = self.requests.find(tenant, request_id)
+        if request is not None:
+            self.requests.end(request, error)
+        else:
+            self._outbox.cancel(engine_pb2.Cancel(request_id=request_id, tenant=tenant))
+
+    async def fetch_bundle(self, digest: str) -> bytes:
+        """The serialised model bundle; a QuireError when the scheduler does not give it."""
+        try:
+            call = self._stub.GetModelBundle(engine_pb2.GetModelBundleRequest(digest=digest), timeout=BUNDLE_TIMEOUT_S)
+            return b"".join([piece.chunk async for piece in call])
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error) from None
+
+    def close(self) -> None:
+        """Takes no more requests; running ones go on."""
+        self._closing = True
+
+    async def leave(self) -> None:
+        """Says goodbye, upon which the scheduler cancels what is left of this gateway at once; what is left here ends.
+
+        Resumable requests go on, to be read at another gateway.
+        """
+        self.close()
+        for request in self.requests:
+            if request.submit.resumable:
+                self.requests.leave(request, _stopping())
+        if self.state.attached:
+            self._outbox.say_goodbye()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._left.wait(), GOODBYE_TIMEOUT_S)
+        for request in self.requests:
+            request.fail(_stopping())
+
+    # --- the stream --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keeps the link up until cancelled or `leave` is done."""
+        backoff_s, away_since_ns = MIN_BACKOFF_S, monotonic_ns()
+        while True:
+            error = await self._attach()
+            if self._outbox.said_goodbye:
+                self._left.set()
+                return
+            if self.state.attached:
+                backoff_s, away_since_ns = MIN_BACKOFF_S, monotonic_ns()
+            self._set_away(error)
+            if monotonic_ns() - away_since_ns > self._settings.scheduler_away_s * NS_PER_S:
+                self._give_up_waiting()
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _attach(self) -> Exception:
+        """One life of the stream; what ended it."""
+        stream = self._stub.Attach()
+        try:
+            hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
+            await stream.write(engine_pb2.FrontendMessage(hello=hello))
+            first = await asyncio.wait_for(stream.read(), WELCOME_TIMEOUT_S)
+            self._welcome(_message(first).welcome)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write_all(stream))
+                group.create_task(self._read_all(stream))
+        except ExceptionGroup as both:
+            return _cause(both)
+        except Exception as error:
+            return error
+        finally:
+            stream.cancel()
+        raise AssertionError("the stream's tasks end only by an exception")
+
+    def _welcome(self, welcome: engine_pb2.Welcome) -> None:
+        rpc.check_peer(welcome.identity, "the scheduler")
+        detached = self._outbox.detached
+        self._outbox.forget_stream()
+        self.requests.resume({held.handle for held in welcome.held}, detached)
+        limits = welcome.limits if welcome.HasField("limits") else None
+        self.state = LinkState(attached=True, limits=limits, admin_address=welcome.admin_address)
+        self.admission.hear(welcome.queue)
+        self._set_service(welcome.state)
+
+    async def _write_all(self, stream: grpc.aio.StreamStreamCall) -> None:
+        while not self._outbox.said_goodbye:
+            await self._outbox.wait()
+            await stream.write(self._outbox.take())
+        await stream.done_writing()
+
+    async def _read_all(self, stream: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            message = _message(await stream.read())
+            self.requests.receive(message)
+            if message.HasField("state"):
+                self._set_service(message.state)
+            if message.HasField("queue"):
+                self.admission.hear(message.queue)
+
+    # --- its state ---------------------------------------------------------------------------------------------------
+
+    def _set_service(self, state: engine_pb2.ServiceState) -> None:
+        self.state.serving, self.state.warming, self.state.reason = state.serving, state.warming, state.reason
+        self.state.adapters = tuple(state.adapters)
+        if state.HasField("limits"):
+            self.state.limits = state.limits
+        self.on_state()
+
+    def _set_away(self, error: Exception) -> None:
+        known = rpc.from_rpc_error(error) if isinstance(error, grpc.RpcError) else error
+        reason = f"the scheduler at {self._settings.scheduler} cannot be used: {known or 'it does not answer'}"
+        if reason != self.state.reason:
+            expected = isinstance(error, (QuireError, grpc.RpcError, TimeoutError))
+            log.warning("%s", reason, exc_info=None if expected else error)
+        self.state = LinkState(reason=reason, limits=self.state.limits, adapters=self.state.adapters)
+        self.admission.forget()
+        self.on_state()
+
+    def _away(self) -> Unavailable:
+        return Unavailable(self.state.reason, reason="SCHEDULER_AWAY", retry_after_s=RETRY_AFTER_S)
+
+    def _give_up_waiting(self) -> None:
+        for request in self.requests:
+            self.requests.end(request, self._away())
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("this gateway is stopping", reason="DRAINING", retry_after_s=RETRY_AFTER_S)
+
+
+def _message(read: object) -> engine_pb2.EngineMessage:
+    if not isinstance(read, engine_pb2.EngineMessage):  # grpc.aio.EOF
+        raise Aborted("it closed the stream", reason="STREAM_CLOSED")
+    return read
+
+
+def _cause(both: ExceptionGroup[Exception]) -> Exception:
+    """The reader knows why a stream ended; the writer only that it did."""
+    known = [error for error in both.exceptions if isinstance(error, (QuireError, grpc.RpcError))]
+    return known[0] if known else both.exceptions[0]

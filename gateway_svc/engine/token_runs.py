@@ -1,0 +1,115 @@
+"""New tokens as the scheduler sends them, columns of many requests at once, cut into runs of one choice each. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common import columns
+
+
+@dataclass(slots=True)
+class TokenRun:
+    """Tokens of one choice from offset `token_offset` on. `logprobs`, `tops`: one per token, or none at all."""
+
+    token_offset: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[inference_pb2.TopLogprobs] = field(default_factory=list)
+
+    def without_first(self, num_tokens: int) -> "TokenRun":
+        """The run behind its first `num_tokens`."""
+        return TokenRun(
+            self.token_offset + num_tokens,
+            self.token_ids[num_tokens:],
+            self.logprobs[num_tokens:],
+            self.tops[num_tokens:],
+        )
+
+    def extend(self, other: "TokenRun") -> None:
+        """Adds the run that follows this one."""
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.tops += other.tops
+
+
+def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, TokenRun]]:
+    """(handle, choice, run) of each run, in order. InvalidArgument, before the first, for columns that do not fit each other."""
+    handles = columns.unpack(tokens.handles, "tokens.handles", columns.U32)
+    length = len(handles)
+    choices = columns.unpack(tokens.choices, "tokens.choices", columns.U32, length=length)
+    offsets = columns.unpack(tokens.token_offsets, "tokens.token_offsets", columns.U32, length=length)
+    counts = columns.unpack(tokens.counts, "tokens.counts", columns.U32, length=length)
+    total = int(counts.sum())
+    token_ids = columns.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
+    num_logprobs = total if tokens.logprobs else 0
+    logprobs = columns.unpack(tokens.logprobs, "tokens.logprobs", columns.F32, length=num_logprobs).tolist()
+    tops = _read_tops(tokens, total)
+    return _cut(
+        zip(handles.tolist(), choices.tolist(), offsets.tolist(), counts.tolist(), strict=True),
+        token_ids,
+        logprobs,
+        tops,
+    )
+
+
+def _cut(
+    heads: Iterator[tuple[int, int, int, int]],
+    token_ids: list[int],
+    logprobs: list[float],
+    tops: list[inference_pb2.TopLogprobs],
+) -> Iterator[tuple[int, int, TokenRun]]:
+    begin = 0
+    for handle, choice, offset, count in heads:
+        end = begin + count
+        yield handle, choice, TokenRun(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
+        begin = end
+
+
+def _read_tops(tokens: engine_pb2.TokenColumns, total: int) -> list[inference_pb2.TopLogprobs]:
+    if not tokens.top_counts:
+        return []
+    counts = columns.unpack(tokens.top_counts, "tokens.top_counts", columns.U32, length=total)
+    length = int(counts.sum())
+    ids = columns.unpack(tokens.top_token_ids, "tokens.top_token_ids", minimum=0, length=length)
+    values = columns.unpack(tokens.top_logprobs, "tokens.top_logprobs", columns.F32, length=length)
+    return _tops(ids.tolist(), values.tolist(), counts.tolist())
+
+
+def _tops(ids: list[int], values: list[float], counts: Sequence[int]) -> list[inference_pb2.TopLogprobs]:
+    made: list[inference_pb2.TopLogprobs] = []
+    begin = 0
+    for count in counts:
+        end = begin + count
+        made.append(inference_pb2.TopLogprobs(token_ids=ids[begin:end], logprobs=values[begin:end]))
+        begin = end
+    return made
+
+
+def committed_message(choice: int, token_ids: bytes, beside: TokenRun) -> engine_pb2.CommittedTokens:
+    """Tokens that have come of a choice, with what is kept beside them: for each of them, or nothing."""
+    pairs = [pair for top in beside.tops for pair in zip(top.token_ids, top.logprobs, strict=True)]
+    return engine_pb2.CommittedTokens(
+        choice=choice,
+        token_ids=token_ids,
+        logprobs=columns.pack(beside.logprobs, columns.F32),
+        top_counts=columns.pack([len(top.token_ids) for top in beside.tops], columns.U32) if pairs else b"",
+        top_token_ids=columns.pack([token_id for token_id, _ in pairs]),
+        top_logprobs=columns.pack([logprob for _, logprob in pairs], columns.F32),
+    )
+
+
+def public_prompt_logprobs(message: engine_pb2.PromptLogprobs, prompt: bytes) -> inference_pb2.PromptLogprobs:
+    """As clients see them; `prompt`: int32 token ids. InvalidArgument for columns that do not fit the prompt."""
+    token_ids = columns.unpack(prompt, "token_ids")[1:]
+    length, num_top = len(token_ids), message.num_top
+    logprobs = columns.unpack(message.logprobs, "prompt_logprobs.logprobs", columns.F32, length=length)
+    num = length * num_top
+    ids = columns.unpack(message.top_token_ids, "prompt_logprobs.top_token_ids", minimum=0, length=num)
+    values = columns.unpack(message.top_logprobs, "prompt_logprobs.top_logprobs", columns.F32, length=num)
+    return inference_pb2.PromptLogprobs(
+        start_index=1,
+        token_ids=token_ids.tolist(),
+        logprobs=logprobs.tolist(),
+        top_logprobs=_tops(ids.tolist(), values.tolist(), [num_top] * length if num_top else []),
+    )

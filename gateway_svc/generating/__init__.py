@@ -1,0 +1,1 @@
+"""From a request to its events: the path behind both doors."""

@@ -1,0 +1,148 @@
+"""One choice of a running generation: its tokens become text, its text and end become public events. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway_svc.engine.engine_request import ChoiceUpdate
+from gateway_svc.engine.token_runs import TokenRun
+from gateway_svc.text.detokenizer import Segment
+from gateway_svc.text.parts import CONTENT, REASONING, Part, PartKind
+from gateway_svc.text.text_stream import Piece, TextStream
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common.errors import Cancelled, Internal
+
+_NORMAL_ENDS = frozenset(
+    {common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH, common_pb2.FINISH_REASON_DEADLINE}
+)
+
+AnyDelta = inference_pb2.Delta | inference_pb2.ReasoningDelta | inference_pb2.ToolCallDelta
+ChoiceEvent = AnyDelta | inference_pb2.Finished
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Neighbouring segments of one part of the answer: one event."""
+
+    part: Part
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+
+class ChoiceEvents:
+    """Owner of one choice's way to text. `finished`: how it ended. `num_output_tokens`: those that count so far.
+
+    `num_reasoning_tokens`: those of them that are reasoning.
+
+    `num_delivered`: of its first so many tokens no events come again; a delta has ended there before.
+    """
+
+    def __init__(self, number: int, text: TextStream, *, with_logprobs: bool, num_delivered: int = 0) -> None:
+        self._number = number
+        self._text = text
+        self._with_logprobs = with_logprobs
+        self._num_delivered = num_delivered
+        self._waiting = TokenRun()
+        self._has_called = False
+        self.finished: inference_pb2.Finished | None = None
+        self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    def take(self, update: ChoiceUpdate) -> list[ChoiceEvent]:
+        """Events of what is new, once its end. Raises the typed error of an end that is no normal one."""
+        if self.finished is not None:
+            return []
+        end = update.finished
+        self._waiting.extend(update.run)
+        stop_token = end is not None and end.HasField("stop_token_id") and bool(update.run.token_ids)
+        piece = self._text.push(update.run.token_ids, ends_with_stop_token=stop_token)
+        events: list[ChoiceEvent] = [*self._deltas(piece)]
+        if end is not None and piece.stopped_by is None:
+            piece = self._text.finish()
+            events += self._deltas(piece)
+        self.num_output_tokens = piece.num_output_tokens
+        if piece.stopped_by is not None:
+            self.finished = self._stopped_by_string(piece.stopped_by)
+        elif end is not None:
+            self.finished = self._ended(end)
+        return events if self.finished is None else [*events, self.finished]
+
+    @property
+    def was_stopped_by_string(self) -> bool:
+        """Whether a stop string ended it, which only the gateway knows."""
+        return self.finished is not None and self.finished.HasField("stop_string")
+
+    def _deltas(self, piece: Piece) -> list[AnyDelta]:
+        """What is new of a piece. Its tokens are taken off those that wait once: an output that is read on may be a long one."""
+        new = self._not_delivered(piece)
+        begin = len(piece.token_ids) - sum(len(segment.token_ids) for segment in new)
+        waiting, deltas = self._waiting, []
+        for stretch in _stretches(new):
+            end = begin + len(stretch.token_ids)
+            deltas.append(
+                _delta(
+                    stretch,
+                    choice=self._number,
+                    token_ids=stretch.token_ids,
+                    token_offset=waiting.token_offset + begin,
+                    logprobs=waiting.logprobs[begin:end] if self._with_logprobs else (),
+                    top_logprobs=waiting.tops[begin:end] if self._with_logprobs else (),
+                )
+            )
+            begin = end
+        self._waiting = waiting.without_first(begin)
+        return deltas
+
+    def _not_delivered(self, piece: Piece) -> list[Segment]:
+        """The segments that nobody has yet; accounts for all of them."""
+        new: list[Segment] = []
+        offset = piece.token_offset
+        for segment in piece.segments:
+            num_tokens = len(segment.token_ids)
+            offset += num_tokens
+            self._has_called |= segment.part.kind is PartKind.CALL
+            self.num_reasoning_tokens += num_tokens if segment.part is REASONING else 0
+            if offset > self._num_delivered:
+                new.append(segment)
+        return new
+
+    def _stopped_by_string(self, stop: str) -> inference_pb2.Finished:
+        return inference_pb2.Finished(choice=self._number, reason=common_pb2.FINISH_REASON_STOP, stop_string=stop)
+
+    def _ended(self, end: engine_pb2.Finished) -> inference_pb2.Finished:
+        """Only normal ends are finish reasons; a failure or a cancel must never look like one."""
+        if end.reason == common_pb2.FINISH_REASON_CANCELLED:
+            raise Cancelled("the request was cancelled", reason="CANCELLED")
+        if end.reason not in _NORMAL_ENDS:
+            raise Internal(f"the scheduler ended the request for reason {end.reason}", reason="BAD_FINISH")
+        if end.reason == common_pb2.FINISH_REASON_STOP and self._has_called:
+            return inference_pb2.Finished(choice=self._number, reason=common_pb2.FINISH_REASON_TOOL_CALLS)
+        return inference_pb2.Finished(
+            choice=self._number,
+            reason=end.reason,
+            stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
+            score=end.score if end.HasField("score") else None,
+        )
+
+
+def _stretches(segments: Iterable[Segment]) -> list[_Stretch]:
+    """Neighbours of one part merged; what is empty is left out."""
+    stretches: list[_Stretch] = []
+    for segment in segments:
+        if not stretches or not segment.part.continues(stretches[-1].part):
+            stretches.append(_Stretch(segment.part))
+        stretches[-1].texts.append(segment.text)
+        stretches[-1].token_ids += segment.token_ids
+    return [stretch for stretch in stretches if stretch.token_ids or any(stretch.texts) or stretch.part.name]
+
+
+def _delta(stretch: _Stretch, **fields: Any) -> AnyDelta:
+    """`fields`: what all kinds of deltas have."""
+    text, part = "".join(stretch.texts), stretch.part
+    if part is CONTENT:
+        return inference_pb2.Delta(text=text, **fields)
+    if part is REASONING:
+        return inference_pb2.ReasoningDelta(text=text, **fields)
+    return inference_pb2.ToolCallDelta(index=part.call, id=part.call_id, name=part.name, arguments=text, **fields)

@@ -1,0 +1,121 @@
+"""Prompts to vectors behind both doors: validate, tokenise, submit all at once, gather in order."""
+
+from gateway_svc.calls import Call, Permit
+from gateway_svc.checks import validation
+from gateway_svc.checks.validation import ResolvedRequest
+from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.generating.generation import timing_of
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.pipeline import off_loop_if_long, wait_for_model
+from gateway_svc.generating.vectors import as_asked
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.spans import GenerationSpan
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common import columns
+from svc_common.errors import Cancelled, Internal, InvalidArgument
+from svc_common.telemetry import Telemetry
+
+
+class Embedder:
+    """Answers requests for vectors; one per process, shared by all doors."""
+
+    def __init__(
+        self, link: SchedulerLink, catalog: ModelCatalog, telemetry: Telemetry, metrics: GatewayMetrics
+    ) -> None:
+        self._link = link
+        self._catalog = catalog
+        self._telemetry = telemetry
+        self._metrics = metrics
+
+    async def embed(self, call: Call, request: pb.EmbedRequest) -> pb.EmbedResponse:
+        """The vectors of all inputs, in order. Raises the error of the first that fails; nothing is left running then."""
+        room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
+        permitted = call.caller.terms.permit(request.scheduling.priority)
+        with self._metrics.request("embeddings", stream=False) as meter, permitted as permit, room:
+            model = await wait_for_model(self._catalog, call, request.model)
+            meter.model = model.name
+            response = await self._traced(call, request, model, permit)
+            meter.usage = response.usage
+            return response
+
+    async def _traced(
+        self, call: Call, request: pb.EmbedRequest, model: ServedModel, permit: Permit
+    ) -> pb.EmbedResponse:
+        with GenerationSpan(self._telemetry, call.span, "embeddings", model.name, call.request_id) as span:
+            validation.check_embed(request, model.limits)
+            resolved = [await _resolve(request, i, model) for i in range(len(request.inputs))]
+            return await self._answer(call, request, resolved, model, span.context, permit)
+
+    async def _answer(
+        self,
+        call: Call,
+        request: pb.EmbedRequest,
+        resolved: list[ResolvedRequest],
+        model: ServedModel,
+        trace: common_pb2.TraceContext,
+        permit: Permit,
+    ) -> pb.EmbedResponse:
+        normalize = request.normalize if request.HasField("normalize") else True
+        response = pb.EmbedResponse(model=model.name)
+        running: list[EngineRequest] = []
+        try:
+            for i, one in enumerate(resolved):
+                request_id = call.request_id if len(resolved) == 1 else f"{call.request_id}-{i}"
+                submit = one.submit(request_id, model.adapter, call.caller.tenant)
+                permit.charge(submit)
+                submit.trace.CopyFrom(trace)
+                submit.resumable = call.idempotent
+                running.append(self._link.submit(submit, call.deadline_ns))
+            for engine_request in running:
+                values, account = await _vector(engine_request)
+                _add(response, as_asked(values, normalize=normalize), engine_request, account)
+        finally:
+            for engine_request in running:
+                permit.settle(engine_request)
+                self._link.requests.release(engine_request)
+        return response
+
+
+async def _resolve(request: pb.EmbedRequest, index: int, model: ServedModel) -> ResolvedRequest:
+    item = request.inputs[index]
+    token_ids = list(item.token_ids.ids)
+    if item.WhichOneof("input") == "text":
+        validation.check_prompt_length(model.text.least_tokens(item.text), model.limits)
+        token_ids = await off_loop_if_long(len(item.text), model.text.encode, item.text)
+    if not token_ids:
+        raise InvalidArgument.field(f"inputs[{index}]", "has no tokens; send at least one")
+    return validation.resolve_embed(request, token_ids, model.limits)
+
+
+async def _vector(request: EngineRequest) -> tuple[columns.Array, engine_pb2.RequestAccount]:
+    values: columns.Array | None = None
+    while True:
+        update = await request.next()
+        if update is None:
+            continue
+        if update.embedding is not None:
+            values = columns.unpack(update.embedding.values, "embedding.values", columns.F32)
+        if any(c.finished and c.finished.reason == common_pb2.FINISH_REASON_CANCELLED for c in update.choices.values()):
+            raise Cancelled("the request was cancelled", reason="CANCELLED")
+        if update.account is not None:
+            break
+    if values is None or not len(values):
+        raise Internal("the scheduler ended the request without a vector", reason="BAD_FINISH")
+    return values, update.account
+
+
+def _add(
+    response: pb.EmbedResponse, values: columns.Array, request: EngineRequest, account: engine_pb2.RequestAccount
+) -> None:
+    prompt_tokens = account.prompt_tokens or request.num_prompt_tokens
+    response.embeddings.add(values=values.tolist(), prompt_tokens=prompt_tokens)
+    usage, timing = response.usage, timing_of(account)
+    usage.prompt_tokens += prompt_tokens
+    usage.cached_prompt_tokens += account.cached_prompt_tokens
+    usage.timing.queue_ms = max(usage.timing.queue_ms, timing.queue_ms)
+    usage.timing.prefill_ms = max(usage.timing.prefill_ms, timing.prefill_ms)
+    usage.timing.num_preemptions += timing.num_preemptions
+    usage.timing.num_migrations += timing.num_migrations

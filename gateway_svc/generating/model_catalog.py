@@ -1,0 +1,165 @@
+"""The models served here: limits from the scheduler, text model from the bundle, fetched by digest and kept.
+
+One model at a time, and the adapters on it under names of their own; requests that come before the first is loaded wait for it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gateway_svc.checks.validation import SamplingDefaults
+from gateway_svc.settings import GatewaySettings
+from gateway_svc.text.bundle import TextModel
+from protos.common.v1 import common_pb2
+from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_CACHED = 4
+RETRY_S = 0.5
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Everything the gateway needs to serve one model. `adapter`: the one on it that is meant, empty = none."""
+
+    limits: common_pb2.ModelLimits
+    text: TextModel
+    defaults: SamplingDefaults
+    adapter: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name it is served under."""
+        return self.adapter or self.limits.model
+
+    @property
+    def base_model(self) -> str:
+        """Name of the model that the adapter is on; empty = it is none."""
+        return self.limits.model if self.adapter else ""
+
+
+class ModelCatalog:
+    """Owner of the current model and of bundles seen before. `fetch(digest)` brings a bundle; `on_change` follows each change."""
+
+    def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]]) -> None:
+        self._settings = settings
+        self._fetch = fetch
+        self._texts: dict[str, TextModel] = {}
+        self._current: ServedModel | None = None
+        self._adapters: tuple[str, ...] = ()
+        self._wanted: common_pb2.ModelLimits | None = None
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._num_waiting = 0
+        self.reason = "no worker has loaded a model yet"
+        self.warming = False
+        self.on_change: Callable[[], None] = lambda: None
+
+    # --- for the doors -----------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> ServedModel | None:
+        """The model served now; None before the first."""
+        return self._current
+
+    @property
+    def served(self) -> list[ServedModel]:
+        """The model and the adapters on it; none before the first."""
+        current = self._current
+        return [] if current is None else [current, *(replace(current, adapter=name) for name in self._adapters)]
+
+    def get(self, name: str) -> ServedModel:
+        """The model or adapter of that name (empty = the model). NotFound, or Unavailable before the first is loaded."""
+        if self._current is None:
+            raise self._unavailable()
+        if name in ("", self._current.name):
+            return self._current
+        if name in self._adapters:
+            return replace(self._current, adapter=name)
+        served = ", ".join(model.name for model in self.served)
+        raise NotFound(
+            f"there is no model {name[:128]!r} here; served: {served}",
+            reason="MODEL_NOT_FOUND",
+            metadata={"model": name[:128], "served": served[:1024]},
+            resource_type="model",
+            resource_name=name[:128],
+        )
+
+    async def wait(self, name: str, timeout_s: float) -> ServedModel:
+        """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds."""
+        if self._current is None:
+            await self._wait_ready(min(timeout_s, self._settings.warm_up_s))
+        return self.get(name)
+
+    async def _wait_ready(self, timeout_s: float) -> None:
+        if self._num_waiting >= self._settings.max_waiting_requests:
+            raise self._unavailable()
+        self._num_waiting += 1
+        try:
+            left_s = timeout_s
+            while left_s > 0 and not self._ready.is_set():
+                patience_s = min(left_s, self._settings.unreachable_s)
+                left_s -= patience_s
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ready.wait(), patience_s)
+                if not self.warming:
+                    return
+        finally:
+            self._num_waiting -= 1
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(self.reason, reason="NO_MODEL", retry_after_s=RETRY_AFTER_S)
+
+    # --- from the link -----------------------------------------------------------------------------------------------
+
+    def want(
+        self, limits: common_pb2.ModelLimits | None, reason: str, *, warming: bool, adapters: Sequence[str] = ()
+    ) -> None:
+        """The scheduler serves this model now, with these adapters; `reason` says why none; `warming`: one is on the way."""
+        self.warming = warming
+        self._adapters = tuple(adapters)
+        if limits is None or not limits.bundle_digest:
+            self.reason = reason or self.reason
+        elif limits != self._wanted:
+            self._wanted = limits
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Follows what is wanted until cancelled; a bundle that cannot be had is tried again."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._load(self._wanted)
+            except QuireError as error:
+                self.reason = f"the model's tokenizer cannot be had from the scheduler: {error.message}"
+                log.warning("%s", self.reason)
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _load(self, limits: common_pb2.ModelLimits | None) -> None:
+        if limits is None:
+            return
+        text = self._texts.get(limits.bundle_digest)
+        if text is None:
+            data = await self._fetch(limits.bundle_digest)
+            _check_digest(data, limits.bundle_digest)
+            text = await asyncio.to_thread(TextModel.from_bundle, data)
+            self._texts[limits.bundle_digest] = text
+            while len(self._texts) > MAX_CACHED:
+                del self._texts[next(iter(self._texts))]
+        defaults = SamplingDefaults.from_generation_config(text.generation_config)
+        self._current = ServedModel(limits, text, defaults)
+        self._ready.set()
+        self.on_change()
+
+
+def _check_digest(data: bytes, digest: str) -> None:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise FailedPrecondition(f"the bundle has digest {actual}, asked for was {digest}", reason="BUNDLE_DIGEST")

@@ -1,0 +1,235 @@
+"""The generation pipeline behind both doors: validate, template, tokenise, submit; then events come from `Generation`."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from gateway_svc.calls import Call, FreePermit, Permit
+from gateway_svc.chat.formats import FormatChoice
+from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.checks import validation
+from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
+from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.generating.generation import Generation
+from gateway_svc.generating.holdings import Holdings, Running
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.resuming import num_delivered
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.spans import GenerationSpan
+from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_stream import TextStream
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
+from svc_common.errors import DeadlineExceeded
+from svc_common.telemetry import Telemetry
+
+# Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
+INLINE_TEXT_CHARS = 4_096
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Pipeline:
+    """Starts generations; one per process, shared by all doors."""
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        catalog: ModelCatalog,
+        telemetry: Telemetry,
+        metrics: GatewayMetrics,
+        formats: FormatChoice,
+    ) -> None:
+        self._link = link
+        self._catalog = catalog
+        self._telemetry = telemetry
+        self._metrics = metrics
+        self._formats = formats
+
+    def generate(self, call: Call, request: AnyRequest) -> Running[Generation]:
+        """A generation while the context lasts; leaving it early cancels the request at the scheduler at once.
+
+        Raises the typed errors of api.md for requests that cannot be accepted.
+        """
+        return Running(functools.partial(self._begin, call, request))
+
+    async def _begin(self, call: Call, request: AnyRequest, holdings: Holdings) -> Generation:
+        """Of `request` nothing is kept but what the scheduler is told, for a scheduler that comes after it."""
+        operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
+        meter = holdings.enter(self._metrics.request(operation, stream=call.stream))
+        permit = holdings.enter(call.caller.terms.permit(request.scheduling.priority))
+        # Before any work: room for it here, and, as far as is known, at the scheduler.
+        admission = self._link.admission
+        holdings.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
+        model = await wait_for_model(self._catalog, call, request.model)
+        meter.model = model.name
+        span = holdings.enter(GenerationSpan(self._telemetry, call.span, operation, model.name, call.request_id))
+        resolved = await resolve(request, model, self._formats)
+        span.set_request(resolved, stream=call.stream)
+        engine_request = holdings.enter(self._submitted(call, resolved, model, span, permit))
+        if resumable := engine_request.submit.resumable:
+            # Another call may have submitted it before: then it is that one's request.
+            await engine_request.accepted()
+        state = engine_request.frontend_state() if resumable else _state_of(resolved, model)
+        meter.generation = span.generation = self._generation(engine_request, state, on_first_output=span.first_output)
+        return span.generation
+
+    def _submitted(
+        self, call: Call, resolved: ResolvedRequest, model: ServedModel, span: GenerationSpan, permit: Permit
+    ) -> "Submitted":
+        submit = resolved.submit(call.request_id, model.adapter, call.caller.tenant)
+        permit.charge(submit)
+        submit.trace.CopyFrom(span.context)
+        submit.resumable |= call.idempotent
+        if submit.resumable:
+            submit.frontend_state = _state_of(resolved, model).SerializeToString()
+        request = self._link.submit(submit, call.deadline_ns, returns_partial=resolved.returns_partial)
+        return Submitted(request, self._link.requests, permit)
+
+    def resume(self, call: Call, request: inference_pb2.ResumeRequest) -> Running[Generation]:
+        """What the caller does not have of a resumable request, whoever submitted it; leaving it early leaves it held.
+
+        NotFound where nobody holds it, InvalidArgument and OutOfRange for positions that cannot be.
+        """
+        return Running(functools.partial(self._begin_again, call, request))
+
+    async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, holdings: Holdings) -> Generation:
+        meter = holdings.enter(self._metrics.request("resume", stream=call.stream))
+        # Whoever submitted it was charged: to read it on costs no tokens, only a place among those that run.
+        holdings.enter(call.caller.terms.permit(0))
+        holdings.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
+        await wait_for_any_model(self._catalog, call, "")
+        attached = self._link.attach(call.caller.tenant, request.request_id, call.deadline_ns)
+        engine_request = holdings.enter(Submitted(attached, self._link.requests, FreePermit()))
+        await engine_request.accepted()
+        state = engine_request.frontend_state()
+        meter.model = state.model
+        meter.generation = self._generation(engine_request, state, num_delivered(engine_request, request.positions))
+        return meter.generation
+
+    def _generation(
+        self,
+        request: EngineRequest,
+        state: engine_pb2.FrontendState,
+        delivered: Sequence[int] = (),
+        *,
+        on_first_output: Callable[[], None] = lambda: None,
+    ) -> Generation:
+        """The request's tokens as events, as `state` says."""
+        model, min_tokens = self._catalog.get(state.model), request.submit.stop.min_tokens
+        parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else ChatParsing()
+        return Generation(
+            request,
+            self._link.requests,
+            [
+                TextStream(model.text, state.stop_strings, min_tokens=min_tokens, parser=parsing.parser(choice))
+                for choice in range(request.num_choices)
+            ],
+            state.model,
+            num_delivered=delivered,
+            on_first_output=on_first_output,
+        )
+
+    async def count_tokens(self, call: Call, request: AnyRequest) -> tuple[int, int]:
+        """Tokens of the prompt that would be submitted, and most output tokens behind it. Errors as `generate`."""
+        resolved = await resolve(request, await wait_for_model(self._catalog, call, request.model), self._formats)
+        return len(resolved.prompt_token_ids), resolved.stop.max_tokens
+
+    async def prompt_token_ids(self, call: Call, request: AnyRequest) -> list[int]:
+        """The prompt that would be submitted. The errors that it would be refused by."""
+        model = await wait_for_model(self._catalog, call, request.model)
+        return (await resolve(request, model, self._formats)).prompt_token_ids
+
+    # --- text alone --------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, call: Call, name: str, text: str) -> list[int]:
+        """Token ids of `text`."""
+        model = await wait_for_model(self._catalog, call, name)
+        return await off_loop_if_long(len(text), model.text.encode, text)
+
+    async def detokenize(self, call: Call, name: str, token_ids: list[int]) -> str:
+        """Text of `token_ids`. InvalidArgument for ids outside the vocabulary."""
+        model = await wait_for_model(self._catalog, call, name)
+        validation.check_token_ids(token_ids, "token_ids", model.limits)
+        return await off_loop_if_long(len(token_ids), model.text.decode, token_ids)
+
+
+class Submitted:
+    """Context of a request that was submitted here, or is read on: settled with its permit and released, once."""
+
+    __slots__ = ("_permit", "_request", "_requests")
+
+    def __init__(self, request: EngineRequest, requests: RequestTable, permit: Permit) -> None:
+        self._request = request
+        self._requests = requests
+        self._permit = permit
+
+    def __enter__(self) -> EngineRequest:
+        return self._request
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._permit.settle(self._request)
+        self._requests.release(self._request)
+
+
+def _state_of(resolved: ResolvedRequest, model: ServedModel) -> engine_pb2.FrontendState:
+    """How its tokens become events, for whoever reads them."""
+    return engine_pb2.FrontendState(
+        model=model.name,
+        stop_strings=resolved.stop_strings,
+        partial_at_deadline=resolved.returns_partial,
+        chat_parsing=b"" if resolved.parsing is None else resolved.parsing.to_json().encode(),
+    )
+
+
+async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
+    """The model or adapter of that name, waiting for the first model while there is time. PermissionDenied."""
+    model = await wait_for_any_model(catalog, call, name)
+    call.caller.terms.check_model(model.name)
+    return model
+
+
+async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
+    """The same, whoever may use it."""
+    model = await catalog.wait(name, call.remaining_s)
+    if call.remaining_s <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
+    return model
+
+
+async def resolve(request: AnyRequest, model: ServedModel, formats: FormatChoice) -> ResolvedRequest:
+    """Checks, templates and tokenises a request and applies the defaults."""
+    validation.check_parameters(request, model.limits)
+    if isinstance(request, inference_pb2.ChatRequest):
+        return await asyncio.to_thread(resolve_chat, request, model.text, model.limits, model.defaults, formats)
+    token_ids = await _prompt_token_ids(request, model.text, model.limits)
+    arguments = (request, token_ids, model.limits, model.defaults, model.text)
+    if request.WhichOneof("structured_output") is None:
+        return validation.resolve(*arguments)
+    return await asyncio.to_thread(validation.resolve, *arguments)
+
+
+async def _prompt_token_ids(
+    request: inference_pb2.GenerateRequest, text_model: TextModel, limits: common_pb2.ModelLimits
+) -> list[int]:
+    if request.WhichOneof("prompt") == "token_ids":
+        return list(request.token_ids.ids)
+    # Text that is too long by its bytes alone is refused before it costs anything.
+    validation.check_prompt_length(text_model.least_tokens(request.text), limits)
+    return await off_loop_if_long(len(request.text), text_model.encode, request.text)
+
+
+async def off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:
+    """`call(argument)`, on a thread where `size` characters or tokens take more than about a millisecond."""
+    if size <= INLINE_TEXT_CHARS:
+        return call(argument)
+    return await asyncio.to_thread(call, argument)

@@ -1,0 +1,49 @@
+"""Reading a request on: what its readers are told first, and which tokens each has. Pure.
+
+Text is a function of tokens, so a reader that comes later, at whatever gateway, goes through all tokens of a choice again, from the
+first, and is told of those behind its own (choice_events). Who reads what at the scheduler is not here (scheduler_link).
+"""
+
+from collections.abc import Sequence
+
+from gateway_svc.engine.engine_request import EngineRequest
+from protos.inference.v1 import inference_pb2
+from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
+
+
+def started_of(request: EngineRequest, model: str) -> inference_pb2.Started:
+    """What readers are told first, the first one and those who come later."""
+    return inference_pb2.Started(
+        request_id=request.request_id,
+        effective_seed=request.submit.sampling.seed,
+        model=model,
+        max_tokens=request.submit.stop.max_tokens,
+    )
+
+
+def num_delivered(request: EngineRequest, positions: Sequence[inference_pb2.ChoicePosition]) -> list[int]:
+    """Tokens of each choice that the reader has. InvalidArgument, OutOfRange naming the position that cannot be."""
+    found = [0] * request.num_choices
+    for i, position in enumerate(positions):
+        if position.choice >= len(found):
+            raise InvalidArgument.field(
+                f"positions[{i}].choice", f"is {position.choice}; the request has {len(found)} choices, from 0 on"
+            )
+        if any(earlier.choice == position.choice for earlier in positions[:i]):
+            raise InvalidArgument.field(f"positions[{i}].choice", "is that of a position before it; name each once")
+        found[position.choice] = position.token_offset
+        _check_made(request, i, position)
+    return found
+
+
+def _check_made(request: EngineRequest, index: int, position: inference_pb2.ChoicePosition) -> None:
+    """A request that is made anew, after its scheduler was lost, has made nothing yet; its tokens will come."""
+    made = request.num_made[position.choice] if position.choice < len(request.num_made) else None
+    if made is not None and position.token_offset > made:
+        field, what = f"positions[{index}].token_offset", f"is {position.token_offset}; only {made} tokens were made"
+        raise OutOfRange(
+            f"{field}: {what}; resume behind the tokens that you have",
+            reason="RESUME_AHEAD",
+            metadata={"num_tokens": str(made)},
+            violations=[FieldViolation(field, what)],
+        )

@@ -1,0 +1,83 @@
+"""POST /v1/chat/completions as OpenAI clients send it, as a message of our own API. Pure."""
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from gateway_svc.openai.answer_options import AnswerOptions
+from gateway_svc.openai.chat_messages import MAX_MESSAGES, ChatMessage, add_message
+from gateway_svc.openai.chat_tools import MAX_TOOLS, ChatTool, ToolChoiceField, set_tools
+from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields
+from gateway_svc.openai.json_body import U32, json_text, refuse, set_given
+from gateway_svc.openai.requests import MAX_TOP_LOGPROBS
+from protos.inference.v1 import inference_pb2 as pb
+
+
+class ChatCompletionRequest(GenerationFields):
+    """The body. `reasoning_effort` is given to the chat template, beside `chat_template_kwargs`."""
+
+    NEUTRAL: ClassVar = NEUTRAL | {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "modalities": (["text"],),
+        "suffix": ("",),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    chat_messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] = Field(
+        alias="messages"
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    max_completion_tokens: U32 | None = None
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+
+    def options(self) -> AnswerOptions:
+        """See GenerationFields."""
+        return replace(super().options(), reasoning=self.include_reasoning is not False)
+
+    def messages(self) -> AnyRequests:
+        """One request: conversations cannot be batched."""
+        self._refuse_legacy()
+        if self.top_logprobs and not self.logprobs:
+            refuse("top_logprobs", "needs logprobs to be true")
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        request = pb.ChatRequest()
+        for i, message in enumerate(self.chat_messages):
+            add_message(request, i, message)
+        self.fill(request)
+        set_given(request.response, logprobs=self.logprobs or None, num_top_logprobs=self.top_logprobs or None)
+        set_tools(request, self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
+        if arguments := self._template_arguments():
+            request.template_arguments_json = json_text(arguments, "chat_template_kwargs")
+        return [request]
+
+    def _refuse_legacy(self) -> None:
+        if self.functions:
+            refuse("functions", "is OpenAI's old way; send tools")
+        if self.function_call not in (None, "none", "auto"):
+            refuse("function_call", "is OpenAI's old way; send tool_choice")
+
+    def _template_arguments(self) -> dict[str, Any]:
+        """What the caller says wins over what follows from the effort."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return effort | (self.chat_template_kwargs or {})

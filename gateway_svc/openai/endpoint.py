@@ -1,0 +1,129 @@
+"""Routes that need a caller, each an ASGI application of its own: it must see the client leave while it waits."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.trace import Span
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway_svc import spans
+from gateway_svc.calls import Call, CallIntake, ClientGone
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.openai.http_io import Reply, read_away, read_body, until_disconnect
+from gateway_svc.unread import until_left_unread
+from svc_common import rpc, telemetry
+from svc_common.errors import InvalidArgument, QuireError
+from svc_common.telemetry import Telemetry
+
+_SAYING_S = 1.0
+TIMEOUT_HEADER = "x-request-timeout-ms"
+_MAX_TIMEOUT_DIGITS = 12
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """What was sent. `body`: empty for GET. `path_params`: parts of the path that the route names."""
+
+    body: bytes
+    path_params: Mapping[str, str] = field(default_factory=dict)
+
+    def take_body(self) -> bytes:
+        """The body, which is not held here any more: answers may be streamed for minutes."""
+        body, self.body = self.body, b""
+        return body
+
+
+Respond = Callable[[HttpRequest, Call, Reply], Coroutine[Any, Any, None]]
+
+
+class Doorman:
+    """Makes routes whose calls are taken in first: who calls, under which id, until when."""
+
+    def __init__(self, intake: CallIntake, tracing: Telemetry, metrics: GatewayMetrics) -> None:
+        self._intake = intake
+        self._tracing = tracing
+        self._metrics = metrics
+
+    def route(self, method: str, path: str, respond: Respond) -> Route:
+        """`respond(request, call, reply)` answers, or raises a QuireError."""
+        endpoint = _Endpoint(method, path, respond, self._intake, self._tracing, self._metrics)
+        return Route(path, endpoint, methods=[method])
+
+
+class _Endpoint:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        method: str,
+        route: str,
+        respond: Respond,
+        intake: CallIntake,
+        tracing: Telemetry,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._method = method
+        self._route = route
+        self._respond = respond
+        self._intake = intake
+        self._tracing = tracing
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers, or reports the error; when the client leaves, everything of the request ends at once."""
+        headers, reply = _headers(scope), Reply(send)
+        attributes = {"http.request.method": self._method, "url.path": scope["path"], "http.route": self._route}
+        span = spans.start_server_span(self._tracing, f"{self._method} {self._route}", headers, attributes)
+        ended_by: Exception | None = None
+        is_taken_in = False
+        try:
+            call = self._call(headers, span, reply)
+            is_taken_in = True
+            request = HttpRequest(await read_body(receive), scope.get("path_params", {}))
+            async with until_left_unread(call):
+                await until_disconnect(receive, self._respond(request, call, reply))
+        except ClientGone as error:
+            ended_by = error
+            spans.set_error(span, error)
+        except Exception as error:
+            ended_by = known = error if isinstance(error, QuireError) else rpc.hide(error)
+            spans.set_error(span, known)
+            if not is_taken_in:
+                await read_away(receive)
+            await _say(reply, known)
+        finally:
+            span.set_attribute("http.response.status_code", reply.status)
+            span.end()
+            self._metrics.call_ended("http", f"{self._method} {self._route}", ended_by)
+
+    def _call(self, headers: Mapping[str, str], span: Span, reply: Reply) -> Call:
+        if trace_id := telemetry.trace_id(span):
+            reply.headers["x-trace-id"] = trace_id
+        call = self._intake.accept(headers, remaining_s(headers), span, stream=False)
+        reply.headers["x-request-id"] = call.request_id
+        return call
+
+
+async def _say(reply: Reply, error: QuireError) -> None:
+    """What nobody reads is left, and the connection closed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SAYING_S):
+            await reply.error(error)
+
+
+def remaining_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds until the deadline that the headers say; None = none. InvalidArgument for what is no number of milliseconds."""
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= _MAX_TIMEOUT_DIGITS and int(given) > 0):
+        raise InvalidArgument.field(TIMEOUT_HEADER, "must be a whole number of milliseconds, at least 1")
+    return int(given) / 1_000
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

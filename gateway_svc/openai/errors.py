@@ -1,0 +1,98 @@
+"""Errors in OpenAI's shape: statuses, types, codes, names of parameters, and the headers that tell clients when to come again."""
+
+import math
+import re
+from typing import Any
+
+from svc_common.errors import InvalidArgument, QuireError
+
+_HTTP_STATUSES = {"RESUME_EXPIRED": 410, "METHOD_NOT_ALLOWED": 405}
+_CODES = {
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "MODEL_NOT_FOUND": "model_not_found",
+    "MISSING_KEY": "invalid_api_key",
+    "UNKNOWN_KEY": "invalid_api_key",
+    "EXPIRED_KEY": "invalid_api_key",
+    "TENANT_QUOTA": "rate_limit_exceeded",
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_GROUPS = re.compile(r"^(sampling\.beam|sampling|stop|response|scheduling|cache|structured_output)\.")
+_INDEX = re.compile(r"\[\d+\].*$")
+_PARAMS = {
+    "stop_strings": "stop",
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "inputs": "input",
+    "json_schema": "response_format",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "lark": "guided_grammar",
+    "labels": "metadata",
+    "template_arguments_json": "chat_template_kwargs",
+    "tool_choice.name": "tool_choice",
+    "tool_choice.mode": "tool_choice",
+    "num_prompt_logprobs": "prompt_logprobs",
+    "num_top_logprobs": "top_logprobs",
+}
+_INSIDE = (
+    (re.compile(r"^(tools\[\d+\])\.parameters_json"), r"\1.function.parameters"),
+    (re.compile(r"^(tools\[\d+\])\.(name|description)"), r"\1.function.\2"),
+    (re.compile(r"^(messages\[\d+\]\.tool_calls\[\d+\])\.(name|arguments)"), r"\1.function.\2"),
+    (re.compile(r"^(messages\[\d+\])\.reasoning\b"), r"\1.reasoning_content"),
+)
+# What would fail again in the same way; OpenAI's packages repeat 409 and 5xx otherwise.
+_FINAL = frozenset({"ALREADY_EXISTS", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"})
+
+
+class BodyTooLarge(InvalidArgument):
+    """More than the door takes."""
+
+    http_status = 413
+
+
+def http_status(error: QuireError) -> int:
+    """The status of api.md's table."""
+    return _HTTP_STATUSES.get(error.reason, error.http_status)
+
+
+def error_body(error: QuireError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    status = http_status(error)
+    default = "server_error" if status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": _message(error),
+            "type": _TYPES.get(status, default),
+            "param": param_of(error.violations[0].field) if error.violations else None,
+            "code": _CODES.get(error.reason, error.reason.lower()),
+        }
+    }
+
+
+def _message(error: QuireError) -> str:
+    """The sentence, without the groups that fields have in the protos: whoever sent `temperature` reads of `temperature`."""
+    message = error.message
+    for violation in error.violations:
+        message = message.replace(f"{violation.field}: ", f"{_GROUPS.sub('', violation.field)}: ", 1)
+    return message
+
+
+def error_headers(error: QuireError) -> dict[str, str]:
+    """When to try again, in whole seconds and, as OpenAI's packages read it first, in milliseconds; or that it is of no use."""
+    if error.status == "UNAUTHENTICATED":
+        return {"www-authenticate": "Bearer"}
+    if error.retry_after_s is not None:
+        milliseconds = max(1, math.ceil(1_000 * error.retry_after_s))
+        return {"retry-after": str(max(1, math.ceil(error.retry_after_s))), "retry-after-ms": str(milliseconds)}
+    return {"x-should-retry": "false"} if error.status in _FINAL else {}
+
+
+def param_of(field: str) -> str:
+    """Our field path as OpenAI's name of the parameter; places inside messages and tools are kept."""
+    field = _GROUPS.sub("", field)
+    for pattern, replacement in _INSIDE:
+        field = pattern.sub(replacement, field)
+    if field.startswith(("messages[", "tools[")):
+        return field
+    base = _INDEX.sub("", field)
+    return _PARAMS.get(base, base)

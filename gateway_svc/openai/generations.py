@@ -1,0 +1,126 @@
+"""Completions and chat: a generation for each prompt, all of them in one answer."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from gateway_svc.calls import Call
+from gateway_svc.generating.generation import Event, Generation
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.openai.answer import Answer
+from gateway_svc.openai.answer_options import AnswerOptions
+from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.openai.endpoint import HttpRequest
+from gateway_svc.openai.fields import AnyRequests
+from gateway_svc.openai.http_io import Reply
+from gateway_svc.openai.outputs import Prompt
+from gateway_svc.openai.requests import CompletionRequest, parse_request
+from gateway_svc.openai.roles import settle_roles
+from gateway_svc.openai.shapes import Shape
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common.clock import NS_PER_S, wall_ns
+from svc_common.version import VERSION
+
+
+class Generations:
+    """Answers requests of one kind: `cls` says what was sent, `shape` how to answer."""
+
+    def __init__(
+        self,
+        cls: type[CompletionRequest] | type[ChatCompletionRequest],
+        shape: Shape,
+        pipeline: Pipeline,
+        catalog: ModelCatalog,
+    ) -> None:
+        self._cls = cls
+        self._shape = shape
+        self._pipeline = pipeline
+        self._catalog = catalog
+
+    async def respond(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """One generation for each prompt, in one answer."""
+        async with contextlib.AsyncExitStack() as stack:
+            answer, generations, is_stream = await self._begin(http, call, stack)
+            async with contextlib.aclosing(merged(generations)) as events_of:
+                if is_stream:
+                    await _stream(events_of, answer, reply)
+                    return
+                async for index, events in events_of:
+                    answer.add(index, events)
+            await reply.json(answer.whole())
+
+    async def _begin(
+        self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack
+    ) -> tuple[Answer, Sequence[Generation], bool]:
+        """Its own step, so that nothing of what was sent is kept while the answer is made."""
+        request, messages = parse_request(self._cls, http.take_body())
+        call = replace(call, stream=bool(request.stream))
+        await settle_roles(messages, call, self._catalog)
+        generations = [
+            await stack.enter_async_context(self._pipeline.generate(_part(call, i, len(messages)), message))
+            for i, message in enumerate(messages)
+        ]
+        return self._answer(call, messages, generations, request.options()), generations, call.stream
+
+    def _answer(
+        self, call: Call, messages: AnyRequests, generations: Sequence[Generation], options: AnswerOptions
+    ) -> Answer:
+        model = self._catalog.get(generations[0].started.model)
+        prompts = [
+            _prompt(message, generation, model, options)
+            for message, generation in zip(messages, generations, strict=True)
+        ]
+        head = {
+            "id": f"{self._shape.prefix}-{call.request_id}",
+            "created": wall_ns() // NS_PER_S,
+            "model": model.name,
+            "system_fingerprint": f"quire-{VERSION}-{model.limits.model_digest[:12]}",
+        }
+        return Answer(self._shape, head, model.text, prompts, options, num_choices=generations[0].num_choices)
+
+
+def _prompt(
+    message: pb.GenerateRequest | pb.ChatRequest, generation: Generation, model: ServedModel, options: AnswerOptions
+) -> Prompt:
+    num_tokens = generation.num_prompt_tokens
+    if not (options.echo or options.token_ids):
+        return Prompt(num_tokens)
+    token_ids = generation.prompt_token_ids
+    if not options.echo or not isinstance(message, pb.GenerateRequest):
+        return Prompt(num_tokens, token_ids)
+    text = message.text if message.WhichOneof("prompt") == "text" else model.text.decode(token_ids)
+    return Prompt(num_tokens, token_ids, text, awaits_logprobs=options.echo_logprobs)
+
+
+def _part(call: Call, index: int, num_parts: int) -> Call:
+    """The call of one of several prompts: ids must differ."""
+    return call if num_parts == 1 else replace(call, request_id=f"{call.request_id}-{index}")
+
+
+async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answer: Answer, reply: Reply) -> None:
+    """At most one part in flight: what comes while it is being sent is in the next one."""
+    async for index, events in events_of:
+        if chunks := answer.chunks(index, events):
+            await reply.events(chunks)
+    if chunks := answer.last_chunks():
+        await reply.events(chunks)
+    await reply.end_events()
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """Events of all generations as they come, each list with its generation's index. To be closed by the caller."""
+    waiting = {asyncio.ensure_future(anext(generation, None)): i for i, generation in enumerate(generations)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting.keys(), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index, events = waiting.pop(task), task.result()
+                if events is not None:
+                    yield index, events
+                    waiting[asyncio.ensure_future(anext(generations[index], None))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,129 @@
+"""JSON that clients send, at bounded cost: bodies become checked models, free-form parts bounded text. Pure.
+
+Lists stop at their first wrong element: a list of a million wrong ones would otherwise make a million complaints.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import pydantic
+from pydantic import BaseModel, Field
+
+from svc_common.errors import FieldViolation, InvalidArgument
+
+U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, Field(ge=-(2**31) + 1, le=2**31 - 1)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[U32], Field(fail_fast=True)]
+Prompts = str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
+
+MAX_PART_BYTES = 256 * 1024
+MAX_PART_DEPTH = 100
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def parse_body(cls: type[T], body: bytes, neutral: Mapping[str, tuple[Any, ...]]) -> tuple[T, Mapping[str, Any]]:
+    """A request body as `cls`, and all of its fields. InvalidArgument for what is no JSON object and for wrong types.
+
+    neutral: fields that are not supported, with the values that change nothing (None is always one); others are refused.
+    """
+    fields = _json_object(body)
+    for name, allowed in neutral.items():
+        value = fields.get(name)
+        if value is not None and value not in allowed:
+            refuse(name, "this value is not supported by this server; leave the field out")
+    try:
+        return cls.model_validate(fields), fields
+    except pydantic.ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _json_object(body: bytes) -> Mapping[str, Any]:
+    try:
+        text = body.decode()
+        fields = json.loads(text, parse_constant=_no_constant)
+        if "\\ud" in text.lower():
+            json.dumps(fields, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument.field("body", f"is no JSON in UTF-8: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidArgument.field("body", "is no JSON object")
+    return fields
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _invalid(error: pydantic.ValidationError) -> InvalidArgument:
+    """Of a field with several possible types each has its complaint; the first says enough."""
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    first = {_path(entry["loc"]): entry["msg"] for entry in reversed(wrong)}
+    violations = [FieldViolation(name, message) for name, message in first.items()]
+    text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+    return InvalidArgument(text, reason="INVALID_FIELD", violations=violations)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content` of an element of a list of objects, else the field alone (the rest may be names of types)."""
+    match location:
+        case (str() as name, int() as index, str() as inner, *_) if name in {"messages", "tools"}:
+            return f"{name}[{index}].{inner}"
+        case (name, *_):
+            return str(name)
+    return "body"
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def json_text(value: Any, field: str) -> str:
+    """A free-form part as compact JSON text. InvalidArgument naming `field` for more than 256 KiB or 100 levels of it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        text = ""
+    if len(text.encode()) > MAX_PART_BYTES:
+        refuse(field, f"has more than {MAX_PART_BYTES} bytes of JSON")
+    if not text or _is_deeper_than(MAX_PART_DEPTH, value):
+        refuse(field, f"is nested more than {MAX_PART_DEPTH} levels deep")
+    return text
+
+
+def _is_deeper_than(depth: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(depth + 1):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def set_given(message: Any, **fields: Any) -> None:
+    """Sets the fields that are not None."""
+    for name, value in fields.items():
+        if value is not None:
+            setattr(message, name, value)
+
+
+def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """One prompt or several, each text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    token_ids = [item for item in given if isinstance(item, int)]
+    return [token_ids] if token_ids else [item for item in given if not isinstance(item, int)]
+
+
+def refuse(field: str, description: str) -> NoReturn:
+    """InvalidArgument for a wish that this server cannot fulfil."""
+    raise InvalidArgument(
+        f"{field}: {description}", reason="UNSUPPORTED_FIELD", violations=[FieldViolation(field, description)]
+    )

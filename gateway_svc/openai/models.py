@@ -1,0 +1,41 @@
+"""/v1/models: what is served here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway_svc.calls import Call
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.openai.endpoint import HttpRequest
+from gateway_svc.openai.http_io import Reply
+from svc_common.clock import NS_PER_S, wall_ns
+
+
+class Models:
+    """The model and the adapters on it."""
+
+    def __init__(self, catalog: ModelCatalog) -> None:
+        self._catalog = catalog
+        self._created_s = wall_ns() // NS_PER_S
+
+    async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """All of them; none before the first is loaded."""
+        theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
+        await reply.json({"object": "list", "data": [self._card(model) for model in theirs]})
+
+    async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """One by its name."""
+        model = self._catalog.get(http.path_params["name"])
+        call.caller.terms.check_model(model.name)
+        await reply.json(self._card(model))
+
+    def _card(self, model: ServedModel) -> Mapping[str, Any]:
+        """`parent`, as vLLM has it: of an adapter, the model that it is on."""
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "quire",
+            "root": model.name,
+            "parent": model.base_model or None,
+            "max_model_len": model.limits.max_model_len,
+        }

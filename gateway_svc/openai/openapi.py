@@ -1,0 +1,122 @@
+"""GET /openapi.json: the routes with the schemas of what they take, from the very models that check it. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.openai.embeddings import EmbeddingRequest
+from gateway_svc.openai.endpoint import TIMEOUT_HEADER
+from gateway_svc.openai.requests import CompletionRequest
+from gateway_svc.openai.text_routes import DetokenizeRequest, TokenizeRequest
+from svc_common.version import VERSION
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+_HEADERS = {
+    "authorization": "Bearer KEY, where keys are configured",
+    "x-request-id": "Name of this request; made where it is left out",
+    TIMEOUT_HEADER: "Milliseconds that the answer may take, a whole number",
+    "traceparent": "W3C trace context",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One route. `is_public`: needs no caller. `streams`: may answer with server-sent events. `media`: of its answer."""
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None = None
+    is_public: bool = False
+    streams: bool = False
+    media: str = "application/json"
+
+
+OPERATIONS = (
+    _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
+    _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
+    _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
+    _Operation("get", "/v1/models", "The models served"),
+    _Operation("get", "/v1/models/{name}", "One model"),
+    _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),
+    _Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest),
+    _Operation("get", "/health", "200 when requests can be served, else 503", is_public=True),
+    _Operation("get", "/health/ready", "As /health", is_public=True),
+    _Operation("get", "/ping", "As /health", is_public=True),
+    _Operation("get", "/health/live", "200 while the process answers", is_public=True),
+    _Operation("get", "/version", "The release", is_public=True),
+    _Operation("get", "/metrics", "Metrics in Prometheus' text form", is_public=True, media="text/plain"),
+    _Operation("get", "/openapi.json", "This description", is_public=True),
+)
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": VERSION, "description": "OpenAI's API. See docs/openai.md."},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: _Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation)}
+    parameters = [_parameter("name", "path", "Served name")] if "{name}" in operation.path else []
+    if not operation.is_public:
+        parameters += [_parameter(name, "header", text) for name, text in _HEADERS.items()]
+        described["security"] = [{}, {"key": []}]
+    if operation.body is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return described | ({"parameters": parameters} if parameters else {})
+
+
+def _parameter(name: str, place: str, description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": description,
+        "schema": {"type": "string"},
+    }
+
+
+def _responses(operation: _Operation) -> dict[str, Any]:
+    kind = "object" if operation.media == "application/json" else "string"
+    content: dict[str, Any] = {operation.media: {"schema": {"type": kind}}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
+    if not operation.is_public:
+        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        answers["default"] = {"description": "An error, in OpenAI's shape", "content": error}
+    return answers

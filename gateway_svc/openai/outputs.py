@@ -1,0 +1,86 @@
+"""One choice of an answer while it grows, and what is known of its prompt. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway_svc.generating.generation import Event
+from protos.inference.v1 import inference_pb2 as pb
+
+Json = dict[str, Any]
+OutputEvent = pb.Delta | pb.ReasoningDelta | pb.ToolCallDelta
+
+
+@dataclass(slots=True)
+class Output:
+    """One choice. `entries`, `offsets`: log probabilities not told yet, with the places of their tokens in the text.
+
+    `num_chars`: of the text so far, an echoed prompt included. `is_open`: its first chunk was told.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Json] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_chars: int = 0
+    entries: list[Json] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    finished: pb.Finished | None = None
+    is_open: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    def add(self, event: OutputEvent) -> None:
+        """Takes a piece of a whole answer."""
+        self.token_ids += event.token_ids
+        match event:
+            case pb.Delta():
+                self.texts.append(event.text)
+            case pb.ReasoningDelta():
+                self.reasoning.append(event.text)
+            case pb.ToolCallDelta():
+                self._add_call(event)
+
+    def _add_call(self, event: pb.ToolCallDelta) -> None:
+        if event.index == len(self.calls):
+            function = {"name": event.name, "arguments": ""}
+            self.calls.append({"id": event.id, "type": "function", "function": function})
+        self.calls[event.index]["function"]["arguments"] += event.arguments
+
+
+class Prompt:
+    """One prompt and what its generation said of it. `token_ids`, `text`: where the answer tells them, else empty."""
+
+    def __init__(
+        self, num_tokens: int, token_ids: Sequence[int] = (), text: str = "", *, awaits_logprobs: bool = False
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.token_ids = list(token_ids)
+        self.text = text
+        self.usage: pb.Usage | None = None
+        self.logprobs: pb.PromptLogprobs | None = None
+        self._awaits_logprobs = awaits_logprobs
+        self._held: list[Event] = []
+
+    @property
+    def known_logprobs(self) -> pb.PromptLogprobs:
+        """Its log probabilities; none of them for a prompt of one token."""
+        return self.logprobs or pb.PromptLogprobs()
+
+    def in_order(self, events: list[Event]) -> list[Event]:
+        """What of an output can be told now: nothing before the prompt's log probabilities where the answer begins with them."""
+        for event in events:
+            if isinstance(event, pb.Usage):
+                self.usage = event
+            elif isinstance(event, pb.PromptLogprobs):
+                self.logprobs = event
+            elif not isinstance(event, pb.Started):
+                self._held.append(event)
+        if self._awaits_logprobs and self.logprobs is None and self.usage is None:
+            return []
+        ready, self._held = self._held, []
+        return ready

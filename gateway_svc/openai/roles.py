@@ -1,0 +1,23 @@
+"""OpenAI's role "developer": its newer word for "system", which many templates do not know."""
+
+from gateway_svc.calls import Call
+from gateway_svc.chat.conversation import told_tools
+from gateway_svc.generating.model_catalog import ModelCatalog
+from gateway_svc.openai.fields import AnyRequests
+from protos.inference.v1 import inference_pb2 as pb
+
+_NEWER, _OLDER = "developer", "system"
+
+
+async def settle_roles(requests: AnyRequests, call: Call, catalog: ModelCatalog) -> None:
+    """Turns of a developer become the system's where the model's template does not speak of developers."""
+    for request in requests:
+        if isinstance(request, pb.ChatRequest) and (turns := _developers_turns(request)):
+            text = (await catalog.wait(request.model, call.remaining_s)).text
+            if _NEWER not in text.template_for(has_tools=bool(told_tools(request))):
+                for turn in turns:
+                    turn.role = _OLDER
+
+
+def _developers_turns(request: pb.ChatRequest) -> list[pb.Message]:
+    return [message for message in request.messages if message.role == _NEWER]

@@ -1,0 +1,83 @@
+"""/tokenize and /detokenize in vLLM's shapes: what a prompt or a conversation is to the model, without generating."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway_svc.calls import Call
+from gateway_svc.checks import validation
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.pipeline import Pipeline, off_loop_if_long, wait_for_model
+from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.openai.endpoint import HttpRequest
+from gateway_svc.openai.http_io import Reply
+from gateway_svc.openai.json_body import Ids, parse_body, refuse
+from gateway_svc.openai.requests import parse_request
+from gateway_svc.openai.roles import settle_roles
+
+
+class TokenizeRequest(BaseModel):
+    """A text, or (see ChatCompletionRequest) `messages` with tools and template arguments."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str = ""
+    tokens: Ids
+
+
+class TextRoutes:
+    """Answers both."""
+
+    def __init__(self, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+
+    async def tokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Token ids, their number, and the most that the model takes."""
+        request, _ = parse_body(TokenizeRequest, http.body, TokenizeRequest.NEUTRAL)
+        model = await wait_for_model(self._catalog, call, request.model)
+        if (request.prompt is None) == (request.messages is None):
+            refuse("prompt", "or messages is needed, and not both")
+        if request.prompt is None:
+            token_ids = await self._conversation(http.body, call)
+        else:
+            token_ids = await _encode(model, request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        answer = {"count": len(token_ids), "max_model_len": model.limits.max_model_len, "tokens": token_ids}
+        await reply.json(answer | {"token_strs": _names(model, token_ids) if request.return_token_strs else None})
+
+    async def _conversation(self, body: bytes, call: Call) -> Sequence[int]:
+        """As a chat would have it; what says how to answer is left out."""
+        _, messages = parse_request(ChatCompletionRequest, body)
+        await settle_roles(messages, call, self._catalog)
+        return await self._pipeline.prompt_token_ids(call, messages[0])
+
+    async def detokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """The text of token ids; special ones are left out."""
+        request, _ = parse_body(DetokenizeRequest, http.body, {})
+        model = await wait_for_model(self._catalog, call, request.model)
+        validation.check_token_ids(request.tokens, "tokens", model.limits)
+        await reply.json({"prompt": await off_loop_if_long(len(request.tokens), model.text.decode, request.tokens)})
+
+
+async def _encode(model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+    encode = functools.partial(model.text.encode, add_special_tokens=add_special_tokens)
+    return await off_loop_if_long(len(text), encode, text)
+
+
+def _names(model: ServedModel, token_ids: Sequence[int]) -> list[str]:
+    return [model.text.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]

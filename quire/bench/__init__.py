@@ -1,0 +1,1 @@
+"""Load against a running service: what is asked and when, who is asked, and what the answers took."""

@@ -1,0 +1,21 @@
+"""Prompts of exact lengths from the tokenizer of a running gateway: what is measured needs no file here."""
+
+from dataclasses import dataclass
+
+from quire.client import Client
+
+
+@dataclass(slots=True, frozen=True)
+class ServedTokenizer:
+    """The tokenizer of a model that a gateway serves."""
+
+    client: Client
+    model: str = ""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, with those special ones that the tokenizer adds by itself."""
+        return self.client.tokenize(text, self.model)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids."""
+        return self.client.detokenize(ids, self.model)

@@ -1,0 +1,46 @@
+"""`quire certs`: certificates to try mutual TLS with."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.certificate_folder import CertificateFolder
+from quire.cli.groups import new_app
+from svc_common.errors import ConfigError
+
+app = new_app()
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put them.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address under which clients reach the gateway, beside localhost; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=825, help="How long they are valid.")] = 365,
+) -> None:
+    """Make a development CA, and certificates for gateway, scheduler, worker, operators and clients.
+
+    Run it again to renew them: the CA stays, and running services take the new ones by themselves.
+
+      [bold]quire certs certs/[/bold]
+      [bold]quire up --tls certs/[/bold]
+      [bold]quire chat --tls-ca certs/ca.pem --tls-cert certs/client.pem --tls-key certs/client-key.pem[/bold]
+    """
+    try:
+        # Optional: only who makes certificates needs the library.
+        from quire.certificates import make_certificates  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "quire certs needs the library cryptography; install it with: pip install 'quire[tls]'",
+            reason="MISSING_EXTRA",
+        ) from None
+    made = make_certificates(CertificateFolder(folder), hosts=host or (), days=days)
+    for path in made:
+        typer.echo(str(path))
+    typer.echo(f"valid for {days} days; keep {folder}/ca-key.pem to yourself", err=True)

@@ -1,0 +1,125 @@
+"""Checks of what is installed: Python, packages in their ranges, packages that must not be there, torch, the compiler."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+
+from quire.doctor.findings import Finding, ok, problem, warning
+
+_SERVICES = {"gateway": "quire serve gateway", "scheduler": "quire serve scheduler", "worker": "quire serve worker"}
+_CONFLICTS = {
+    "xds-protos": "it overwrites the telemetry exporter's modules (opentelemetry/proto)",
+    "grpcio-admin": "it brings xds-protos, which overwrites the telemetry exporter's modules",
+    "grpcio-csds": "it brings xds-protos, which overwrites the telemetry exporter's modules",
+    "kernels": "transformers finds it and would run other attention than ours",
+}
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter."""
+    version, least = platform.python_version(), (3, 11)
+    if sys.version_info < least:
+        yield problem("Python", version, "install Python 3.11 or newer")
+    else:
+        yield ok("Python", f"{version} ({sys.executable})")
+
+
+def packages() -> Iterator[Finding]:
+    """What pyproject.toml asks for, by service; those of a service that is not installed are no problem."""
+    try:
+        wanted = [Requirement(text) for text in importlib.metadata.requires("quire") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        yield warning("packages", "quire itself is not installed, it runs from a folder", "pip install -e '.[all]'")
+        return
+    yield from _group("packages", [r for r in wanted if _applies(r, "")], "pip install --upgrade quire", needed=True)
+    for extra, command in _SERVICES.items():
+        own = [r for r in wanted if _applies(r, extra) and not _applies(r, "")]
+        yield from _group(f"packages of `{command}`", own, f"pip install --upgrade 'quire[{extra}]'", needed=False)
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _group(name: str, wanted: list[Requirement], to_do: str, *, needed: bool) -> Iterator[Finding]:
+    missing, wrong, right = [], [], []
+    for requirement in wanted:
+        version = _version(requirement.name)
+        if version is None:
+            missing.append(requirement.name)
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} (wanted {requirement.specifier})")
+        else:
+            right.append(f"{requirement.name} {version}")
+    if wrong:
+        yield problem(name, f"out of range: {', '.join(wrong)}", to_do)
+    if missing:
+        make = problem if needed else warning
+        yield make(name, f"not installed: {', '.join(missing)}", to_do)
+    if not wrong and not missing:
+        yield ok(name, ", ".join(right))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def conflicts() -> Iterator[Finding]:
+    """Packages that break others, or us (design.md 2)."""
+    found = [name for name in _CONFLICTS if _version(name) is not None]
+    for name in found:
+        yield problem("conflicting packages", f"{name} is installed: {_CONFLICTS[name]}", f"pip uninstall {name}")
+    spec = importlib.util.find_spec("kernels")
+    if "kernels" not in found and spec is not None and spec.origin is not None:
+        yield problem("conflicting packages", f"{spec.origin} is imported as `kernels`", "take it off the module path")
+    elif not found:
+        yield ok("conflicting packages", "none")
+
+
+def torch() -> Iterator[Finding]:
+    """PyTorch and what it sees: instructions of the processor, GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        yield warning("torch", "not installed: a worker needs it", "pip install 'quire[worker]'")
+        return
+    module = importlib.import_module("torch")  # an optional package
+    capability = module.backends.cpu.get_cpu_capability()
+    yield ok("torch", f"{module.__version__}, {capability}, {module.get_num_threads()} threads")
+    yield from _gpus(module)
+
+
+def _gpus(module: object) -> Iterator[Finding]:
+    cuda = module.cuda  # type: ignore[attr-defined]
+    if not cuda.is_available():
+        if shutil.which("nvidia-smi"):
+            to_do = "install a torch with CUDA, or a newer driver (nvidia-smi says which CUDA it can do)"
+            yield warning("GPU", "there is a driver, but this torch uses no GPU", to_do)
+        else:
+            yield ok("GPU", "none; models run on the CPU")
+        return
+    for number in range(cuda.device_count()):
+        free, total = cuda.mem_get_info(number)
+        name = cuda.get_device_name(number)
+        yield ok("GPU", f"cuda:{number} {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    if importlib.util.find_spec("triton") is None:
+        yield problem("GPU kernels", "triton is not installed", "pip install 'quire[cuda]'")
+
+
+def compiler() -> Iterator[Finding]:
+    """The CPU kernels are compiled once, on the machine that they run on."""
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if found:
+        yield ok("C++ compiler", found)
+    else:
+        yield warning(
+            "C++ compiler", "none: attention on CPU runs in plain torch, much slower", "install g++ (apt install g++)"
+        )

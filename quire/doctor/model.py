@@ -1,0 +1,96 @@
+"""Checks of a checkpoint's folder, from its files' names and beginnings; nothing of it is loaded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quire.convert.written import header_of
+from quire.doctor.findings import Finding, ok, problem, warning
+from quire.sizes import size_text
+
+_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_NAME = "model"
+
+
+def folder(path: Path) -> Iterator[Finding]:
+    """Everything that a worker will look for."""
+    if not path.is_dir():
+        yield problem(
+            _NAME, f"there is no folder {path}", "name the folder of a checkpoint, or ORG/NAME of the hub in `quire up`"
+        )
+        return
+    yield from _config(path)
+    yield from _tokenizer(path)
+    yield from _weights(path)
+
+
+def _config(path: Path) -> Iterator[Finding]:
+    config = _object(path / "config.json")
+    if config is None:
+        yield problem(_NAME, "config.json is missing or no JSON object", "take the one that belongs to the checkpoint")
+    elif "auto_map" in config and "model_type" not in config:
+        yield problem(
+            _NAME, "it needs code of its own", "code of checkpoints is never run; use a model that transformers has"
+        )
+    else:
+        names = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+        yield ok(_NAME, f"{names}, {config.get('num_hidden_layers', '?')} layers")
+
+
+def _tokenizer(path: Path) -> Iterator[Finding]:
+    if _object(path / "tokenizer.json") is None:
+        to_do = "make it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        yield problem("tokenizer", "tokenizer.json is missing or no JSON object", to_do)
+        return
+    settings = _object(path / "tokenizer_config.json") or {}
+    has_template = "chat_template" in settings or (path / "chat_template.jinja").is_file()
+    if has_template:
+        yield ok("tokenizer", "there, with a chat template")
+    else:
+        yield warning(
+            "tokenizer", "there, without a chat template: completions only", "chats need chat_template.jinja beside it"
+        )
+
+
+def _weights(path: Path) -> Iterator[Finding]:
+    files = _weight_files(path)
+    if not files:
+        pickled = sorted(file.name for form in _PICKLED for file in path.glob(form))
+        what = f"only pickled weights ({pickled[0]})" if pickled else "no model.safetensors and no index of shards"
+        yield problem("weights", what, f"quire convert {path} NEW_FOLDER" if pickled else "take the whole checkpoint")
+        return
+    broken = [f"{file.name} {why}" for file in files if (why := _wrong_with(file))]
+    if broken:
+        yield problem("weights", "; ".join(broken), "download the file again")
+    else:
+        total = sum(file.stat().st_size for file in files)
+        yield ok("weights", f"{len(files)} safetensors file{'s' if len(files) > 1 else ''}, {size_text(total)}")
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = _object(path / "model.safetensors.index.json")
+    if index is not None:
+        return [path / name for name in sorted({Path(str(name)).name for name in index.get("weight_map", {}).values()})]
+    return [file for file in (path / "model.safetensors",) if file.is_file()]
+
+
+def _wrong_with(file: Path) -> str:
+    """Empty: nothing. A file that was cut short is shorter than its header says."""
+    if not file.is_file():
+        return "is missing"
+    try:
+        entries, start = header_of(file)
+        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "is no safetensors file"
+    missing = start + max(ends, default=0) - file.stat().st_size
+    return f"is {size_text(missing)} too short" if missing > 0 else ""
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,60 @@
+"""What `--model` means: a checkpoint's folder, or a model on the hub, ORG/NAME, which is downloaded before anything starts.
+
+The launcher downloads (`quire up`, `serve worker`, `plan`, `bench --up`); services are given a folder and read that.
+Not here: the download itself (quire.hub_download), which needs huggingface_hub.
+"""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.built_in_model import default_model
+from svc_common.errors import ConfigError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """Where a model lies. `name`: what it is served as unless somebody says otherwise; empty = the folder's name."""
+
+    path: Path
+    name: str = ""
+
+    @property
+    def name_arguments(self) -> Sequence[str]:
+        """Arguments of `quire serve worker` that serve it under its name."""
+        return ("--served-model-name", self.name) if self.name else ()
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether it is ORG/NAME and no folder here."""
+    return _HUB_NAME.fullmatch(model) is not None and not Path(model).exists()
+
+
+def checkpoint_folder(model: Path | str | None, revision: str = "", *, weights: bool = True) -> ModelFolder:
+    """The folder of `model`; None = the built-in one. A model of the hub is downloaded, or found in the cache.
+
+    `revision`: a branch, tag or commit of the hub; empty = the newest. `weights`: False = configuration and tokenizer only.
+    ConfigError for a name or revision that is none, Unavailable where the hub cannot be reached.
+    """
+    if model is not None and is_hub_name(str(model)):
+        return ModelFolder(_download(str(model), revision, weights=weights), str(model))
+    if revision:
+        raise ConfigError("--revision goes with --model ORG/NAME, a model of the hub", reason="INVALID_SETTING")
+    return ModelFolder(default_model() if model is None else Path(model).expanduser())
+
+
+def _download(name: str, revision: str, *, weights: bool) -> Path:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ConfigError(
+            f"--model {name} is no folder here, and a download needs huggingface_hub, which is not installed: "
+            "pip install 'quire[worker]'",
+            reason="NOT_INSTALLED",
+        )
+    download = importlib.import_module("quire.hub_download")  # an optional package
+    found: Path = download.download(name, revision or None, weights=weights)
+    return found

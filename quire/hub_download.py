@@ -1,0 +1,158 @@
+"""Models from the hub, or from its cache here: safetensors, configuration, tokenizer, chat template. Nothing that runs code.
+
+The library does the work: HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN and HF_HOME mean here what they mean to it. It goes on where an
+interrupted download ended, and shows its progress on a terminal.
+"""
+
+import fnmatch
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from svc_common.errors import ConfigError, QuireError, Unavailable
+
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+_WEIGHTS = "*.safetensors"
+# Copies of the same weights for other programs: in folders (onnx/, original/), or as one file beside the shards.
+_NOT_OURS = ("*/*", "consolidated*")
+_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_TIMEOUT_S = 10.0
+
+
+def download(name: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The folder with the files of ORG/NAME; see quire.hub.checkpoint_folder."""
+    wanted = [*_SMALL_FILES, *([_WEIGHTS] if weights else [])]
+    with _explained(name, revision):
+        listed = _listing(name, revision)
+        if listed is not None:
+            _check(name, listed)
+            _say(f"{name}: from {constants.ENDPOINT} into {constants.HF_HUB_CACHE}")
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=wanted,
+            ignore_patterns=list(_NOT_OURS),
+            local_files_only=listed is None,
+            etag_timeout=_TIMEOUT_S,
+        )
+    return Path(folder)
+
+
+def _listing(name: str, revision: str | None) -> list[str] | None:
+    """Files on the hub; None where it cannot be asked, and the cache has to do."""
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        model = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_S)
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+        raise
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code < 500:
+            raise
+        return _unreachable(error)
+    except (OSError, OfflineModeIsEnabled) as error:
+        return _unreachable(error)
+    except Exception as error:
+        # The library's HTTP client has changed from release to release, and with it the class of a broken connection.
+        if not _is_connection_error(error):
+            raise
+        return _unreachable(error)
+    return [file.rfilename for file in model.siblings or ()]
+
+
+def _unreachable(error: Exception) -> None:
+    _say(f"{constants.ENDPOINT} does not answer ({type(error).__name__}); looking into the cache")
+
+
+def _is_connection_error(error: Exception) -> bool:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "RequestException"})
+
+
+def _check(name: str, files: Sequence[str]) -> None:
+    """ConfigError for a model that could not be read anyway, before anything large is downloaded."""
+    top = [file for file in files if "/" not in file]
+    if "config.json" not in top:
+        raise _error("MODEL_INCOMPLETE", name, "has no config.json: it is no checkpoint of transformers' form")
+    if any(fnmatch.fnmatch(file, _WEIGHTS) and not file.startswith("consolidated") for file in top):
+        return
+    pickled = sorted(file for file in top if any(fnmatch.fnmatch(file, form) for form in _PICKLED))
+    if pickled:
+        raise _error(
+            "PICKLED_WEIGHTS",
+            name,
+            f"has only pickled weights ({pickled[0]}), which can run any code when they are opened and are not downloaded. Get "
+            f"them yourself (hf download {name} --local-dir FOLDER), then: quire convert FOLDER NEW_FOLDER",
+        )
+    raise _error("MODEL_INCOMPLETE", name, "has no *.safetensors")
+
+
+@contextmanager
+def _explained(name: str, revision: str | None) -> Iterator[None]:
+    """The library's errors as ours."""
+    try:
+        yield
+    except GatedRepoError:
+        raise _error(
+            "MODEL_GATED",
+            name,
+            f"is gated: accept its terms at {constants.ENDPOINT}/{name}, then set HF_TOKEN to a token of yours (or: hf auth login)",
+        ) from None
+    except RepositoryNotFoundError:
+        raise _error(
+            "MODEL_NOT_FOUND",
+            name,
+            f"is no folder here and no model at {constants.ENDPOINT}; check the name, and set HF_TOKEN if it is private",
+        ) from None
+    except RevisionNotFoundError:
+        raise _error(
+            "REVISION_NOT_FOUND", name, f"has no revision {revision!r} at {constants.ENDPOINT}; check --revision"
+        ) from None
+    except HFValidationError as error:
+        raise _error("MODEL_NOT_FOUND", name, f"is no folder here, and no name of a model: {error}") from None
+    except LocalEntryNotFoundError:
+        raise _not_cached(name) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        raise Unavailable(
+            f"--model {name}: {constants.ENDPOINT} answered {status}; try again later", reason="HUB_UNREACHABLE"
+        ) from None
+    except OSError as error:
+        raise Unavailable(
+            f"--model {name}: the download broke off ({error}); the same command goes on where it ended",
+            reason="HUB_UNREACHABLE",
+        ) from None
+
+
+def _not_cached(name: str) -> QuireError:
+    cache = constants.HF_HUB_CACHE
+    if constants.HF_HUB_OFFLINE:
+        what = f"HF_HUB_OFFLINE is set, and {cache} does not have all of it: unset it"
+    else:
+        what = f"{constants.ENDPOINT} does not answer, and {cache} does not have all of it: check the network, or HF_ENDPOINT"
+    return Unavailable(
+        f"--model {name} is no folder here; {what}; or copy the checkpoint here and name its folder",
+        reason="HUB_UNREACHABLE",
+        metadata={"model": name, "endpoint": constants.ENDPOINT},
+    )
+
+
+def _error(reason: str, name: str, what: str) -> ConfigError:
+    return ConfigError(f"--model {name} {what}", reason=reason, metadata={"model": name})
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

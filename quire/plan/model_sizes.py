@@ -1,0 +1,116 @@
+"""A model's sizes from its configuration: its class is built without memory (torch's meta device), so no weight is read."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.convert.written import header_of
+from worker_svc.model import architecture, attention, checkpoint
+
+_PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What the memory depends on. `weight_bytes`: in the type that it computes in; `file_bytes`: of the weight files, None where
+    they are not here; `max_model_len`: the longest that it was made for, or what was asked.
+    """
+
+    name: str
+    dtype: str
+    dtype_bytes: int
+    cache_dtype: str
+    cache_dtype_bytes: int
+    weight_bytes: int
+    num_parameters: int
+    file_bytes: int | None
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_model_len: int
+
+
+def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: int | None) -> ModelSizes:
+    """Of the checkpoint in a folder, of which config.json is enough. ConfigError for one that cannot be served."""
+    if not (path / "config.json").is_file():
+        checkpoint.open_checkpoint(path)  # raises, and says what is missing
+    found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))
+    cls = checkpoint.model_class(found)
+    architecture.check_class(found, cls)
+    computed = checkpoint.choose_dtype(found, dtype)
+    cached = checkpoint.choose_cache_dtype(kv_cache_dtype, computed)
+    with torch.device("meta"):
+        model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
+    config = found.text_config
+    num_kv_heads, head_dim = _cache_shape(model, config)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    hidden = int(config.hidden_size)
+    return ModelSizes(
+        name=path.resolve().name,
+        dtype=str(computed).removeprefix("torch."),
+        dtype_bytes=computed.itemsize,
+        cache_dtype=str(cached).removeprefix("torch."),
+        cache_dtype_bytes=cached.itemsize,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        num_parameters=sum(tensor.numel() for tensor in tensors),
+        file_bytes=_file_bytes(found.weight_files),
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden,
+        intermediate_size=int(
+            _first(config, ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")) or 4 * hidden
+        ),
+        vocab_size=int(config.vocab_size),
+        max_model_len=checkpoint.choose_max_model_len(found, max_model_len),
+    )
+
+
+def _first(config: Any, names: tuple[str, ...]) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        names = {Path(str(name)).name for name in checkpoint.read_json(index).get("weight_map", {}).values()}
+        files = sorted(path / name for name in names)
+    else:
+        files = [path / "model.safetensors"]
+    return tuple(file for file in files if file.is_file())
+
+
+def _file_bytes(files: tuple[Path, ...]) -> int | None:
+    """Bytes of the tensors by the files' headers."""
+    if not files:
+        return None
+    return sum(os.stat(file).st_size - header_of(file)[1] for file in files)
+
+
+def _cache_shape(model: nn.Module, config: Any) -> tuple[int, int]:
+    """(KV heads, elements of a head): as the model calls attention, seen by the worker's own probe.
+
+    Where a model looks at values on its way, which nothing without memory can (a choice of experts), as the configuration says.
+    """
+    recorder = attention.ProbeAttention()
+    attention.attach(model, recorder)
+    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
+    try:
+        with torch.inference_mode():
+            model(input_ids=tokens, use_cache=False)
+    except (RuntimeError, NotImplementedError, TypeError):
+        recorder.calls.clear()
+    shapes = {(call.num_kv_heads, call.head_dim) for call in recorder.calls}
+    if len(shapes) == 1:
+        return shapes.pop()
+    heads = int(config.num_attention_heads)
+    return int(getattr(config, "num_key_value_heads", None) or heads), int(
+        getattr(config, "head_dim", None) or config.hidden_size // heads
+    )

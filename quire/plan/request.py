@@ -1,0 +1,77 @@
+"""From what a person asks to a plan: the device, its memory, settings that are checked as a worker checks them."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.plan.fits import Plan, Question, make_plan
+from quire.plan.model_sizes import model_sizes
+from quire.plan.picture import plan_json, plan_picture
+from worker_svc import container
+from worker_svc.model.loading import choose_device
+from worker_svc.settings import WorkerSettings
+
+__all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's."""
+
+    folder: Path
+    name: str
+    device: str
+    memory: int | None
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int | None
+    cache_bytes: int | None
+    swap_bytes: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_gpu_blocks_override: int | None
+
+
+def answered(wanted: Wanted) -> Plan:
+    """The plan. ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
+    settings = WorkerSettings.of(
+        model=wanted.folder,
+        dtype=wanted.dtype,
+        kv_cache_dtype=wanted.kv_cache_dtype,
+        max_model_len=wanted.max_model_len,
+        block_size=wanted.block_size,
+        device=wanted.device,
+        kv_cache_memory_bytes=wanted.cache_bytes,
+        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+    )
+    sizes = model_sizes(
+        wanted.folder,
+        dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        max_model_len=settings.max_model_len,
+    )
+    on_cuda, memory_bytes = _memory(settings, wanted)
+    question = Question(
+        on_cuda=on_cuda,
+        memory_bytes=memory_bytes,
+        cache_bytes=wanted.cache_bytes,
+        swap_bytes=wanted.swap_bytes,
+        block_size=wanted.block_size,
+        max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+    )
+    return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
+
+
+def _memory(settings: WorkerSettings, wanted: Wanted) -> tuple[bool, int]:
+    """Whether it is a GPU's, and how much. A memory that is given need not be here."""
+    if wanted.memory is not None:
+        return settings.device.startswith("cuda"), wanted.memory
+    device = torch.device(choose_device(settings))
+    if device.type == "cuda":
+        return True, int(torch.cuda.mem_get_info(device)[0])
+    return False, container.free_memory_bytes()

@@ -1,0 +1,84 @@
+"""GetLoad and ListWorkers: how much there is to do, and who does it. Reads what others own; counts nothing by itself."""
+
+from collections.abc import Callable, Sequence
+
+from protos.inference.v1 import admin_pb2
+from scheduler_svc.admin.messages import pool_message
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.step_log import StepLog
+from scheduler_svc.workers.lane import WorkerLane
+from svc_common.clock import monotonic_ns
+
+_RATE_WINDOW_S = 10.0
+
+
+class LoadReport:
+    """What load balancers and autoscalers are told. `core()`: the core in force, None before a worker has said what it has."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        book: RequestBook,
+        core: Callable[[], AnyCore | None],
+        log: StepLog,
+        readiness: Readiness,
+    ) -> None:
+        self._settings = settings
+        self._book = book
+        self._core = core
+        self._log = log
+        self._readiness = readiness
+
+    def message(self) -> admin_pb2.GetLoadResponse:
+        """The load at this instant."""
+        now_ns, room = monotonic_ns(), self._book.room
+        load = admin_pb2.GetLoadResponse(
+            num_waiting=room.num_requests,
+            num_waiting_tokens=room.num_tokens,
+            max_waiting=self._settings.max_waiting_requests,
+            max_waiting_tokens=self._settings.max_waiting_tokens,
+            output_tokens_per_s=self._log.output_tokens_per_s(now_ns, _RATE_WINDOW_S),
+            starts_per_s=room.starts_per_s(now_ns),
+            draining=self._readiness.draining,
+            serving=self._readiness.is_open,
+            tenants=self._tenants(),
+        )
+        core = self._core()
+        if core is not None:
+            waiting, running, swapped = core.queue_lengths
+            load.queues.CopyFrom(admin_pb2.Queues(waiting=waiting, running=running, swapped=swapped))
+            gpu, cpu = core.pool_counts
+            load.gpu.CopyFrom(pool_message(gpu))
+            load.cpu.CopyFrom(pool_message(cpu))
+        return load
+
+    def _tenants(self) -> list[admin_pb2.TenantLoad]:
+        found: dict[str, admin_pb2.TenantLoad] = {}
+        for live in self._book.live():
+            name = live.submission.tenant
+            tenant = found.setdefault(name, admin_pb2.TenantLoad(tenant=name))
+            tenant.num_waiting += live.is_waiting
+            tenant.num_running += not live.is_waiting
+        return [found[name] for name in sorted(found)]
+
+
+def workers_message(lanes: Sequence[WorkerLane]) -> admin_pb2.ListWorkersResponse:
+    """All workers, by lane."""
+    return admin_pb2.ListWorkersResponse(workers=[_worker(lane) for lane in lanes])
+
+
+def _worker(lane: WorkerLane) -> admin_pb2.Worker:
+    """What was known of it last stays known while it is away, but for the epoch, which is over then."""
+    worker = admin_pb2.Worker(
+        address=lane.address, lane=lane.number, ready=lane.is_here, reason=lane.reason, warming=lane.is_warming
+    )
+    if (owned := lane.owned) is not None:
+        worker.boot_id = owned.worker_boot_id
+        worker.epoch = owned.epoch if lane.is_here else 0
+        worker.model = owned.limits.model
+        worker.num_gpu_blocks = owned.cache.num_gpu_blocks
+        worker.num_cpu_blocks = owned.cache.num_cpu_blocks
+    return worker

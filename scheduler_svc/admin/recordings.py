@@ -1,0 +1,44 @@
+"""DumpRecording: what the tape holds, in parts of a recording."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from protos.inference.v1 import admin_pb2
+from scheduler_svc.recording.tape import PackedSegment, Tape, TapeReader
+from svc_common.errors import FailedPrecondition
+
+_PART_BYTES = 2**20
+
+
+async def dump(tape: Tape, request: admin_pb2.DumpRecordingRequest) -> AsyncIterator[admin_pb2.DumpRecordingResponse]:
+    """Held segments, oldest first; with `follow` new ones as they are complete. FailedPrecondition where nothing is recorded."""
+    if not tape.is_on:
+        raise FailedPrecondition(
+            "this scheduler records nothing; start it with --record-memory above 0", reason="NOT_RECORDING"
+        )
+    yield admin_pb2.DumpRecordingResponse(beginning=tape.beginning(), segment=request.since_segment)
+    reader = TapeReader(tape, request.since_segment, leaves_open=request.follow)
+    while True:
+        async for packed in _in_thread(reader.new()):
+            for part in _parts(packed):
+                yield part
+        if not request.follow:
+            return
+        await reader.wait()
+
+
+async def _in_thread(packing: Iterator[PackedSegment]) -> AsyncIterator[PackedSegment]:
+    """Packing takes long; steps go on meanwhile."""
+    while (packed := await asyncio.to_thread(next, packing, None)) is not None:
+        yield packed
+
+
+def _parts(packed: PackedSegment) -> Iterator[admin_pb2.DumpRecordingResponse]:
+    frame = packed.frame
+    for start in range(0, len(frame), _PART_BYTES):
+        part = admin_pb2.DumpRecordingResponse(
+            data=frame[start : start + _PART_BYTES], segment=packed.number, num_left=packed.num_left
+        )
+        if start + _PART_BYTES >= len(frame):
+            part.num_steps = packed.num_steps
+        yield part

@@ -1,0 +1,165 @@
+"""AdminService of the scheduler, on a listener of its own: steps, blocks, explanations, recordings, load, and what can be changed.
+
+Methods take raw bytes and parse them inside (`svc_common.parsing`).
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from protos.inference.v1 import admin_pb2 as pb
+from scheduler_svc import memory_view, policy_change
+from scheduler_svc.adapter_calls import AdapterCalls
+from scheduler_svc.admin.load import LoadReport, workers_message
+from scheduler_svc.admin.messages import blocks_message, episode_message, memory_message
+from scheduler_svc.admin.recordings import dump
+from scheduler_svc.core.spec import as_written
+from scheduler_svc.explanations import Explanations
+from scheduler_svc.inquirer import Inquirer
+from scheduler_svc.readiness import Readiness
+from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.recording.tape import Tape
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.step_log import StepLog, StepReader
+from scheduler_svc.workers.lane import WorkerLane
+from svc_common import rpc
+from svc_common.errors import InvalidArgument, Unavailable
+from svc_common.parsing import parse
+
+SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
+SERVICE_NAME = SERVICE.full_name
+
+SetPolicy = Callable[[list[str]], tuple[int, list[policy_change.Change]]]
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Answer = Message | Awaitable[Message]
+_Unary = Callable[[Any], _Answer]
+_Streaming = Callable[[Any], AsyncIterator[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminParts:
+    """What the methods read and change; owned by others. `core()`: None before a worker has said how many blocks it has."""
+
+    core: Callable[[], AnyCore | None]
+    log: StepLog
+    explanations: Explanations
+    tape: Tape
+    set_policy: SetPolicy
+    adapters: AdapterCalls
+    load: LoadReport
+    lanes: list[WorkerLane]
+    readiness: Readiness
+    book: RequestBook
+
+
+class AdminService:
+    """Handlers of one scheduler."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._inquirer = Inquirer(parts.tape)
+
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """For `server.add_generic_rpc_handlers`."""
+        parts = self._parts
+        unary: dict[type[Message], _Unary] = {
+            pb.GetBlocksRequest: self.get_blocks,
+            pb.SetPolicyRequest: self.set_policy,
+            pb.ExplainRequestRequest: self.explain_request,
+            pb.LoadAdapterRequest: parts.adapters.load,
+            pb.UnloadAdapterRequest: parts.adapters.unload,
+            pb.ListAdaptersRequest: lambda request: parts.adapters.list(),
+            pb.GetLoadRequest: lambda request: parts.load.message(),
+            pb.ListWorkersRequest: lambda request: workers_message(parts.lanes),
+            pb.DrainRequest: self.drain,
+        }
+        streaming: dict[type[Message], _Streaming] = {
+            pb.WatchSchedulerRequest: self.watch_scheduler,
+            pb.DumpRecordingRequest: lambda request: dump(parts.tape, request),
+        }
+        handlers = {_method(cls): _unary_handler(cls, answer) for cls, answer in unary.items()}
+        handlers |= {_method(cls): _stream_handler(cls, answers) for cls, answers in streaming.items()}
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
+
+    async def watch_scheduler(self, request: pb.WatchSchedulerRequest) -> AsyncIterator[Message]:
+        """Held steps, oldest first; with `follow` new ones as they complete."""
+        reader = StepReader(self._parts.log, request.since_step, tables=request.tables)
+        while True:
+            for report in reader.new():
+                yield report
+            if not request.follow:
+                return
+            await reader.wait()
+
+    def get_blocks(self, request: pb.GetBlocksRequest) -> Message:
+        """The ledger at this instant; with `memory` counted, too (R209)."""
+        core = self._parts.core()
+        if core is None:
+            raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
+        response = blocks_message(core)
+        if request.memory:
+            response.memory.CopyFrom(memory_message(memory_view.memory_report(core.state)))
+        return response
+
+    def set_policy(self, request: pb.SetPolicyRequest) -> Message:
+        """Other values from the next plan on."""
+        if not request.settings:
+            raise InvalidArgument.field("settings", 'is empty: give one or more "KEY=VALUE"')
+        step, changes = self._parts.set_policy(list(request.settings))
+        return pb.SetPolicyResponse(
+            from_step=step,
+            changes=[
+                pb.PolicyChange(key=key, old_value=as_written(old, str), new_value=as_written(new, str))
+                for key, old, new in changes
+            ],
+        )
+
+    async def explain_request(self, request: pb.ExplainRequestRequest) -> Message:
+        """Where a request's time went and why."""
+        if not request.request_id:
+            raise InvalidArgument.field("request_id", "is empty: which request is to be explained?")
+        explanations = self._parts.explanations
+        core_id = explanations.core_id(request.tenant, request.request_id)
+        episodes = explanations.episodes(core_id)
+        needs, num_open = await self._inquirer.needs(core_id, episodes) if request.needs else ({}, 0)
+        messages = [episode_message(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
+        return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open)
+
+    def drain(self, request: pb.DrainRequest) -> Message:
+        """No more requests, or requests again."""
+        self._parts.readiness.drain(on=not request.undo)
+        return pb.DrainResponse(num_requests=sum(1 for _ in self._parts.book.live()))
+
+
+def _method(request: type[Message]) -> str:
+    """Name of the method that takes it: each has a request message of its own."""
+    [name] = [method.name for method in SERVICE.methods if method.input_type.full_name == request.DESCRIPTOR.full_name]
+    return str(name)
+
+
+def _unary_handler(cls: type[Message], answer: _Unary) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def handle(raw: bytes, context: _Context) -> Message:
+        async with rpc.errors_to_status(context):
+            given = answer(parse(cls, raw))
+            return await given if inspect.isawaitable(given) else given
+        raise AssertionError("errors_to_status ends the call")
+
+    return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+
+
+def _stream_handler(cls: type[Message], answers: _Streaming) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def handle(raw: bytes, context: _Context) -> AsyncIterator[Message]:
+        async with rpc.errors_to_status(context):
+            async for message in answers(parse(cls, raw)):
+                yield message
+
+    return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_serialize)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,97 @@
+"""What a submission may ask of sampling, as far as it costs memory or time: checked again here, whatever its gateway checked."""
+
+import math
+
+import numpy as np
+
+from protos.common.v1 import common_pb2
+from svc_common import columns
+from svc_common.errors import FieldViolation
+
+MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 200_000
+MAX_LOGIT_BIASES = 1_024
+MAX_LOGIT_BIAS = 100.0
+MAX_ALLOWED_IDS = 1_000_000
+MAX_BAD_WORDS = 2_048
+"""Token sequences; a word of the API becomes several."""
+MAX_BAD_WORD_TOKENS = 1_024
+MAX_GRAMMAR_BYTES = 256 * 1_024
+_SIZE = columns.I32.itemsize
+
+Check = tuple[str, bool, str]
+
+
+def violations(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[FieldViolation]:
+    """One for each field that is beyond its limit."""
+    checks = [
+        *_logprobs(sampling, num_prompt_tokens),
+        *_penalties(sampling),
+        *_tokens(sampling),
+        (
+            "sampling.grammar",
+            len(sampling.grammar.text.encode()) <= MAX_GRAMMAR_BYTES,
+            f"must have at most {MAX_GRAMMAR_BYTES} bytes",
+        ),
+    ]
+    return [FieldViolation(field, what) for field, good, what in checks if not good]
+
+
+def _logprobs(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
+    num_of_prompt = sampling.num_prompt_logprobs
+    most = f"must be at most {MAX_TOP_LOGPROBS}"
+    in_all = num_prompt_tokens * (1 + num_of_prompt) if sampling.HasField("num_prompt_logprobs") else 0
+    return [
+        ("sampling.num_top_logprobs", sampling.num_top_logprobs <= MAX_TOP_LOGPROBS, most),
+        ("sampling.num_prompt_logprobs", num_of_prompt <= MAX_TOP_LOGPROBS, most),
+        (
+            "sampling.num_prompt_logprobs",
+            in_all <= MAX_PROMPT_LOGPROBS,
+            f"makes {in_all} log probabilities; at most {MAX_PROMPT_LOGPROBS} are given",
+        ),
+    ]
+
+
+def _penalties(sampling: common_pb2.ResolvedSampling) -> list[Check]:
+    names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    return [(f"sampling.{name}", math.isfinite(getattr(sampling, name)), "must be finite") for name in names]
+
+
+def _tokens(sampling: common_pb2.ResolvedSampling) -> list[Check]:
+    num_biases, words = len(sampling.logit_bias_ids) // _SIZE, sampling.bad_words
+    return [
+        ("sampling.logit_bias_ids", num_biases <= MAX_LOGIT_BIASES, f"must be at most {MAX_LOGIT_BIASES}"),
+        (
+            "sampling.logit_biases",
+            len(sampling.logit_biases) == len(sampling.logit_bias_ids) and _are_biases(sampling.logit_biases),
+            f"must be one for each id, finite and in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
+        ),
+        ("sampling.logit_bias_ids", _are_ids(sampling.logit_bias_ids), "must be token ids, int32 and 0 or more"),
+        (
+            "sampling.allowed_token_ids",
+            len(sampling.allowed_token_ids) <= MAX_ALLOWED_IDS * _SIZE and _are_ids(sampling.allowed_token_ids),
+            f"must be at most {MAX_ALLOWED_IDS} token ids, int32 and 0 or more",
+        ),
+        ("sampling.bad_words", len(words) <= MAX_BAD_WORDS, f"must be at most {MAX_BAD_WORDS} sequences"),
+        (
+            "sampling.bad_words",
+            all(_is_word(word.token_ids) for word in words[:MAX_BAD_WORDS]),
+            f"must have 1 to {MAX_BAD_WORD_TOKENS} token ids each, int32 and 0 or more",
+        ),
+    ]
+
+
+def _is_word(data: bytes) -> bool:
+    return 0 < len(data) <= MAX_BAD_WORD_TOKENS * _SIZE and _are_ids(data)
+
+
+def _are_ids(data: bytes) -> bool:
+    if len(data) % _SIZE:
+        return False
+    return not data or int(np.frombuffer(data, columns.I32).min()) >= 0
+
+
+def _are_biases(data: bytes) -> bool:
+    if len(data) % columns.F32.itemsize:
+        return False
+    return bool((np.abs(np.frombuffer(data, columns.F32)) <= MAX_LOGIT_BIAS).all())

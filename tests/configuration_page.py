@@ -1,0 +1,133 @@
+"""`python -m tests.configuration_page [--write]`: docs/configuration.md, made from the commands' own options.
+
+Options, kinds, defaults and explanations are those that `--help` shows; the variables are those that the code reads.
+"""
+
+import argparse
+import enum
+import importlib
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+
+COMMANDS: Mapping[str, str] = {
+    "quire up": "quire.cli.up",
+    "quire serve gateway": "quire.cli.serve_gateway",
+    "quire serve scheduler": "quire.cli.serve_scheduler",
+    "quire serve worker": "quire.cli.serve_worker",
+    "quire serve simulated-worker": "quire.cli.serve_simulated_worker",
+}
+VARIABLES: Mapping[str, str] = {
+    "QUIRE_API_KEY": "Key that client commands and `quire.Client` show, where `--api-key` is not given.",
+    "QUIRE_TLS_CA": "Of client commands: `--tls-ca`, where it is not given.",
+    "QUIRE_TLS_CERT": "The same for `--tls-cert`.",
+    "QUIRE_TLS_KEY": "The same for `--tls-key`.",
+    "QUIRE_TARGET": "Address of the gateway for client commands, where `--target` is not given.",
+    "QUIRE_ADMIN": "Address of the operators' API for commands that look inside, where `--admin` is not given.",
+    "QUIRE_LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR`: what the services write to standard error.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "Where traces go, `http://HOST:4317`; unset = no traces.",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same for traces alone.",
+    "OTEL_TRACES_EXPORTER": "`otlp` = on at the standard address, `none` = off.",
+    "OTEL_SDK_DISABLED": "`true` = off, whatever else is set.",
+    "OTEL_EXPORTER_OTLP_INSECURE": "`true` = traces go out in plain text.",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "Only `grpc` is offered.",
+    "OTEL_TRACES_SAMPLER": "Which traces are kept: `parentbased_always_on` (default), `parentbased_traceidratio`, ...",
+    "OTEL_BSP_SCHEDULE_DELAY": "Milliseconds between two batches of spans; default 5000.",
+    "OTEL_SERVICE_NAME": "Name of the service in traces; default `quire-gateway`, `quire-scheduler`, `quire-worker`.",
+}
+_INTRODUCTION = """\
+# Configuration
+
+Made by `python -m tests.configuration_page --write` from the commands themselves. What is not given has the default that is written
+here; nothing is read from files but what an option names. `quire up` passes its options on to the services that it starts, and what
+gateway and scheduler both have to both. The keys of `--set` are on the page of [policies](policies.md); what a single request can
+say is in [`inference.proto`](../protos/inference/v1/inference.proto) and in [generating](generating.md).
+"""
+_KINDS: Mapping[Any, str] = {int: "whole number", float: "number", Path: "path", str: "text"}
+_MARKUP = re.compile(r"\[/?(bold|dim|italic)\]")
+
+
+def _cell(text: str) -> str:
+    """Fits into a table: one line, no markup of the terminal, no bars."""
+    return " ".join(_MARKUP.sub("", text).replace("|", "\\|").split())
+
+
+def _names(option: Any) -> str:
+    return ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+
+
+def _kind(option: Any) -> str:
+    """What may be written: words, numbers between bounds, or another kind; from the annotation of the command's parameter."""
+    wanted = option.type_descriptor.annotation
+    parts = [part for part in typing.get_args(wanted) if part is not type(None)] or [wanted]
+    if option.is_flag:
+        return "switch"
+    if isinstance(parts[0], type) and issubclass(parts[0], enum.Enum):
+        return " \\| ".join(str(member.value) for member in parts[0])
+    bounds = ["" if bound is None else f"{bound:g}" for bound in (option.min, option.max)]
+    span = f" {bounds[0]}..{bounds[1]}" if any(bounds) else ""
+    repeated = ", may be repeated" if option.multiple else ""
+    return f"{_KINDS.get(parts[0], 'text')}{span}{repeated}"
+
+
+def _default(option: Any) -> str:
+    value = option.default
+    if value is None or value in ((), [], ""):
+        return ""
+    if option.is_flag and option.secondary_opts:
+        return "on" if value else "off"
+    return "" if value is False else f"`{getattr(value, 'value', value)}`"
+
+
+def _panels(module: str) -> dict[str, list[Any]]:
+    """Options of a command under the headings of its `--help`, in order."""
+    command: Any = typer.main.get_command(importlib.import_module(module).app)
+    panels: dict[str, list[Any]] = {}
+    for option in command.params:
+        if option.name != "help" and not option.hidden and option.param_type_name == "option":
+            panels.setdefault(option.rich_help_panel or "Options", []).append(option)
+    return panels
+
+
+def _section(name: str, module: str) -> Iterator[str]:
+    yield f"## {name}\n"
+    for panel, options in _panels(module).items():
+        yield f"### {panel}\n"
+        yield "| option | kind | default | meaning |\n|---|---|---|---|"
+        for option in options:
+            yield f"| {_names(option)} | {_kind(option)} | {_default(option)} | {_cell(option.help or '')} |"
+        yield ""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [_INTRODUCTION]
+    for name, module in COMMANDS.items():
+        lines += _section(name, module)
+    lines += ["## Environment\n", "| variable | meaning |\n|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/configuration.md; otherwise print it")
+    made = page()
+    if parser.parse_args().write:
+        PAGE.write_text(made, encoding="utf-8")
+    else:
+        sys.stdout.write(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Hostile input over both doors (issue 6, Must show: 100,000 inputs, no crash, no INTERNAL, UNKNOWN or 500, no leak)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from quire.stack import LocalStack
+from tests.fuzz import campaign, traces
+
+SEED = 20_261_122
+NUM_QUICK, NUM_LONG = 400, 100_000
+MOST_GROWTH_BYTES = 96 * 2**20
+# What is looked back on is bounded, and filled early, so that growth would be a leak.
+SCHEDULER_ARGUMENTS = ("--record-memory", "4MiB", "--max-logged-steps", "500", "--max-logged-events", "2000")
+ARGUMENTS = ("--time-scale", "0", "--max-model-len", "64", "--num-gpu-blocks", "256", "--max-adapters", "4")
+
+
+@pytest.fixture
+def log() -> traces.Log:
+    return traces.Log()
+
+
+@pytest.fixture
+def stack(log: traces.Log) -> Iterator[LocalStack]:
+    """Short contexts, so that what is accepted ends soon."""
+    with LocalStack(simulated=True, worker_args=ARGUMENTS, scheduler_args=SCHEDULER_ARGUMENTS, on_line=log) as running:
+        yield running
+
+
+def _assert_unharmed(stack: LocalStack, log: traces.Log, account: campaign.Account) -> None:
+    assert account.wrong == [], "\n".join(account.wrong)
+    traces.wait_until_nothing_is_left(stack)
+    assert log.errors == []
+
+
+def test_some(stack: LocalStack, log: traces.Log, record_property: Callable[[str, object], None]) -> None:
+    """Each answer is a result or a typed error with its details; afterwards nothing is left."""
+    account = asyncio.run(campaign.run(stack, NUM_QUICK, SEED))
+    _assert_unharmed(stack, log, account)
+    assert account.ended["OK"] > NUM_QUICK / 20 and account.ended["INVALID_ARGUMENT"] > NUM_QUICK / 20
+    record_property("size", f"fuzzed inputs over both doors: {NUM_QUICK}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_many(stack: LocalStack, log: traces.Log, record_property: Callable[[str, object], None]) -> None:
+    """The same of many, and memory does not grow with them."""
+    began = time.monotonic()
+    account = asyncio.run(campaign.run(stack, NUM_LONG // 10, SEED + 1))
+    before = traces.resident_bytes(stack)
+    rest = asyncio.run(campaign.run(stack, NUM_LONG - NUM_LONG // 10, SEED + 2))
+    account.wrong += rest.wrong
+    _assert_unharmed(stack, log, account)
+    growth = {name: size - before[name] for name, size in traces.resident_bytes(stack).items()}
+    assert max(growth.values()) < MOST_GROWTH_BYTES, growth
+    ends = account.ended + rest.ended
+    record_property(
+        "size",
+        f"fuzzed inputs over both doors: {ends.total()} in {time.monotonic() - began:.0f} s, ended {dict(ends)}; memory grew by "
+        f"{ {name: f'{size / 2**20:.0f} MiB' for name, size in growth.items()} }",
+    )

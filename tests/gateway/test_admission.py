@@ -1,0 +1,124 @@
+"""What a gateway takes in: refused before any work where it is full, or where the scheduler has said that its queue is."""
+
+import asyncio
+import time
+
+import grpc
+import httpx
+
+from gateway_svc.settings import GatewaySettings
+from protos.common.v1 import common_pb2
+from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2 as pb
+from svc_common import rpc
+from svc_common.errors import QuireError
+from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
+
+HELLO = pb.GenerateRequest(text="hello", stop=pb.StopConditions(max_tokens=4))
+TEN_S = 10_000_000_000
+
+
+async def _error_of(call: grpc.aio.UnaryUnaryCall) -> QuireError:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return rpc.from_rpc_error(error)
+    raise AssertionError("it was answered")
+
+
+def _closed(*tenants: str) -> engine_pb2.EngineMessage:
+    return engine_pb2.EngineMessage(queue=engine_pb2.QueueState(closed_for=tenants, retry_after_ns=TEN_S))
+
+
+@asynchronous
+async def test_a_full_queue_is_refused_here_until_it_is_not() -> None:
+    """Both doors: RESOURCE_EXHAUSTED with the scheduler's retry time, at once, and nothing is sent; another tenant's queue is
+    another matter, and so is a request that the scheduler may know."""
+    async with pair() as (_, attachment, running):
+        attachment.send(_closed(""))
+        error = await _until_refused(running.stub, attachment)
+        assert error.reason == "QUEUE_FULL" and 5 < (error.retry_after_s or 0) <= 10
+        began = time.monotonic()
+        for _ in range(20):
+            assert (await _error_of(running.stub.Generate(HELLO, timeout=20))).reason == "QUEUE_FULL"
+        assert time.monotonic() - began < 2, "no work is done for them"
+        async with httpx.AsyncClient(base_url=f"http://{running.http}") as client:
+            answer = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
+            assert answer.status_code == 429 and 5 < int(answer.headers["retry-after"]) <= 10
+            answer = await client.post("/v1/embeddings", json={"input": "x"})
+            assert answer.status_code == 429
+        known = running.stub.Generate(HELLO, timeout=20, metadata=(("idempotency-key", "k"),))
+        submit = await attachment.next_submit()
+        known.cancel()
+        assert submit.request_id == "k" and attachment.said.empty(), "no other was submitted"
+        attachment.send(_closed("somebody-else"))
+        await asyncio.sleep(0.05)
+        call = running.stub.Generate(HELLO, timeout=20)
+        while not (said := await attachment.next()).submits:
+            pass
+        handle = said.submits[0].handle
+        attachment.send(tokens(handle, 0, [5]), finished(handle, 1, common_pb2.FINISH_REASON_LENGTH))
+        assert (await call).choices[0].token_ids == [5]
+
+
+async def _until_refused(stub: object, attachment: object) -> QuireError:
+    """The word takes a moment to come; what was submitted until then is cancelled."""
+    while True:
+        call = stub.Generate(HELLO, timeout=20)  # type: ignore[attr-defined]
+        asked = asyncio.ensure_future(_error_of(call))
+        said = asyncio.ensure_future(attachment.next())  # type: ignore[attr-defined]
+        await asyncio.wait({asked, said}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            said.cancel()
+            return asked.result()
+        call.cancel()
+        asked.cancel()
+        await attachment.next()  # type: ignore[attr-defined]
+
+
+@asynchronous
+async def test_what_it_holds_is_bounded_in_number() -> None:
+    """GATEWAY_FULL, with a retry time; room again when one is over."""
+    async with pair(max_live_requests=2) as (_, attachment, running):
+        calls = [running.stub.Generate(HELLO, timeout=20) for _ in range(2)]
+        submits = await attachment.next_submits(2)
+        error = await _error_of(running.stub.Generate(HELLO, timeout=20))
+        assert (error.status, error.reason) == ("RESOURCE_EXHAUSTED", "GATEWAY_FULL") and error.retry_after_s
+        attachment.send(tokens(submits[0].handle, 0, [5]), finished(submits[0].handle, 1))
+        await asyncio.wait(map(asyncio.ensure_future, calls), return_when=asyncio.FIRST_COMPLETED)
+        third = running.stub.Generate(HELLO, timeout=20)
+        assert await attachment.next_submit()
+        for call in (third, *calls):
+            call.cancel()
+
+
+@asynchronous
+async def test_what_it_holds_is_bounded_in_bytes() -> None:
+    """One of any size fits where there is none."""
+    async with pair(max_live_bytes=1_000) as (_, attachment, running):
+        large = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * 600), stop=pb.StopConditions(max_tokens=1))
+        first = running.stub.Generate(large, timeout=20)
+        submit = await attachment.next_submit()
+        error = await _error_of(running.stub.Generate(HELLO, timeout=20))
+        assert (error.status, error.reason) == ("RESOURCE_EXHAUSTED", "GATEWAY_FULL")
+        attachment.send(tokens(submit.handle, 0, [5]), finished(submit.handle, 1))
+        assert (await first).choices[0].token_ids == [5]
+
+
+@asynchronous
+async def test_prompts_that_wait_for_a_scheduler_are_bounded_in_tokens() -> None:
+    """While it is away: UNAVAILABLE beyond `max_waiting_tokens`, whatever `max_waiting_requests` says."""
+    async with pair(max_waiting_tokens=12, scheduler_away_s=5.0) as (engine, attachment, running):
+        await asyncio.sleep(0.1)
+        engine.welcome.identity.protocol_revision += 1
+        attachment.break_off()
+        first = running.stub.Generate(HELLO, timeout=20)
+        await asyncio.sleep(0.3)
+        error = await _error_of(running.stub.Generate(HELLO, timeout=20))
+        assert (error.status, error.reason) == ("UNAVAILABLE", "SCHEDULER_AWAY")
+        first.cancel()
+
+
+def test_defaults_hold_ten_thousand_streams() -> None:
+    """F5 of operations.md 4.4."""
+    assert GatewaySettings().max_live_requests >= 10_000

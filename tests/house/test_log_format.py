@@ -1,0 +1,75 @@
+"""Bugs in the log: found by type, place and id, and nothing that a caller wrote is in it, whatever the exception quotes."""
+
+import logging
+import re
+import subprocess
+import sys
+
+from svc_common.errors import Unavailable
+from svc_common.log_format import DiscreetFormatter
+from tests.house.canaries import CANARY
+from tests.house.tree import ROOT
+
+_PROGRAM = """
+import asyncio
+from quire.cli import service
+from svc_common import rpc
+
+
+def look_up(prompt):
+    try:
+        return {}[prompt]
+    except KeyError as error:
+        raise ValueError("no such thing: " + prompt) from error
+
+
+async def forgotten(prompt):
+    look_up(prompt)
+
+
+async def serve():
+    try:
+        look_up("kanarien" + "vogel7f3a")
+    except ValueError as error:
+        print(rpc.hide(error).metadata["error_id"])
+    task = asyncio.create_task(forgotten("kanarien" + "vogel7f3a"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    raise SystemExit
+
+
+service.run(serve(), stop_with_stdin=False)
+"""
+
+
+def test_a_service_logs_a_bug_without_what_it_quotes() -> None:
+    """As a service runs: a bug in a call, with its cause, and one in a task that nobody waits for."""
+    assert CANARY not in _PROGRAM, "lines of code are in tracebacks"
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    said = done.stderr
+    assert CANARY not in said, said
+    assert f"internal error {done.stdout.strip()}" in said
+    assert said.count("ValueError: (what it says is left out") == 2 and said.count("KeyError: (") == 2
+    assert "the direct cause of the following exception" in said
+    assert len(re.findall(r'File "<string>", line \d+, in look_up', said)) == 4
+    assert "asyncio: Task exception was never retrieved" in said
+
+
+def _written(error: BaseException) -> str:
+    record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "so %s", ("it is",), (type(error), error, None))
+    return DiscreetFormatter("%(levelname)s %(message)s").format(record)
+
+
+def test_what_quotes_nothing_is_whole() -> None:
+    """Our own errors and the system's; groups and contexts are gone through, notes are left out."""
+    assert _written(Unavailable("no worker")).endswith("svc_common.errors.Unavailable: no worker")
+    assert _written(FileNotFoundError(2, "No such file", "x")).endswith("[Errno 2] No such file: 'x'")
+    error = ExceptionGroup(CANARY, [TypeError(CANARY), OSError(5, "I/O error")])
+    error.add_note(CANARY)
+    error.__context__ = RuntimeError(CANARY)
+    text = _written(error)
+    assert CANARY not in text
+    assert [name in text for name in ("RuntimeError", "TypeError", "I/O error", "ExceptionGroup")] == [True] * 4
+    assert "During handling of the above exception" in text
