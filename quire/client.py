@@ -203,6 +203,7 @@ class Client:
                         raise
                 time.sleep(pause_s)
         except KeyboardInterrupt:
+            opening.interrupted()
             opening.abandon()
             raise
 

@@ -88,6 +88,7 @@ class Gateways:
             raise ConfigError("no gateway is given; write HOST:PORT, several with commas between", reason="NO_TARGET")
         self._make = make
         self._connections: dict[str, Connection] = {}
+        self._former: list[Any] = []
         self._current = 0
         self._lock = threading.Lock()
 
@@ -111,9 +112,18 @@ class Gateways:
             if target == self.target:
                 self._current = (self._current + 1) % len(self.targets)
 
+    def renew(self, target: str) -> None:
+        """Calls from now on have a new channel; those under way keep theirs.
+
+        Ctrl-C may strike inside the library's own bookkeeping, and a later call on that channel would then wait for ever.
+        """
+        with self._lock:
+            former = self._connections.pop(target, None)
+            self._former += [] if former is None else [former.channel]
+
     def channels(self) -> list[Any]:
         """Those that were made."""
-        return [connection.channel for connection in self._connections.values()]
+        return [*self._former, *(connection.channel for connection in self._connections.values())]
 
 
 def blocking_channel(

@@ -119,6 +119,10 @@ class CallOpening:
         """See Opening."""
         self.attempts.succeeded()
 
+    def interrupted(self) -> None:
+        """See Opening."""
+        self.gateways.renew(self.target)
+
     def abandon(self, started_as: str = "") -> None:
         """See Opening: a resumable request outlives its reader. `started_as`: its id, where the server has said it."""
         request_id = started_as or self.request_id

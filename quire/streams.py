@@ -28,6 +28,9 @@ class Opening(Protocol):
     def succeeded(self) -> None:
         """Something came."""
 
+    def interrupted(self) -> None:
+        """Ctrl-C struck while the call was waited for."""
+
     def abandon(self, started_as: str = "") -> None:
         """Ends the request where dropping the call alone would not."""
 
@@ -108,6 +111,9 @@ class Stream(_Reading):
                         raise
                 time.sleep(pause_s)
                 self._reopen()
+        except KeyboardInterrupt:
+            self._opening.interrupted()
+            raise
         finally:
             self.cancel()
 

@@ -28,7 +28,7 @@ Command = list[str]
 
 
 def _run(command: Sequence[str], timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    environment = os.environ | {"LC_ALL": "C"}
     return subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s, check=False, env=environment
     )
@@ -119,7 +119,7 @@ class _Refusal(grpc.GenericRpcHandler):
 
 
 def test_a_sentence_in_any_script_arrives_whole(program: Command) -> None:
-    """gRPC over HTTP/2: `grpc-message` is percent-encoded UTF-8; people read it decoded."""
+    """gRPC over HTTP/2: `grpc-message` is percent-encoded UTF-8; people read it decoded, whatever the locale."""
     server = grpc.server(ThreadPoolExecutor(1), handlers=(_Refusal(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 from quire import LLM, AsyncClient, Client, RetryPolicy, SamplingParams
 from quire.admin import AdminClient
 from quire.messages import RequestOptions
-from quire.processes import ServiceProcess, ignore_line
+from quire.processes import ServiceProcess, child_environment, ignore_line
 from quire.stack import LocalStack
 from svc_common.errors import (
     Cancelled,
@@ -224,12 +225,11 @@ def test_who_leaves_a_resumable_call_ends_it(stack: LocalStack) -> None:
     with AdminClient(stack.admin_address) as admin, Client(stack.grpc_address) as client:
         asyncio.run(leave())
         _wait_idle(admin)
-        for call in (client.generate, lambda *a, **k: client.generate_stream(*a, **k).read()):
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
-                call("x", LONG, options=RESUMABLE)
-            timer.join()
+        for reading in (
+            ".generate('x', params, options=options)",
+            ".generate_stream('x', params, options=options).read()",
+        ):
+            _interrupted(stack.grpc_address, reading, admin)
             _wait_idle(admin)
         with client.generate_stream("x", LONG, options=RESUMABLE) as stream:
             next(iter(stream))
@@ -237,6 +237,28 @@ def test_who_leaves_a_resumable_call_ends_it(stack: LocalStack) -> None:
         with Client(stack.grpc_address) as short:
             stream = short.generate_stream("x", LONG, options=RESUMABLE)
         _wait_idle(admin)
+
+
+_READER = """
+import sys
+from quire import Client, RequestOptions, SamplingParams
+
+params, options = SamplingParams(max_tokens=2000, ignore_eos=True), RequestOptions(resumable=True)
+with Client(sys.argv[1]) as client:
+    client{reading}
+"""
+
+
+def _interrupted(address: str, reading: str, admin: AdminClient) -> None:
+    """A program of its own whose call is under way gets Ctrl-C; it ends by it."""
+    command = [sys.executable, "-c", _READER.format(reading=reading), address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_environment(os.environ)) as program:
+        deadline = time.monotonic() + 20
+        while not admin.load().tenants:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        program.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in program.communicate(timeout=20)[1]
 
 
 def _wait_idle(admin: AdminClient) -> None:

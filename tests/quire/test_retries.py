@@ -239,3 +239,16 @@ class _TransportError(grpc.RpcError):
 
     def details(self) -> str:
         return self._said
+
+
+def test_a_call_that_was_interrupted_leaves_its_channel_behind() -> None:
+    """Ctrl-C may have struck inside gRPC's bookkeeping: later calls do not wait on that channel; both are closed in the end."""
+    gateways = Gateways("127.0.0.1:1", grpc.insecure_channel)
+    before = gateways.stub("127.0.0.1:1")
+    assert gateways.stub("127.0.0.1:1") is before
+    gateways.renew("127.0.0.1:1")
+    gateways.renew("127.0.0.1:1")
+    assert gateways.stub("127.0.0.1:1") is not before
+    assert len(gateways.channels()) == 2
+    for channel in gateways.channels():
+        channel.close()

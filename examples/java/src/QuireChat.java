@@ -12,6 +12,10 @@ import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.stub.MetadataUtils;
+import java.io.FileDescriptor;
+import java.io.FileOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
 import java.util.Iterator;
 import java.util.Map;
 import java.util.TreeMap;
@@ -37,6 +41,9 @@ public final class QuireChat {
   private boolean isComplete;
 
   public static void main(String[] arguments) throws InterruptedException {
+    // Text is any script's; by itself Java prints "?" where the locale is C, as in most containers.
+    System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8));
+    System.setErr(new PrintStream(new FileOutputStream(FileDescriptor.err), true, StandardCharsets.UTF_8));
     if (arguments.length < 2) {
       System.err.println("usage: QuireChat HOST:PORT[,HOST:PORT...] PROMPT [MAX_TOKENS]");
       System.exit(2);
