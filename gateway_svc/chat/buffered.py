@@ -1,6 +1,7 @@
 """What parsers are made of: text that is not certain yet, a state that looks at it, and markers that may be cut anywhere."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from gateway_svc.text.parts import CONTENT, Part, Span
@@ -11,7 +12,7 @@ MAX_BLANKS = 64
 _BLANKS = re.compile(rf"[ \t\r\n]{{0,{MAX_BLANKS + 1}}}")
 
 
-class BufferedParser:
+class BufferedParser(ABC):
     """Owner of the characters that are not certain yet. A state takes some of them by `take` and says whether it got on."""
 
     markers: frozenset[str] = frozenset()
@@ -23,9 +24,9 @@ class BufferedParser:
         self.state: Callable[[], bool] = self.in_content
         self.current: Part = CONTENT
 
+    @abstractmethod
     def in_content(self) -> bool:
         """The first state."""
-        raise NotImplementedError
 
     def feed(self, text: str) -> list[Span]:
         """See OutputParser."""

@@ -1,5 +1,6 @@
 """What the parsers of tool calls share: content up to a marker, then calls, then content again. The formats: `call_formats`."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,13 +44,13 @@ class CallParser(BufferedParser):
 
     # --- what formats say ------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def at_calls(self) -> bool:
         """State: the buffer begins with a marker, which is not certain yet; `held` is behind it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def behind_call(self) -> bool:
         """State: a call is complete; the buffer begins behind it."""
-        raise NotImplementedError
 
     # --- for formats -----------------------------------------------------------------------------------------------------
 

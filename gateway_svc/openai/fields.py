@@ -4,6 +4,7 @@ Unknown fields are accepted, as OpenAI-compatible servers do; known ones that wo
 refused, never ignored. vLLM's extra fields work under vLLM's names, but `priority` has our polarity: higher = sooner.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -97,9 +98,9 @@ class GenerationFields(BaseModel):
     on_deadline: Literal["fail", "return_partial"] | None = None
     resumable: bool | None = None
 
+    @abstractmethod
     def messages(self) -> AnyRequests:
         """What it asks of our API: a request for each prompt. Each kind has its own."""
-        raise NotImplementedError
 
     def options(self) -> AnswerOptions:
         """What the answer shows."""
