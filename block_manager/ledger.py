@@ -48,6 +48,10 @@ class Ledger:
         named.update({name: [f"c{b}" for b in blocks] for name, blocks in self.host_tables.items()})
         return named
 
+    def cached_blocks(self) -> list[str]:
+        """Names of the device's free blocks that hold a known prefix, next to be taken first where the pool has an order."""
+        return [f"g{block}" for block in self.gpu.cached()]
+
     def counts(self) -> tuple[PoolCounts, PoolCounts]:
         """Of the device's pool and of the host's."""
         return self.gpu.counts(), self.cpu.counts()

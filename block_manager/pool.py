@@ -147,6 +147,10 @@ class BlockPool:
         self.num_hashed_tokens += [0] * count
         self.last_accessed += [NEVER_ACCESSED] * count
 
+    def cached(self) -> list[int]:
+        """Free blocks that hold a known prefix, in the order of the free ones."""
+        return [block for block in self.free_blocks if self.hash_of[block] is not None]
+
     # --- prefixes ------------------------------------------------------------------------------------------------
 
     def register(self, block: int, block_hash: bytes, num_hashed_tokens: int = 0) -> None:

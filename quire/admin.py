@@ -103,10 +103,17 @@ class AdminClient:
             answer = self._stub.Drain(admin_pb2.DrainRequest(undo=undo), timeout=_UNARY_TIMEOUT_S)
             return int(answer.num_requests)
 
-    def blocks(self, *, memory: bool = False) -> admin_pb2.GetBlocksResponse:
-        """Pools, tables and reference counts at one instant; with `memory` also how well the memory is used."""
+    def blocks(self, *, memory: bool = False, cached: bool = False) -> admin_pb2.GetBlocksResponse:
+        """Pools, tables and reference counts at one instant; `memory`: how well it is used; `cached`: the cached blocks' names."""
+        request = admin_pb2.GetBlocksRequest(memory=memory, cached=cached)
         with typed_errors(self.target, ADMIN):
-            return self._stub.GetBlocks(admin_pb2.GetBlocksRequest(memory=memory), timeout=_UNARY_TIMEOUT_S)
+            return self._stub.GetBlocks(request, timeout=_UNARY_TIMEOUT_S)
+
+    def requests(self, *, at_most: int = 0) -> admin_pb2.ListRequestsResponse:
+        """Who has not ended, and why those wait that do; `at_most` are listed, 0 = 1,000."""
+        request = admin_pb2.ListRequestsRequest(max_requests=at_most)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.ListRequests(request, timeout=_UNARY_TIMEOUT_S)
 
 
 # --- as JSON values ------------------------------------------------------------------------------------------------
@@ -132,12 +139,17 @@ def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
         "free": [report.free.gpu, report.free.cpu],
         "sampled": {item.sequence: list(item.tokens) for item in report.sampled},
         "computed_tokens": report.computed_tokens,
+        "times": _times_json(report.times),
     }
     if tables:
         values["tables"] = _tables_json(report.tables)
     if report.error:
         values["error"] = report.error
     return values
+
+
+def _times_json(times: admin_pb2.StepTimes) -> dict[str, int]:
+    return {field.name: getattr(times, field.name) for field in times.DESCRIPTOR.fields}
 
 
 def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.timelines import Episode, Timelines
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.core.timelines import BETWEEN_PLANS, Episode, Timelines, behind
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.live_request import Place
+from scheduler_svc.requests.live_request import LiveRequest, Place
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import NotFound
 
@@ -38,6 +38,7 @@ class Explanations:
             lambda core_id: book.in_core(core_id) is not None, num_logged=num_logged, num_heads=num_logged
         )
         self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
+        self._heads: dict[str, Event] = {}
         self._note_readiness()
         readiness.listen(self._note_readiness)
 
@@ -45,8 +46,24 @@ class Explanations:
         """What the plan decided, for the timelines and for the spans of the requests."""
         self._timelines.observe(plan.events)
         for event in plan.events:
+            if event.of_queue:
+                self._heads[event.queue] = event
             if event.request_id:
                 self._book.explained(event)
+
+    def reason_of(self, live: LiveRequest) -> tuple[str, Reason, Numbers]:
+        """Queue, reason and numbers of one that has not ended, as of now; of several samples that of whose changed last."""
+        event = live.last_event if live.place is Place.IN_CORE else None
+        queue = event.queue if event is not None else "waiting"
+        if queue in WAITING_QUEUES and not self._readiness.serving:
+            return queue, Reason.NO_WORKER, {"why": self._readiness.reason}
+        if event is None:
+            losses = {"losses": live.num_losses} if live.num_losses else {}
+            return queue, Reason.WORKER_LOST if losses else Reason.ARRIVED, losses
+        head = self._heads.get(queue)
+        if head is not None and queue in WAITING_QUEUES and _holds_up(head, event):
+            event = behind(head)
+        return queue, event.reason, event.numbers
 
     def core_id(self, tenant: str, request_id: str) -> str:
         """The core's id of a public one; ids of the core are taken as they are. NotFound."""
@@ -113,6 +130,13 @@ class Explanations:
             assert end is not None
             rest = replace(rest, from_time=end)
         yield rest
+
+
+def _holds_up(head: Event, own: Event) -> bool:
+    """What was found of itself in a step holds for it, whatever held up others; see Timelines."""
+    if (head.request_id, head.sample) == (own.request_id, own.sample):
+        return False
+    return head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.inference.v1 import admin_pb2
+from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.workers.result import WorkerResult
 from svc_common import columns
-from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 
 Pairs = tuple[tuple[int, int], ...]
 Tables = dict[str, list[str]]
@@ -59,7 +60,10 @@ class _TableChange:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. Open until its result is known, at `closed_ns` monotonic."""
+    """One step. Planning began at `planned_ns` and took `schedule_ns`; its result was known at `closed_ns`, till then it is open.
+
+    Monotonic times.
+    """
 
     step: int
     epoch: int
@@ -73,6 +77,9 @@ class StepRecord:
     queues: tuple[int, int, int]
     free: tuple[int, int]
     change: _TableChange
+    planned_ns: int
+    schedule_ns: int
+    timings: worker_pb2.StepTimings | None = None
     sampled_names: tuple[str, ...] = ()
     sampled_counts: bytes = b""
     sampled_ids: bytes = b""
@@ -100,10 +107,25 @@ class StepRecord:
             computed_tokens=self.computed_tokens,
             error=self.error,
             duration_ns=self.duration_ns,
+            times=self._times(),
         )
         if tables is not None:
             report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())
         return report
+
+    def _times(self) -> admin_pb2.StepTimes:
+        t = self.timings or worker_pb2.StepTimings()
+        return admin_pb2.StepTimes(
+            planned_ns=unix_ns(self.planned_ns),
+            schedule_ns=self.schedule_ns,
+            finished_ns=unix_ns(self.closed_ns),
+            started_ns=t.started_ns,
+            queued_ns=t.queued_ns,
+            cache_ns=t.cache_ns,
+            prepare_ns=t.prepare_ns,
+            model_ns=t.model_ns,
+            sample_ns=t.sample_ns,
+        )
 
     def _groups(self) -> list[admin_pb2.ScheduledGroup]:
         """Sequences of one request side by side are one group."""
@@ -148,7 +170,9 @@ class StepLog:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: StepPlan, epoch: int, whole: Tables | None = None) -> None:
+    def begin(
+        self, plan: StepPlan, epoch: int, whole: Tables | None = None, *, planned_ns: int = 0, schedule_ns: int = 0
+    ) -> None:
         """A plan goes out. `whole`: the block tables now, needed where the plan moves blocks. Empty plans are no steps."""
         self._left.extend(plan.left)
         if plan.is_empty:
@@ -166,6 +190,8 @@ class StepLog:
             queues=(plan.num_waiting, plan.num_running, plan.num_swapped),
             free=(plan.free_gpu, plan.free_cpu),
             change=self._change(plan, whole),
+            planned_ns=planned_ns,
+            schedule_ns=schedule_ns,
         )
         self._left = []
         self._open[plan.step] = self._last = record
@@ -182,7 +208,7 @@ class StepLog:
         record.sampled_names, record.sampled_counts = self._last_sampled
         record.sampled_ids = columns.pack([token for run in tokens.values() for token in run])
         record.computed_tokens = result.num_computed_tokens
-        record.duration_ns = result.duration_ns
+        record.duration_ns, record.timings = result.duration_ns, result.timings
         self._close(record, result.error.message if result.error else "")
 
     def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None) -> None:

@@ -140,9 +140,11 @@ class StepLoop:
         if not self._has_work() or not self._has_room():
             return False
         assert self.core is not None
-        plans = self.core.schedule(monotonic_ns() / NS_PER_S)
+        began_ns = monotonic_ns()
+        plans = self.core.schedule(began_ns / NS_PER_S)
+        took_ns = monotonic_ns() - began_ns
         for plan in plans:
-            self._announce(plan)
+            self._announce(plan, began_ns, took_ns)
         worth_sending = [plan for plan in plans if not plan.is_empty or plan.left]
         for plan in worth_sending:
             await self._send(plan)
@@ -155,12 +157,13 @@ class StepLoop:
         except WorkerLostError as error:
             self._lanes.lose(lane, error)
 
-    def _announce(self, plan: StepPlan) -> None:
+    def _announce(self, plan: StepPlan, began_ns: int, took_ns: int) -> None:
         """Tells everybody what is known of a plan before its result."""
         assert self.core is not None
         lane = self._lanes.of(plan)
         moves = plan.swap_in or plan.swap_out or plan.copy
-        self._log.begin(plan, lane.planner.epoch, self.core.block_tables() if moves else None)
+        tables = self.core.block_tables() if moves else None
+        self._log.begin(plan, lane.planner.epoch, tables, planned_ns=began_ns, schedule_ns=took_ns)
         self._explanations.observe(plan)
         first = plan.num_cumulative_preemptions - len(plan.preempted) + 1
         for number, (request_id, mode) in enumerate(plan.preempted, first):

@@ -3,11 +3,17 @@
 import time
 
 NS_PER_S = 1_000_000_000
+_UNIX_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
 def monotonic_ns() -> int:
     """Nanoseconds that never go backwards; only differences mean anything."""
     return time.monotonic_ns()
+
+
+def unix_ns(monotonic: int) -> int:
+    """Wall time of a monotonic one. By an offset taken once, so that equal times stay equal whatever is done to the clock."""
+    return monotonic + _UNIX_OFFSET_NS
 
 
 def wall_ns() -> int:

@@ -54,7 +54,7 @@ class _Launched:
         except Exception as error:
             result = _failed(error)
         result.step_id, result.epoch = self.outputs.step_id, self.outputs.epoch
-        result.timings.queued_ns = self.queued_ns
+        result.timings.queued_ns, result.timings.started_ns = self.queued_ns, self.start_ns
         return _Done(self.outputs, result, StepTimes(self.start_ns, clock.wall_ns()))
 
 

@@ -33,6 +33,10 @@ class RankedLedger(Ledger):
             for name, blocks in ledger.named_tables().items()
         }
 
+    def cached_blocks(self) -> list[str]:
+        """Rank by rank, by names as in `named_tables`."""
+        return [_at(block, rank) for rank, ledger in enumerate(self.ranks) for block in ledger.cached_blocks()]
+
     def counts(self) -> tuple[PoolCounts, PoolCounts]:
         """Sums over all ranks."""
         counts = [ledger.counts() for ledger in self.ranks]

@@ -7,10 +7,7 @@ from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.timelines import Episode
 from scheduler_svc.recording.needs import Needs
 from scheduler_svc.recording.recorder import AnyCore
-from svc_common.clock import NS_PER_S, monotonic_ns, wall_ns
-
-_STARTED_NS = wall_ns() - monotonic_ns()
-"""Taken once, so that the end of one episode is the beginning of the next to the nanosecond."""
+from svc_common.clock import NS_PER_S, unix_ns
 
 
 def blocks_message(core: AnyCore) -> admin_pb2.GetBlocksResponse:
@@ -59,17 +56,18 @@ def episode_message(episode: Episode, needs: Needs) -> admin_pb2.Episode:
     return admin_pb2.Episode(
         from_step=episode.from_step,
         to_step=episode.to_step,
-        from_ns=_unix_ns(episode.from_time),
-        to_ns=None if episode.to_time is None else _unix_ns(episode.to_time),
+        from_ns=_unix_ns_of(episode.from_time),
+        to_ns=None if episode.to_time is None else _unix_ns_of(episode.to_time),
         queue=episode.queue,
         reason=episode.reason.value,
-        numbers=_numbers(episode.numbers),
+        numbers=numbers_message(episode.numbers),
         sample=episode.sample,
-        needs=_numbers(needs),
+        needs=numbers_message(needs),
     )
 
 
-def _numbers(numbers: Numbers) -> list[admin_pb2.Number]:
+def numbers_message(numbers: Numbers) -> list[admin_pb2.Number]:
+    """Named values, in order."""
     return [_number(name, value) for name, value in numbers.items()]
 
 
@@ -83,5 +81,5 @@ def _number(name: str, value: int | float | str) -> admin_pb2.Number:
     )
 
 
-def _unix_ns(monotonic_s: float) -> int:
-    return int(monotonic_s * NS_PER_S) + _STARTED_NS
+def _unix_ns_of(monotonic_s: float) -> int:
+    return unix_ns(int(monotonic_s * NS_PER_S))

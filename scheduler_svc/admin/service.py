@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from protos.inference.v1 import admin_pb2 as pb
 from scheduler_svc import memory_view, policy_change
 from scheduler_svc.adapter_calls import AdapterCalls
+from scheduler_svc.admin.live_requests import live_requests_message
 from scheduler_svc.admin.load import LoadReport, workers_message
 from scheduler_svc.admin.messages import blocks_message, episode_message, memory_message
 from scheduler_svc.admin.recordings import dump
@@ -74,6 +75,7 @@ class AdminService:
             pb.LoadAdapterRequest: parts.adapters.load,
             pb.UnloadAdapterRequest: parts.adapters.unload,
             pb.ListAdaptersRequest: lambda request: parts.adapters.list(),
+            pb.ListRequestsRequest: self.list_requests,
             pb.GetLoadRequest: lambda request: parts.load.message(),
             pb.ListWorkersRequest: lambda request: workers_message(parts.lanes),
             pb.DrainRequest: self.drain,
@@ -97,14 +99,22 @@ class AdminService:
             await reader.wait()
 
     def get_blocks(self, request: pb.GetBlocksRequest) -> Message:
-        """The ledger at this instant; with `memory` counted, too (R209)."""
+        """The ledger at this instant; with `memory` counted, too (R209), with `cached` the cached blocks by name."""
         core = self._parts.core()
         if core is None:
             raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
         response = blocks_message(core)
+        if request.cached:
+            response.cached_blocks.extend(core.cached_blocks())
         if request.memory:
             response.memory.CopyFrom(memory_message(memory_view.memory_report(core.state)))
         return response
+
+    def list_requests(self, request: pb.ListRequestsRequest) -> Message:
+        """Who has not ended, and why those wait that do."""
+        core = self._parts.core()
+        step = 0 if core is None else core.step
+        return live_requests_message(self._parts.book, self._parts.explanations, step, request.max_requests)
 
     def set_policy(self, request: pb.SetPolicyRequest) -> Message:
         """Other values from the next plan on."""

@@ -254,6 +254,10 @@ class Scheduler:
         """Pools and reference counts."""
         return self._state.cache.ledger.report()
 
+    def cached_blocks(self) -> list[str]:
+        """Free device blocks that hold a known prefix, by name."""
+        return self._state.cache.ledger.cached_blocks()
+
     @property
     def pool_counts(self) -> tuple[PoolCounts, PoolCounts]:
         """Of the device's pool and of the host's."""

@@ -13,7 +13,8 @@ from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
 Numbered = tuple[int, Event]
 _SWEEP = 1_024
-_BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
+BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
+"""Reasons of which the next plan can make others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,10 @@ class Timelines:
             yield event
             until = own[i + 1][0] if i + 1 < len(own) else self._count + 1
             for head in self._heads_between(event.queue, number, until):
-                if head.step == event.step and event.reason not in _BETWEEN_PLANS:
+                if head.step == event.step and event.reason not in BETWEEN_PLANS:
                     continue  # what was found of itself in a step holds for it, whatever held up others
                 same = head.request_id == event.request_id and head.sample == event.sample
-                yield event if same else _behind(head)
+                yield event if same else behind(head)
 
     def _heads_between(self, queue: str, after: int, before: int) -> Iterator[Event]:
         for heads in (self._old_heads.get(queue, ()), self._indexed().of_queues.get(queue, ())):
@@ -179,7 +180,7 @@ def _last_life(events: list[Numbered]) -> list[Numbered]:
     return events[start:]
 
 
-def _behind(head: Event) -> Event:
+def behind(head: Event) -> Event:
     """The head's event as those behind it have it; where nobody was looked at, they wait for the same themselves."""
     if not head.request_id:
         return head

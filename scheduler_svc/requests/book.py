@@ -189,9 +189,10 @@ class RequestBook:
             self._spans.event(live, "preempted", {"quire.step": step, "quire.preemption_mode": mode})
 
     def explained(self, event: Event) -> None:
-        """Why it waits from now on: an event of its span."""
+        """Its state or reason from now on; of waits an event of its span."""
         live = self._by_core_id.get(event.request_id)
         if live is not None:
+            live.last_event = event
             self._spans.waits(live, event)
 
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 from opentelemetry.trace import Span
 
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import Request
 from scheduler_svc.requests.choice_output import RequestOutput
 from scheduler_svc.requests.submission import Submission
@@ -68,7 +69,7 @@ class LiveRequest:
 
     `core_id`: its id in the core. `request`: what the core has of it, once it has been there. `num_losses`: workers lost with it in
     the step since its last token. `failure`: its end, where that is an error; `account_at_end`: set with whatever end.
-    `worker_id`: where it was scheduled last.
+    `worker_id`: where it was scheduled last. `last_event`: what the core decided of it last, of whichever sample.
     `retain_until_ns`: how long an ended resumable one is kept.
     """
 
@@ -90,6 +91,7 @@ class LiveRequest:
     first_step: int = 0
     last_step: int = 0
     worker_id: str = ""
+    last_event: Event | None = None
 
     @property
     def is_waiting(self) -> bool:

@@ -46,7 +46,7 @@ class PromptRun:
 class WorkerResult:
     """A step's result by sequence name. `extras`: beside `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
 
-    `error`: the whole step failed and `result` is empty. `num_computed_tokens` and `duration_ns` as counted by the worker.
+    `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings` as the worker tells.
     """
 
     step_id: int
@@ -54,6 +54,7 @@ class WorkerResult:
     extras: dict[str, TokenExtras]
     num_computed_tokens: int
     duration_ns: int
+    timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
     prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
     embeddings: dict[str, bytes] = field(default_factory=dict)
     error: common_pb2.ErrorStatus | None = None

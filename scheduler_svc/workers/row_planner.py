@@ -148,6 +148,7 @@ class RowPlanner:
             extras=found.extras,
             num_computed_tokens=message.num_computed_tokens,
             duration_ns=_duration_ns(message.timings),
+            timings=message.timings,
             prompts=prompts,
             embeddings=embeddings,
             error=message.error if message.HasField("error") else None,

@@ -48,6 +48,66 @@ class TenantLoad(_message.Message):
     num_running: int
     def __init__(self, tenant: _Optional[str] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ...) -> None: ...
 
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("max_requests",)
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    max_requests: int
+    def __init__(self, max_requests: _Optional[int] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "reasons", "step", "num_left_out")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    reasons: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    step: int
+    num_left_out: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., step: _Optional[int] = ..., num_left_out: _Optional[int] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("id", "request_id", "tenant", "queue", "reason", "numbers", "priority", "num_choices", "prompt_tokens", "output_tokens", "cached_prompt_tokens", "arrived_ns", "started_ns", "num_preemptions")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request_id: str
+    tenant: str
+    queue: str
+    reason: str
+    numbers: _containers.RepeatedCompositeFieldContainer[Number]
+    priority: int
+    num_choices: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_prompt_tokens: int
+    arrived_ns: int
+    started_ns: int
+    num_preemptions: int
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., queue: _Optional[str] = ..., reason: _Optional[str] = ..., numbers: _Optional[_Iterable[_Union[Number, _Mapping]]] = ..., priority: _Optional[int] = ..., num_choices: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., arrived_ns: _Optional[int] = ..., started_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class ReasonCount(_message.Message):
+    __slots__ = ("queue", "reason", "num_requests")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    reason: str
+    num_requests: int
+    def __init__(self, queue: _Optional[str] = ..., reason: _Optional[str] = ..., num_requests: _Optional[int] = ...) -> None: ...
+
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -257,7 +317,7 @@ class WatchSchedulerRequest(_message.Message):
     def __init__(self, since_step: _Optional[int] = ..., follow: bool = ..., tables: bool = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns")
+    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns", "times")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +334,7 @@ class StepReport(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     lane: int
@@ -290,7 +351,30 @@ class StepReport(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
     error: str
     duration_ns: int
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+    times: StepTimes
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("planned_ns", "schedule_ns", "finished_ns", "started_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns", "queued_ns")
+    PLANNED_NS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_NS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
+    planned_ns: int
+    schedule_ns: int
+    finished_ns: int
+    started_ns: int
+    cache_ns: int
+    prepare_ns: int
+    model_ns: int
+    sample_ns: int
+    queued_ns: int
+    def __init__(self, planned_ns: _Optional[int] = ..., schedule_ns: _Optional[int] = ..., finished_ns: _Optional[int] = ..., started_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., queued_ns: _Optional[int] = ...) -> None: ...
 
 class ScheduledGroup(_message.Message):
     __slots__ = ("id", "seqs", "tokens", "computed_before", "prefill")
@@ -357,13 +441,15 @@ class BlockTable(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetBlocksRequest(_message.Message):
-    __slots__ = ("memory",)
+    __slots__ = ("memory", "cached")
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     memory: bool
-    def __init__(self, memory: bool = ...) -> None: ...
+    cached: bool
+    def __init__(self, memory: bool = ..., cached: bool = ...) -> None: ...
 
 class GetBlocksResponse(_message.Message):
-    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory")
+    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory", "cached_blocks")
     class RefsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +464,7 @@ class GetBlocksResponse(_message.Message):
     REFS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     gpu: BlockPool
     cpu: BlockPool
@@ -385,7 +472,8 @@ class GetBlocksResponse(_message.Message):
     refs: _containers.ScalarMap[str, int]
     step: int
     memory: MemoryReport
-    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+    cached_blocks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("paged", "contiguous")

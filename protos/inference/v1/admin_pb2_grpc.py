@@ -80,6 +80,11 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/quire.inference.v1.AdminService/ListRequests',
+                request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/quire.inference.v1.AdminService/ListWorkers',
                 request_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
@@ -162,6 +167,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The requests that have not ended, and why those wait that do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListWorkers(self, request, context):
         """The workers and what is known of each.
         """
@@ -223,6 +235,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -479,6 +496,33 @@ class AdminService(object):
             '/quire.inference.v1.AdminService/GetLoad',
             protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.AdminService/ListRequests',
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -400,15 +400,17 @@ class RowEmbedding(_message.Message):
     def __init__(self, row: _Optional[int] = ..., incarnation: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns")
+    __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns", "started_ns")
     QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_NS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
     MODEL_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     queued_ns: int
     cache_ns: int
     prepare_ns: int
     model_ns: int
     sample_ns: int
-    def __init__(self, queued_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    started_ns: int
+    def __init__(self, queued_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., started_ns: _Optional[int] = ...) -> None: ...
