@@ -13,6 +13,7 @@ mkdir -p "$folder/generated" "$folder/classes"
 protoc -I "$root" --java_out="$folder/generated" --grpc-java_out="$folder/generated" \
   --plugin=protoc-gen-grpc-java="$(command -v grpc_java_plugin)" \
   "$root/protos/common/v1/common.proto" "$root/protos/inference/v1/inference.proto"
-find "$folder/generated" "$here/src" -name '*.java' > "$folder/sources"
+# In quotes, as a path may have spaces in it.
+find "$folder/generated" "$here/src" -name '*.java' | sed 's/.*/"&"/' > "$folder/sources"
 javac -nowarn -proc:none -d "$folder/classes" -cp "$jars" "@$folder/sources"
 printf '%s:%s\n' "$folder/classes" "$jars" > "$folder/classpath"

@@ -14,10 +14,20 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway_svc.text.template_words import TemplateWords
 from svc_common.errors import FailedPrecondition, InvalidArgument
 
 MAX_RENDER_S = 2.0
 MAX_OUTPUT_CHARS = 8 * 2**20
+_INTERPRETER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class _RefusedError(jinja2.TemplateError):
+    """The template's own `raise_exception`."""
+
+
+class _OverBoundError(jinja2.TemplateError):
+    """It took too long, or made too much."""
 
 
 class ChatTemplate:
@@ -29,7 +39,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self._words = TemplateWords(source, environment.parse(source))
         except jinja2.TemplateError as error:
             raise FailedPrecondition(
                 f"the model's chat template does not compile: {error}", reason="BAD_CHAT_TEMPLATE"
@@ -59,10 +71,14 @@ class ChatTemplate:
             with _TimeLimit(MAX_RENDER_S):
                 prompt = self._bounded(given)
             prompt.encode()  # an escaped lone surrogate in arguments is no text
-        except jinja2.TemplateError as error:
-            raise InvalidArgument.field("messages", f"refused by the chat template: {error}") from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise InvalidArgument.field("messages", f"do not fit the chat template: {error}") from error
+        except _RefusedError as error:
+            raise _refused(self._words.of_refusal(str(error))) from error
+        except _OverBoundError as error:
+            raise _refused(str(error)) from error
+        except (jinja2.TemplateError, *_INTERPRETER_ERRORS) as error:
+            raise InvalidArgument.field(
+                "messages", f"do not fit the chat template: {self._words.of_error(error)}"
+            ) from error
         return prompt
 
     def _bounded(self, given: Mapping[str, Any]) -> str:
@@ -71,13 +87,13 @@ class ChatTemplate:
         for part in self._template.generate(given):
             size += len(part)
             if size > MAX_OUTPUT_CHARS:
-                raise jinja2.TemplateError(f"it makes more than {MAX_OUTPUT_CHARS} characters of them")
+                raise _OverBoundError(f"it makes more than {MAX_OUTPUT_CHARS} characters of them")
             parts.append(part)
         return "".join(parts)
 
 
 class _TimeLimit:
-    """Ends the code inside by a TemplateError after `limit_s`, loops without output included (Jinja has no such bound)."""
+    """Ends the code inside by an _OverBoundError after `limit_s`, loops without output included (Jinja has no such bound)."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -96,7 +112,7 @@ class _TimeLimit:
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if time.monotonic() > self._deadline:
-            raise jinja2.TemplateError(f"it ran longer than {self._limit_s:g} s")
+            raise _OverBoundError(f"it ran longer than {self._limit_s:g} s")
         return self._trace
 
 
@@ -134,7 +150,11 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _RefusedError(message)
+
+
+def _refused(why: str) -> InvalidArgument:
+    return InvalidArgument.field("messages", f"refused by the chat template: {why}")
 
 
 def _strftime_now(pattern: str) -> str:

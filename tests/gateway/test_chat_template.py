@@ -40,9 +40,33 @@ def test_renders_as_transformers_does(name: str) -> None:
 
 def test_a_refusal_of_the_template_names_the_messages() -> None:
     """raise_exception is the caller's mistake, in the template's own words."""
-    with pytest.raises(InvalidArgument, match="Unknown role: wizard") as caught:
+    with pytest.raises(InvalidArgument, match="Unknown role: …") as caught:
         models.tiny().apply_chat_template([{"role": "wizard", "content": "x"}])
     assert caught.value.violations[0].field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "refused by the chat template: Roles must alternate"),
+        ("{{ raise_exception('Bad: ' + messages[0].content) }}", "Bad: …"),
+        ("{{ raise_exception(messages[0].content) }}", "left out"),
+        ("{{ messages[0].content | int + 'a' }}", "TypeError"),
+        ("{{ messages[0].content.encode(messages[0].content) }}", "LookupError"),
+        ("{{ messages[0][messages[0].content].x }}", "UndefinedError"),
+        ("{{ messages[0].thoughts.text }}", "has no attribute 'thoughts'"),
+        ("{{ {}[messages[0].content] + 1 }}", "do not fit"),
+        ("{{ '%d' % messages[0].content }}", "TypeError"),
+        ("{{ messages[0].content.index('zz') }}", "ValueError"),
+    ],
+)
+def test_errors_of_a_template_never_quote_the_conversation(source: str, told: str) -> None:
+    """operations.md 5: what people wrote is in no error, whoever words it; names of the template's own are told."""
+    secret = [{"role": "user", "content": "canary-1f"}]
+    with pytest.raises(InvalidArgument) as caught:
+        ChatTemplate(source, {}).render(secret)
+    message = str(caught.value)
+    assert told in message and "canary" not in message, message
 
 
 def test_an_endless_template_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
