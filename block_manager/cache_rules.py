@@ -130,6 +130,11 @@ class CacheRules(Protocol):
     ) -> AllocStatus:
         """Whether there are blocks to start them with `num_new_tokens` of the first behind its hit."""
 
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
+        """Free blocks that `can_admit` finds to be needed, above the watermark: the number to tell."""
+
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
@@ -175,6 +180,9 @@ class CacheRules(Protocol):
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """Whether the device has room for their blocks and for what they append next (R69, R72)."""
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """Device blocks that `can_swap_in` finds to be needed, above the watermark: the number to tell (R69, R72)."""
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Moves all of them back; (host, device) pairs in order."""

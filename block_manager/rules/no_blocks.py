@@ -32,6 +32,12 @@ class NoBlocks:
         """Yes."""
         return AllocStatus.OK
 
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
+        """None."""
+        return 0
+
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
@@ -84,6 +90,10 @@ class NoBlocks:
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """Yes."""
         return AllocStatus.OK
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """Tables are empty."""
+        return 0
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Moves empty tables."""

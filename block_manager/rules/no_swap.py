@@ -20,6 +20,10 @@ class NoSwap:
         """Never."""
         return AllocStatus.NEVER
 
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """Nothing is there to come back."""
+        return 0
+
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """AssertionError."""
         raise AssertionError("these cache rules do not swap")

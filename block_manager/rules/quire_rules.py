@@ -86,6 +86,18 @@ class QuireRules(V1PoolRules):
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """Whether the device has room for their blocks, less those it still holds, and for all their known tokens (R69)."""
+        num_new, num_reused, num_revived = self._count_return(sequences, num_lookahead)
+        if num_new + num_reused > self._pool.num_usable:
+            return AllocStatus.NEVER
+        return self._when(num_new + num_revived)
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """See CacheRules."""
+        num_new, _, num_revived = self._count_return(sequences, num_lookahead)
+        return num_new + num_revived
+
+    def _count_return(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int, int]:
+        """Blocks to take anew, known ones that the device holds still, and those of them that are free."""
         host = self.ledger.host_tables
         num_appended = self._num_to_reach(
             [(s, host[s.name], len(s.token_ids) + s.num_placeholders + num_lookahead) for s in sequences],
@@ -95,9 +107,7 @@ class QuireRules(V1PoolRules):
         kept = self._kept(sequences, tables)
         reused = dict.fromkeys(kept.values())
         num_new = len(_distinct(tables, self._host_null)) - len(kept) + num_appended
-        if num_new + len(reused) > self._pool.num_usable:
-            return AllocStatus.NEVER
-        return self._when(num_new + sum(self._pool.refs[block] == 0 for block in reused))
+        return num_new, len(reused), sum(self._pool.refs[block] == 0 for block in reused)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Moves all their blocks back, a shared one once. Full blocks that the device still holds need no copy."""

@@ -132,9 +132,11 @@ class RankedRules:
         """In its rank."""
         return self._of(sequence).extend(sequence, num_new_tokens, num_lookahead)
 
-    def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
         """Free blocks of its rank that a group takes to start."""
-        return self._of(sequences[0]).num_blocks_to_admit(sequences, hit, num_new_tokens)
+        return self._of(sequences[0]).num_blocks_to_admit(sequences, hit, num_new_tokens, num_lookahead)
 
     def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Free blocks of its rank that so many more tokens of each take."""
@@ -182,6 +184,10 @@ class RankedRules:
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """Never."""
         return self._of(sequences[0]).can_swap_in(sequences, num_lookahead)
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """Nothing is there to come back."""
+        return self._of(sequences[0]).num_blocks_to_swap_in(sequences, num_lookahead)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """AssertionError."""

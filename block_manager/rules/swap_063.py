@@ -44,15 +44,19 @@ class Swap063:
 
         The watermark protects those who run: where nobody does it is waived, or a group above it would wait for ever.
         """
-        tables = [self._ledger.host_tables[s.name] for s in sequences]
-        touched, needed = self._count(sequences, tables, self._host, self._device, num_lookahead)
-        needed += self._window.num_missing if self._window else 0
+        touched, needed = self.count_return(sequences, num_lookahead)
         pool = self._device.pool
         if max(touched, needed) > pool.num_usable:
             return AllocStatus.NEVER
         is_idle = pool.num_free == pool.num_usable
         fits = is_idle or (pool.num_free - touched >= watermark_blocks and needed <= pool.num_free)
         return AllocStatus.OK if fits else AllocStatus.LATER
+
+    def count_return(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int]:
+        """Blocks of the device that R72 counts, which must stay above the watermark, and those that are really taken."""
+        tables = [self._ledger.host_tables[s.name] for s in sequences]
+        touched, needed = self._count(sequences, tables, self._host, self._device, num_lookahead)
+        return touched, needed + (self._window.num_missing if self._window else 0)
 
     def leave(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Device to host."""

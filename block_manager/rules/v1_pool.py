@@ -213,9 +213,11 @@ class V1PoolRules(NoSwap):
         """Blocks that so many more tokens take, copies of shared ones included."""
         return self._num_to_extend([sequence], num_new_tokens)
 
-    def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
         """Free blocks that a group takes to start with `num_new_tokens` of the first behind its hit."""
-        return self._num_to_admit(sequences, hit, num_new_tokens)
+        return self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
 
     def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Free blocks that so many more tokens of each take, copies of shared ones included."""

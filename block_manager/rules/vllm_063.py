@@ -116,15 +116,26 @@ class Vllm063Rules:
         idle device the need alone, as the null block may lie for ever where the watermark should. A null block still to be taken
         is `can_extend`'s care: who only starts needs none."""
         pool = self.ledger.gpu
-        first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
-        counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
-        taken = self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
+        counted, taken = self._count_start(sequences, num_lookahead)
         if pool.num_blocks - counted < self.watermark_blocks or taken + bool(self._window) > pool.num_blocks:
             return AllocStatus.NEVER
         is_idle = pool.num_free == pool.num_usable
         if (is_idle or pool.num_free - counted >= self.watermark_blocks) and taken <= pool.num_free:
             return AllocStatus.OK
         return AllocStatus.LATER
+
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
+        """See CacheRules."""
+        counted, taken = self._count_start(sequences, num_lookahead)
+        return max(counted, taken - self.watermark_blocks)
+
+    def _count_start(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int]:
+        """Blocks by the recorded rule, which must stay above the watermark, and those that are really taken."""
+        first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
+        counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
+        return counted, self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
@@ -219,6 +230,11 @@ class Vllm063Rules:
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """R72, with the device's blocks and the watermark."""
         return self._swap.can_return(sequences, self.watermark_blocks, num_lookahead)
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """See CacheRules."""
+        touched, needed = self._swap.count_return(sequences, num_lookahead)
+        return max(touched, needed - self.watermark_blocks)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Sequence by sequence; full blocks that are known on the device are shared (R117)."""

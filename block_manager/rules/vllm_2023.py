@@ -103,11 +103,17 @@ class Vllm2023Rules:
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
         """As if nothing were cached (R51, R120)."""
-        assert num_lookahead == 0
-        needed = self._num_tail_blocks(sequences, self._num_prompt_blocks(sequences))
+        needed = self.num_blocks_to_admit(sequences, hit, num_new_tokens, num_lookahead)
         if self.ledger.gpu.num_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
         return AllocStatus.OK if self.num_free_gpu - needed >= self.watermark_blocks else AllocStatus.LATER
+
+    def num_blocks_to_admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> int:
+        """See CacheRules."""
+        assert num_lookahead == 0
+        return self._num_tail_blocks(sequences, self._num_prompt_blocks(sequences))
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
@@ -206,12 +212,16 @@ class Vllm2023Rules:
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
         """A device block for each distinct block and one more for each sequence, above the watermark (R72), which is waived where
         nobody runs: a group above it would wait for ever."""
-        assert num_lookahead == 0
-        needed, total = _num_distinct(self.ledger.host_tables, sequences) + len(sequences), self.ledger.gpu.num_blocks
+        needed, total = self.num_blocks_to_swap_in(sequences, num_lookahead), self.ledger.gpu.num_blocks
         if needed > total:
             return AllocStatus.NEVER
         fits = self.num_free_gpu == total or self.num_free_gpu - needed >= self.watermark_blocks
         return AllocStatus.OK if fits else AllocStatus.LATER
+
+    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
+        """See CacheRules."""
+        assert num_lookahead == 0
+        return _num_distinct(self.ledger.host_tables, sequences) + len(sequences)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """One device block for each distinct block, the known one where its contents still lie there (R74)."""

@@ -83,9 +83,8 @@ class CoreState:
         self.account.started(group)
         self.journal.runs(group, group.live[0].num_computed_tokens)
 
-    def shortage(self, num_tokens: int, num_held: int = 0) -> Numbers:
-        """Blocks that so many tokens need beside `num_held` known ones, and what there is: the numbers of NEED_BLOCKS."""
-        need = -(-num_tokens // self.limits.block_size) - num_held
+    def shortage(self, need: int) -> Numbers:
+        """So many blocks, and what there is: the numbers of NEED_BLOCKS."""
         return {"need": need, "free": self.cache.num_free_gpu, "watermark": self.cache.watermark_blocks}
 
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:

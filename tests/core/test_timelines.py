@@ -31,6 +31,7 @@ class WatchedLife(Life):
         self.timelines = Timelines(self.lives)
         self.places: Places = {}
         self.heads: dict[int, set[str]] = {}
+        self.shortages: list[Event] = []
 
     def lives(self, request_id: str) -> bool:
         return request_id in self.core.state.requests
@@ -38,6 +39,7 @@ class WatchedLife(Life):
     def _check_plan(self, plan: StepPlan) -> None:
         super()._check_plan(plan)
         self.timelines.observe(plan.events)
+        self.shortages += [event for event in plan.events if event.reason is Reason.NEED_BLOCKS]
         if self.short is not None:
             self.short.observe(plan.events)
             for name in self.core.state.requests:
@@ -233,3 +235,12 @@ def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
     steps = [e.from_step for e in timelines.episodes("a")]
     assert len(steps) <= 10
     assert (steps[0], steps[-3:]) == (0, [97, 98, 99])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_numbers_of_a_shortage_of_blocks_are_those_that_decided(policy: str) -> None:
+    """P1: whoever waits for blocks is told a need that what is free does not cover with the watermark on top."""
+    for life in lives(policy, range(8)):
+        for event in life.shortages:
+            n = event.numbers
+            assert n["free"] - n["need"] < n.get("watermark", 0), event

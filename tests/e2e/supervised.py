@@ -46,6 +46,8 @@ class Supervised:
         self.stack = stack
         self.deaths = deaths
         self.all_pids = set(stack.pids.values())
+        # A process that was killed is there for a moment still: a second signal would be no second kill.
+        self._killed: set[int] = set()
         self.error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._revive, name="revive")
@@ -66,11 +68,12 @@ class Supervised:
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """Signals the service's process, once it is there; its pid."""
         deadline = time.monotonic() + 60
-        while not is_running(self.stack.pids[name]):
+        while (pid := self.stack.pids[name]) in self._killed or not is_running(pid):
             assert self.error is None and time.monotonic() < deadline, f"the {name} is not started again: {self.error}"
             time.sleep(0.01)
-        pid = self.stack.pids[name]
         os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self._killed.add(pid)
         return pid
 
 

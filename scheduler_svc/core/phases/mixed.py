@@ -159,9 +159,8 @@ class MixedWaiting:
             return Verdict.STOP
         num_tokens = min(num_tokens, left)
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
-            state.journal.stop(
-                group, Reason.NEED_BLOCKS, **state.shortage(hit.num_tokens + num_tokens, len(hit.block_ids))
-            )
+            need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
+            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return Verdict.STOP
         state.cache.admit(group.live, hit, num_tokens)
         self._enter(group, hit.num_tokens, state, draft)

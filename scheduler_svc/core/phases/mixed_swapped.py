@@ -64,8 +64,8 @@ class MixedSwapIns:
             return Verdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is Verdict.ENTER and status is AllocStatus.LATER:
-            held = sum(len(state.cache.ledger.host_tables.get(s.name, ())) for s in group.live)
-            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(held * state.limits.block_size))
+            numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live))
+            state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
             return Verdict.STOP
         return refusal
 

@@ -46,9 +46,11 @@ class Prefills:
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
             return Verdict.REJECT
         lookahead = self._shares.num_lookahead(in_prefill=True)
-        status = state.cache.can_admit(group.live, _NO_HIT, min(num_tokens, pending(group.live[0])), lookahead)
+        num_new = min(num_tokens, pending(group.live[0]))
+        status = state.cache.can_admit(group.live, _NO_HIT, num_new, lookahead)
         if status is AllocStatus.LATER:
-            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(min(num_tokens, pending(group.live[0]))))
+            need = state.cache.num_blocks_to_admit(group.live, _NO_HIT, num_new, lookahead)
+            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return Verdict.STOP
         if status is AllocStatus.NEVER:
             why = f"its {num_tokens} tokens need more blocks than the {state.cache.capacity_tokens} tokens of the cache"

@@ -44,10 +44,10 @@ class SwapIns:
         return back
 
     def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
-        status = state.cache.can_swap_in(group.live, self._shares.num_lookahead(in_prefill=group.in_prefill))
+        num_lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
+        status = state.cache.can_swap_in(group.live, num_lookahead)
         if status is AllocStatus.LATER:
-            held = sum(len(state.cache.ledger.host_tables.get(s.name, ())) for s in group.live)
-            numbers = state.shortage(held * state.limits.block_size)
+            numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live, num_lookahead))
             state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
             return Verdict.STOP
         if status is AllocStatus.NEVER:

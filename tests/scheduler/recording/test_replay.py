@@ -29,7 +29,7 @@ Record = Callable[[str, object], None]
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
     "pool_report", "check_integrity", "view", "parts", "deadlines", "change", "has_worker_per_lane",
-    "pool_counts", "queue_lengths",
+    "pool_counts", "queue_lengths", "cached_blocks",
 }  # fmt: skip
 
 
