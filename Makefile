@@ -102,6 +102,10 @@ test-long: ## the heavy versions
 test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips without one
 	QUIRE_TEST_DEVICE=cuda $(VENV_PYTHON) -m pytest tests/kernels tests/worker/engine $(ARGS)
 
+.PHONY: test-compose
+test-compose: setup ## docker-compose.yml in a real engine, with images made without a registry (needs root and Debian's apt)
+	$(VENV_PYTHON) -m tests.compose $(ARGS)
+
 .PHONY: soak
 soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds
 	$(VENV_PYTHON) -m tests.soak $(ARGS)
@@ -143,9 +147,9 @@ bench: setup ## start-up, scheduler core, memory, simulated run, load on models/
 	$(VENV_PYTHON) -m benchmarks.load --up models/tiny --workload all --plot benchmarks/results/load-tiny.png $(ARGS)
 
 .PHONY: up
-up: ## the three services and Jaeger in containers
+up: ## the three services in containers, with Jaeger, Prometheus and Grafana (docs/containers.md)
 	$(COMPOSE) up --build --detach --wait $(ARGS)
 
 .PHONY: down
 down: ## stop the containers
-	$(COMPOSE) down $(ARGS)
+	$(COMPOSE) --profile '*' down $(ARGS)

@@ -86,10 +86,9 @@ class TimedStack:
         with ExitStack() as started:
             worker = started.enter_context(_Worker(self._arguments))
             overlap = [] if self._overlap else ["--no-overlap"]
-            scheduler = _service(
-                started, "scheduler", "--worker", worker.address, "--port", "0", "--admin-port", "0", *overlap
-            )
-            doors = ("--port", "0", "--http-port", "0", "--admin-port", "0")
+            ports = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
+            scheduler = _service(started, "scheduler", "--worker", worker.address, *ports, *overlap)
+            doors = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
             gateway = _service(started, "gateway", "--scheduler", scheduler.address, *doors)
             self._address = gateway.address
             until_serving(self._address)

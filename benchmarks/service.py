@@ -29,8 +29,8 @@ from worker_svc.settings import SimulatedWorkerSettings
 _STOP_S = 30
 _PORTS = {
     "worker": {"port": 0},
-    "scheduler": {"port": 0, "admin_port": 0},
-    "gateway": {"grpc_port": 0, "http_port": 0, "admin_port": 0},
+    "scheduler": {"port": 0, "admin_port": 0, "metrics_port": 0},
+    "gateway": {"grpc_port": 0, "http_port": 0, "admin_port": 0, "admin_http_port": 0},
 }
 
 

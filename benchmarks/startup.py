@@ -52,7 +52,7 @@ class Start:
 
 def run_once(model: str, environ: dict[str, str] | None = None) -> dict[str, float]:
     """Starts, asks for one token, reads memory, stops."""
-    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
+    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     command = [sys.executable, "-m", "quire", "up", "--model", model, *ports]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ)

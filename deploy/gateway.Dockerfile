@@ -8,7 +8,7 @@ COPY pyproject.toml constraints.txt ./
 COPY deploy/requirements.py deploy/
 RUN python deploy/requirements.py gateway | pip install -c constraints.txt -r /dev/stdin
 COPY . .
-RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
+RUN pip install --no-deps .
 
 FROM python:3.11.14-slim-bookworm
 COPY --from=build /opt/quire /opt/quire
@@ -16,8 +16,8 @@ ENV PATH=/opt/quire/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECO
 USER 10001:10001
 WORKDIR /tmp
 ENTRYPOINT ["quire", "serve", "gateway"]
-EXPOSE 50051 8000 50052
-HEALTHCHECK --interval=2s --timeout=3s --start-period=30s \
+EXPOSE 50051 8000 8001 50052
+HEALTHCHECK --interval=5s --timeout=10s --start-period=30s \
   CMD ["python", "-m", "svc_common.health_probe", "127.0.0.1:50051"]
 # Plain text, for a private network of containers; elsewhere certificates (docs/access.md) instead of --insecure.
 CMD ["--host", "0.0.0.0", "--insecure", "--scheduler", "scheduler:50060"]

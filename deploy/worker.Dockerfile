@@ -11,7 +11,7 @@ COPY deploy/requirements.py deploy/
 RUN python deploy/requirements.py worker \
   | pip install --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt -r /dev/stdin
 COPY . .
-RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib \
+RUN pip install --no-deps . \
   && python -m paged_kernels.cpu_library /opt/quire/lib/paged_kernels.so
 
 FROM python:3.11.14-slim-bookworm
@@ -22,8 +22,8 @@ ENV PATH=/opt/quire/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECO
 USER 10001:10001
 WORKDIR /tmp
 ENTRYPOINT ["quire", "serve", "worker"]
-EXPOSE 50061
-HEALTHCHECK --interval=2s --timeout=3s --start-period=120s \
+EXPOSE 50061 8003
+HEALTHCHECK --interval=5s --timeout=10s --start-period=120s \
   CMD ["python", "-m", "svc_common.health_probe", "127.0.0.1:50061"]
 # Plain text, for a private network of containers; elsewhere certificates (docs/access.md) instead of --insecure.
 CMD ["--host", "0.0.0.0", "--insecure", "--model", "/models/tiny"]

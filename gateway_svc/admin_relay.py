@@ -50,14 +50,14 @@ class AdminRelay:
 
         async def unary(raw: bytes, context: _Context) -> bytes:
             async with _typed_errors(context):
-                channel = await self._connected()
+                channel = await self.connected()
                 answer: bytes = await channel.unary_unary(path, None, None)(raw, timeout=context.time_remaining())
                 return answer
             raise AssertionError("an error ends the call")
 
         async def stream(raw: bytes, context: _Context) -> None:
             async with _typed_errors(context):
-                channel = await self._connected()
+                channel = await self.connected()
                 call = channel.unary_stream(path, None, None)(raw, timeout=context.time_remaining())
                 try:
                     async for message in call:
@@ -69,7 +69,8 @@ class AdminRelay:
             return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)
 
-    async def _connected(self) -> grpc.aio.Channel:
+    async def connected(self) -> grpc.aio.Channel:
+        """The channel, as the scheduler can be reached now. Unavailable before it was."""
         address = self._reachable(self._address())
         if self._channel is None or address != self._connected_to:
             await self.close()

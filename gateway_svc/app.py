@@ -7,7 +7,6 @@ which cancels the rest, then the servers end.
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 
 import grpc.aio
@@ -29,11 +28,14 @@ from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.pipeline import Pipeline
 from gateway_svc.inference_service import InferenceService
+from gateway_svc.lab.app import lab_app
+from gateway_svc.lab.guard import LabGuard
+from gateway_svc.lab.live import LiveSource
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai import http_server
 from gateway_svc.openai.app import openai_app
 from gateway_svc.openai.http_server import HttpServer
 from gateway_svc.settings import GatewaySettings
+from gateway_svc.spans import CallSpans
 from svc_common import rpc, telemetry
 from svc_common.peers import Peers
 from svc_common.signals import on_hangup, stop_on_signals
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 1.0
 DRAIN_POLL_S = 0.02
 
-OnReady = Callable[[str, str, str], None]
+OnReady = Callable[[str, str, str, str], None]
 
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -53,7 +55,7 @@ _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
     """Runs a gateway until SIGTERM, SIGINT or `stop`.
 
-    `on_ready(grpc, http, admin)` gets the three addresses HOST:PORT as soon as it listens, whether the scheduler is there or not.
+    `on_ready(grpc, http, admin, admin_http)` gets the addresses HOST:PORT as soon as it listens; the scheduler may come later.
     ConfigError naming the option when a port is taken.
     """
     stop = stop or asyncio.Event()
@@ -80,17 +82,18 @@ class _Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._tracing = telemetry.setup("gateway")
+        self._tracing = telemetry.setup("gateway", max_forced_per_s=settings.max_forced_traces)
+        self._spans = CallSpans(self._tracing, with_content=settings.trace_content)
         self._doors, self._peers = Doors(settings.doors), Peers(settings.peers)
         self._callers = _callers(settings)
         self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
         self._catalog = ModelCatalog(settings, self._link.fetch_bundle)
-        self._metrics = GatewayMetrics()
+        self._metrics = GatewayMetrics(self._tracing)
         self._metrics.watch(self._link)
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
-        self._pipeline = Pipeline(self._link, self._catalog, self._tracing, self._metrics, formats)
-        self._embedder = Embedder(self._link, self._catalog, self._tracing, self._metrics)
+        self._pipeline = Pipeline(self._link, self._catalog, self._spans, self._metrics, formats)
+        self._embedder = Embedder(self._link, self._catalog, self._spans, self._metrics)
         self._intake = CallIntake(settings, self._callers)
         self._relay = AdminRelay(
             lambda: self._link.state.admin_address,
@@ -107,13 +110,15 @@ class _Gateway:
             self._embedder,
             self._catalog,
             self._intake,
-            self._tracing,
+            self._spans,
             self._not_ready_because,
             self._metrics,
         )
-        self._http = HttpServer(HttpGuard(app, self._callers), STOP_GRACE_S, self._doors.http_context())
-        self._socket: socket.socket | None = None
+        door = HttpGuard(app, self._callers)
+        self._http = HttpServer(door, STOP_GRACE_S, self._doors.http_context())
+        self._admin_http = HttpServer(self._lab(door), STOP_GRACE_S, self._doors.http_context())
         self._tasks: list[asyncio.Task[None]] = []
+        self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._link.on_state = self._on_state
         self._catalog.on_change = self._health_changed.set
@@ -121,7 +126,7 @@ class _Gateway:
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter),))
         service = InferenceService(
-            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._tracing, self._metrics
+            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
         )
         server.add_generic_rpc_handlers((service.handler(),))
         self._add_standard_services(server, inference_service.SERVICE_NAME)
@@ -132,6 +137,12 @@ class _Gateway:
         server.add_generic_rpc_handlers((self._relay.handler(),))
         self._add_standard_services(server, admin_relay.SERVICE_NAME)
         return server
+
+    def _lab(self, door: HttpGuard) -> LabGuard:
+        """The admin HTTP listener's application; its playground comes through the users' `door`."""
+        source = LiveSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
+        app = lab_app(source, play=door, measured=self._metrics.text)
+        return LabGuard(app, self._callers, self._settings.admin_http_names)
 
     def _guard(self, check: grpc_guard.Check) -> GrpcGuard:
         return GrpcGuard(self._callers, check, open_reflection=self._settings.reflection)
@@ -176,27 +187,26 @@ class _Gateway:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> tuple[str, str, str]:
-        """Binds all three ports, then serves; addresses of gRPC, HTTP and admin."""
+    async def start(self) -> tuple[str, str, str, str]:
+        """Binds all ports, then serves; addresses of gRPC, HTTP, admin and admin HTTP."""
         settings = self._settings
         self._doors.check(settings.host)
         await self._set_health(serving=False)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         grpc_port = self._doors.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
+        self._spans.grpc_at = settings.host, grpc_port
         admin_port = self._doors.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
-        self._socket = http_server.listen(settings.host, settings.http_port, option="--http-port")
-        http_port = self._socket.getsockname()[1]
+        http_port = self._http.bind(settings.host, settings.http_port, option="--http-port")
+        admin_http_port = self._admin_http.bind(settings.host, settings.admin_http_port, option="--admin-http-port")
         await self._server.start()
         await self._admin.start()
-        work = (
-            self._link.run(),
-            self._catalog.run(),
-            self._follow_health(),
-            self._callers.run(),
-            self._http.serve([self._socket]),
-        )
+        work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
-        return f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", f"{settings.host}:{admin_port}"
+        self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]
+        return (
+            *(f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}"),
+            *(f"{settings.host}:{admin_port}", f"{settings.host}:{admin_http_port}"),
+        )
 
     def reload(self) -> None:
         """Keys and quotas as the file has them now."""
@@ -206,7 +216,9 @@ class _Gateway:
         """Waits for `stop`; raises when a part of the gateway dies, which is a bug."""
         stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait((stopped, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (stopped, *self._tasks, *self._http_tasks), return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 task.result()
         finally:
@@ -221,12 +233,13 @@ class _Gateway:
         if self._tasks:
             await self._link.leave()
         self._http.stop()
+        self._admin_http.stop()
+        await self._relay.close()  # what a page or a command follows through it would go on for ever
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
-        await self._relay.close()
         await self._channel.close(None)
-        if self._socket is not None:
-            self._socket.close()
+        self._http.close()
+        self._admin_http.close()
         await asyncio.to_thread(self._tracing.shutdown)
 
     async def _drain(self) -> None:
@@ -237,9 +250,10 @@ class _Gateway:
 
     async def _end_tasks(self) -> None:
         """uvicorn ends by itself within its grace time; the others by being cancelled."""
-        for task in self._tasks[:-1]:
+        for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks[-1:], timeout=STOP_GRACE_S + 1)
-            self._tasks[-1].cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http_tasks:
+            await asyncio.wait(self._http_tasks, timeout=STOP_GRACE_S + 1)
+        for task in self._http_tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._http_tasks, return_exceptions=True)

@@ -13,7 +13,9 @@ from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.request_ids import accept_request_id
 from gateway_svc.settings import GatewaySettings
 from protos.engine.v1 import engine_pb2
+from svc_common import log_context
 from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.log_context import LogContext
 
 DEADLINE_MARGIN_S = 0.05
 
@@ -152,7 +154,8 @@ class CallIntake:
         self._callers = callers
 
     def accept(self, metadata: Mapping[str, str], remaining_s: float | None, span: Span, *, stream: bool) -> Call:
-        """The call. `remaining_s` until the client's deadline, None = it has none.
+        """The call, which the log of the running task is about from here on. `remaining_s` until the client's deadline, None = it
+        has none.
 
         Unauthenticated, PermissionDenied; InvalidArgument for an id of no use.
         """
@@ -162,6 +165,7 @@ class CallIntake:
         request_id = (
             accept_request_id(key, "idempotency-key") if key else accept_request_id(metadata.get("x-request-id"))
         )
+        log_context.enter(LogContext.of(request_id=request_id, tenant=caller.tenant, span=span))
         return Call(
             request_id,
             self._deadline_after(remaining_s),

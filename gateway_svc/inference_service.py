@@ -24,11 +24,11 @@ from gateway_svc.generating.holdings import Running
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import Pipeline
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.spans import CallSpans
 from gateway_svc.unread import until_left_unread
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError
-from svc_common.telemetry import Telemetry
 from svc_common.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -58,7 +58,7 @@ class InferenceService:
         catalog: ModelCatalog,
         cancel: Callable[[str, str, QuireError], None],
         intake: CallIntake,
-        tracing: Telemetry,
+        call_spans: CallSpans,
         metrics: GatewayMetrics,
     ) -> None:
         self._pipeline = pipeline
@@ -66,7 +66,7 @@ class InferenceService:
         self._catalog = catalog
         self._cancel = cancel
         self._intake = intake
-        self._tracing = tracing
+        self._spans = call_spans
         self._metrics = metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -187,8 +187,7 @@ class InferenceService:
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_serialize)
 
     def _open(self, name: str, context: _Context) -> "_OpenCall":
-        attributes = {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE_NAME}/{name}"}
-        span = spans.start_server_span(self._tracing, f"{SERVICE_NAME}/{name}", _metadata(context), attributes)
+        span = self._spans.grpc(f"{SERVICE_NAME}/{name}", _metadata(context))
         return _OpenCall(name, span, self._metrics)
 
 
@@ -207,6 +206,7 @@ class _OpenCall:
         """The call, as the intake takes it in."""
         call = intake.accept(_metadata(context), context.time_remaining(), self._span, stream=stream)
         self._request_id = call.request_id
+        spans.set_request_id(self._span, call.request_id)
         return call
 
     def __enter__(self) -> Self:
@@ -218,7 +218,7 @@ class _OpenCall:
         known = rpc.hide(error) if isinstance(error, Exception) and not isinstance(error, QuireError) else error
         if isinstance(known, QuireError) and self._request_id:
             known.metadata.setdefault("request_id", self._request_id)
-        if known is not None:  # no error of ours where the client went away
+        if known is not None:
             spans.set_error(self._span, known)
         self._span.end()
         self._metrics.call_ended("grpc", self._name, known)

@@ -1,87 +1,48 @@
 """Metrics of one gateway, in Prometheus' text form for GET /metrics. One registry, made in the composition root and passed in.
 
-Names and buckets of the `gen_ai.*` ones are OpenTelemetry's (operations.md 2.1), with underscores and units as Prometheus has them.
-Labels have few values each: served models, kinds of operations, statuses, documented reasons; never what a caller wrote.
+What each counts is said where it is defined: metric_definitions.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from gateway_svc import metric_definitions as d
 from gateway_svc.calls import ClientGone
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import QuireError
+from svc_common.metrics import DroppedSpans, MetricSpec, new_registry
 from svc_common.reasons import known_reason
+from svc_common.telemetry import Telemetry
 
-_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-# Steps on a GPU take less than the 10 ms that the convention begins with.
-_TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_TOKENS = tuple(4**i for i in range(14))
+log = logging.getLogger(__name__)
 
 _GONE = ("CANCELLED", "CLIENT_GONE")
-_OPERATION = ("gen_ai_operation_name", "gen_ai_request_model")
 
 
 class GatewayMetrics:
     """Owner of the registry and of what is counted here. All calls on the event loop's thread."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        r = self.registry
-        self._duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "Time from a request's arrival to its end, by how it ended.",
-            (*_OPERATION, "error_type"),
-            buckets=_DURATION_S,
-            registry=r,
-        )
-        self._ttft = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "Time from a request's arrival to its first output.",
-            _OPERATION,
-            buckets=_TTFT_S,
-            registry=r,
-        )
-        self._tpot = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Time per output token of a choice after the first, as the scheduler saw it.",
-            _OPERATION,
-            buckets=_TPOT_S,
-            registry=r,
-        )
-        self._tokens = Histogram(
-            "gen_ai_client_token_usage",
-            "Tokens of a request.",
-            (*_OPERATION, "gen_ai_token_type"),
-            buckets=_TOKENS,
-            registry=r,
-        )
-        self._in_flight = Gauge(
-            "quire_gateway_requests_in_flight", "Requests that have not ended.", ("operation",), registry=r
-        )
-        self._streams = Gauge("quire_gateway_open_streams", "Of these, those that are streamed.", registry=r)
-        self._calls = Counter(
-            "quire_gateway_calls",
-            "Calls that ended, by door, method and status.",
-            ("door", "method", "status"),
-            registry=r,
-        )
-        self._refused = Counter(
-            "quire_gateway_errors", "Calls that ended by an error, by its reason.", ("status", "reason"), registry=r
-        )
+    def __init__(self, tracing: Telemetry) -> None:
+        self.registry = r = new_registry()
+        self._duration, self._ttft = d.DURATION.histogram(r), d.TTFT.histogram(r)
+        self._tpot, self._tokens = d.TPOT.histogram(r), d.TOKENS.histogram(r)
+        self._in_flight, self._streams = d.IN_FLIGHT.gauge(r), d.STREAMS.gauge(r)
+        self._calls, self._refused = d.CALLS.counter(r), d.ERRORS.counter(r)
+        r.register(DroppedSpans(tracing))
 
     # --- counting ----------------------------------------------------------------------------------------------------
 
     def call_ended(self, door: str, method: str, error: BaseException | None) -> None:
         """A call of any kind is over. `door`: "grpc" or "http"; `method`: one of ours, no path of a caller's."""
         status, reason = _kind_of(error)
+        log.info("%s %s ended: %s", door, method, f"{status} {reason}" if reason else status)
         self._calls.labels(door, method, status).inc()
         if error is not None:
             self._refused.labels(status, reason).inc()
@@ -114,17 +75,13 @@ class GatewayMetrics:
     def watch(self, link: SchedulerLink) -> None:
         """The link's state and what it holds, read whenever metrics are asked for."""
         requests = link.requests
-        self._gauge(
-            "unread_tokens",
-            "Tokens held for readers that are slower than generation.",
-            lambda: sum(request.num_unread_tokens for request in requests),
-        )
-        self._gauge("scheduler_requests", "Requests that this gateway has at its scheduler.", lambda: len(requests))
-        self._gauge("scheduler_attached", "1: the stream to the scheduler is open.", lambda: link.state.attached)
-        self._gauge("scheduler_serving", "1: the scheduler takes and serves requests.", lambda: link.state.serving)
+        self._gauge(d.UNREAD, lambda: sum(request.num_unread_tokens for request in requests))
+        self._gauge(d.AT_SCHEDULER, lambda: len(requests))
+        self._gauge(d.ATTACHED, lambda: link.state.attached)
+        self._gauge(d.SERVING, lambda: link.state.serving)
 
-    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(f"quire_gateway_{name}", text, registry=self.registry).set_function(value)
+    def _gauge(self, spec: MetricSpec, value: Callable[[], float]) -> None:
+        spec.gauge(self.registry).set_function(value)
 
     def text(self) -> tuple[bytes, str]:
         """All of it in Prometheus' text form, and its content type."""

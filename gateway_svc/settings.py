@@ -23,6 +23,10 @@ class GatewaySettings(BaseModel):
     grpc_port: Port = 50051
     http_port: Port = 8000
     admin_port: Port = 50052
+    admin_http_port: Port = 8001
+    """Of the admin HTTP listener: the lab, and metrics."""
+    admin_http_names: tuple[str, ...] = ()
+    """Names by which browsers may call that, beside addresses and localhost."""
 
     max_request_s: Seconds = 600.0
     """Deadline in seconds of requests whose client gave none, and the longest one that counts."""
@@ -50,6 +54,10 @@ class GatewaySettings(BaseModel):
     """How the model marks what it thinks; `auto` and `none` as above."""
     reflection: bool = True
     """Offer gRPC server reflection."""
+    trace_content: bool = False
+    """Put prompts and outputs on spans; whoever reads traces then reads them. Without it no span has any."""
+    max_forced_traces: Annotated[float, Field(ge=0)] = 10.0
+    """Traces per second that callers may force by the sampled flag of their `traceparent`, where our own sampler says no."""
     tenants: Path | None = None
     """File of tenants, their API keys and quotas, read again when it changes; None = everybody is the default tenant."""
     doors: DoorSettings = DoorSettings()

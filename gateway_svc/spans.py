@@ -1,62 +1,126 @@
 """Spans of one request at the gateway: a SERVER span around the call and a GenAI span inside it (operations.md 2.1, 2.4).
 
-Never prompts or outputs. Off (no exporter configured), the caller's trace context still passes through.
+Prompts and outputs only where the operator asks for them (`span_content`). Off (no exporter configured), the caller's trace context
+still passes through.
 """
 
 import time
+from asyncio import CancelledError
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 
-from gateway_svc.checks.validation import ResolvedRequest
+from gateway_svc.calls import ClientGone
+from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.generating.generation import Generation
+from gateway_svc.span_content import OutputContent, finish_reason, input_messages, stop_sequences
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
 from svc_common import telemetry
+from svc_common import trace_names as names
 from svc_common.errors import QuireError
 from svc_common.telemetry import SpanKind, Telemetry
 
 PROVIDER = "quire"
-_CALLERS_FAULTS = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "ALREADY_EXISTS", "CANCELLED"})
+CLIENT_GONE = "CLIENT_GONE"
+_MAX_SEED = 2**63
+_GONE = (ClientGone, CancelledError)
+_EVENTS = {
+    "CANCELLED": names.CANCELLED,
+    "DEADLINE_EXCEEDED": names.EXPIRED,
+    **dict.fromkeys(("INTERNAL", "UNAVAILABLE", "ABORTED", "FAILED_PRECONDITION"), names.FAILED),
+}
+"""How a call ended that came to no result, by status; other statuses are refusals."""
 
 
-def start_server_span(tracer: Telemetry, name: str, metadata: Mapping[str, str], attributes: Mapping[str, str]) -> Span:
-    """The span of one call from outside, child of the W3C context in its metadata; the caller ends it."""
-    return tracer.span(name, parent=telemetry.context_of(metadata), kind=SpanKind.SERVER, attributes=attributes)
+class CallSpans:
+    """Makes the spans of this gateway's calls. `grpc_at`: HOST and port of the gRPC door, once it listens.
+
+    `with_content`: prompts and outputs are on spans.
+    """
+
+    def __init__(self, tracer: Telemetry, *, with_content: bool = False) -> None:
+        self._tracer = tracer
+        self._with_content = with_content
+        self.grpc_at: tuple[str, int] | None = None
+
+    def server(self, name: str, metadata: Mapping[str, str], attributes: Mapping[str, str | int]) -> Span:
+        """The span of one call from outside, child of the W3C context in its metadata; the caller ends it."""
+        return self._tracer.span(
+            name, parent=telemetry.context_of(metadata), kind=SpanKind.SERVER, attributes=attributes
+        )
+
+    def grpc(self, method: str, metadata: Mapping[str, str]) -> Span:
+        """The same of a gRPC call; `method`: package.Service/Method."""
+        attributes: dict[str, str | int] = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
+        if self.grpc_at is not None:
+            attributes[names.SERVER_ADDRESS], attributes[names.SERVER_PORT] = self.grpc_at
+        return self.server(method, metadata, attributes)
+
+    def generation(self, server_span: Span, operation: str, model: str, request_id: str) -> "GenerationSpan":
+        """The span of a generation inside a call."""
+        return GenerationSpan(self._tracer, server_span, operation, model, request_id, with_content=self._with_content)
+
+
+def set_request_id(span: Span, request_id: str) -> None:
+    """The call was taken in under that id: what finds its trace."""
+    if span.is_recording():
+        span.set_attribute(names.REQUEST_ID, request_id)
 
 
 def set_error(span: Span, error: BaseException) -> None:
-    """Notes how a call failed; what is the caller's own fault or wish is not marked as an error of ours."""
-    status = error.status if isinstance(error, QuireError) else "INTERNAL"
-    span.set_attribute("error.type", error.reason if isinstance(error, QuireError) else type(error).__name__)
-    if status not in _CALLERS_FAULTS:
-        span.set_status(Status(StatusCode.ERROR, status))
+    """Notes how a call failed, as an event with the numbers of the error too."""
+    if not span.is_recording():
+        return
+    reason, status = _reason_and_status(error)
+    telemetry.set_error(span, reason, status)
+    numbers = telemetry.error_numbers(error) if isinstance(error, QuireError) else {names.REASON: reason}
+    span.add_event(_EVENTS.get(status, names.REFUSED), numbers)
+
+
+def _reason_and_status(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, QuireError):
+        return error.reason, error.status
+    return (CLIENT_GONE, "CANCELLED") if isinstance(error, _GONE) else (type(error).__name__, "INTERNAL")
 
 
 class GenerationSpan:
-    """Context around one generation: the INTERNAL span `chat {model}` or `text_completion {model}`.
+    """Context around one generation: the INTERNAL span `chat {model}` or `text_completion {model}`; none where the call has none.
 
     `generation`: set once it has begun; what it came to is noted where it ends by no error.
     """
 
-    __slots__ = ("_began_s", "_model", "_span", "generation")
+    __slots__ = ("_began_s", "_content", "_is_recording", "_model", "_span", "generation")
 
-    def __init__(self, tracer: Telemetry, server_span: Span, operation: str, model: str, request_id: str) -> None:
-        attributes = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": model,
-            "gen_ai.output.type": "text",
-            "gen_ai.response.id": request_id,
-            "quire.request_id": request_id,
-        }
-        parent = telemetry.child_of(server_span)
-        self._span = tracer.span(f"{operation} {model}", parent=parent, attributes=attributes)
+    def __init__(
+        self,
+        tracer: Telemetry,
+        server_span: Span,
+        operation: str,
+        model: str,
+        request_id: str,
+        *,
+        with_content: bool = False,
+    ) -> None:
         self._model = model
         self._began_s = time.monotonic()
+        self._is_recording = server_span.is_recording()
+        self._content = OutputContent() if with_content and self._is_recording else None
+        self._span = server_span
         self.generation: Generation | None = None
+        if self._is_recording:
+            attributes = {
+                names.OPERATION: operation,
+                names.PROVIDER: PROVIDER,
+                names.REQUEST_MODEL: model,
+                names.OUTPUT_TYPE: "text",
+                names.RESPONSE_ID: request_id,
+                names.REQUEST_ID: request_id,
+            }
+            parent = telemetry.child_of(server_span)
+            self._span = tracer.span(f"{operation} {model}", parent=parent, attributes=attributes)
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +128,14 @@ class GenerationSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._is_recording:
+            return
         if error is not None:
-            set_error(self._span, error)
+            telemetry.set_error(self._span, *_reason_and_status(error))
         elif self.generation is not None and self.generation.usage is not None:
-            self._set_result(_reasons(self.generation), self.generation.usage)
+            self._set_result(self.generation, self.generation.usage)
+        if self._content is not None:
+            self._span.set_attribute(names.OUTPUT_MESSAGES, self._content.messages())
         self._span.end()
 
     @property
@@ -75,42 +143,59 @@ class GenerationSpan:
         """For the scheduler: its spans are children of this one."""
         return telemetry.trace_context(self._span)
 
-    def set_request(self, resolved: ResolvedRequest, *, stream: bool) -> None:
-        """What is asked for, without the prompt."""
-        if not self._span.is_recording():
+    def set_request(self, request: AnyRequest, resolved: ResolvedRequest, *, stream: bool) -> None:
+        """What is asked for; the prompt where content is asked for."""
+        if not self._is_recording:
             return
-        sampling, stop = resolved.sampling, resolved.stop
-        self._span.set_attributes(
-            {
-                "gen_ai.request.stream": stream,
-                "gen_ai.request.seed": str(sampling.seed),
-                "gen_ai.request.temperature": sampling.temperature,
-                "gen_ai.request.top_p": sampling.top_p,
-                "gen_ai.request.top_k": sampling.top_k,
-                "gen_ai.request.max_tokens": stop.max_tokens,
-                "gen_ai.request.choice.count": resolved.num_choices,
-                "gen_ai.usage.input_tokens": len(resolved.prompt_token_ids),
-                **{f"quire.label.{name}": value for name, value in resolved.labels.items()},
-            }
-        )
+        self._span.set_attributes(_asked(resolved) | {names.REQUEST_STREAM: stream})
+        if self._content is not None:
+            self._span.set_attribute(names.INPUT_MESSAGES, input_messages(request))
+            if texts := stop_sequences(request):
+                self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, texts)
+
+    def follow(self, generation: Generation) -> Generation:
+        """The generation has begun."""
+        self.generation = generation
+        if self._content is not None:
+            generation.on_events = self._content.take
+        return generation
 
     def first_output(self) -> None:
         """It has come, now."""
-        self._span.set_attribute("gen_ai.response.time_to_first_chunk", time.monotonic() - self._began_s)
+        if self._is_recording:
+            self._span.set_attribute(names.TIME_TO_FIRST_CHUNK, time.monotonic() - self._began_s)
 
-    def _set_result(self, finish_reasons: list[str], usage: inference_pb2.Usage) -> None:
-        self._span.set_attributes(
-            {
-                "gen_ai.response.model": self._model,
-                "gen_ai.response.finish_reasons": finish_reasons,
-                "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "gen_ai.usage.cache_read.input_tokens": usage.cached_prompt_tokens,
-                "quire.queue_ms": usage.timing.queue_ms,
-                "quire.num_preemptions": usage.timing.num_preemptions,
-            }
-        )
+    def _set_result(self, generation: Generation, usage: inference_pb2.Usage) -> None:
+        attributes: dict[str, str | int | float | list[str]] = {
+            names.RESPONSE_MODEL: self._model,
+            names.FINISH_REASONS: [finish_reason(finished) for finished in generation.finished],
+            names.OUTPUT_TOKENS: usage.completion_tokens,
+            names.CACHE_READ_TOKENS: usage.cached_prompt_tokens,
+            names.QUEUE_MS: usage.timing.queue_ms,
+            names.NUM_PREEMPTIONS: usage.timing.num_preemptions,
+            names.NUM_MIGRATIONS: usage.timing.num_migrations,
+        }
+        if usage.reasoning_tokens:
+            attributes[names.REASONING_TOKENS] = usage.reasoning_tokens
+        self._span.set_attributes(attributes)
 
 
-def _reasons(generation: Generation) -> list[str]:
-    names = [common_pb2.FinishReason.Name(finished.reason) for finished in generation.finished]
-    return [name.removeprefix("FINISH_REASON_").lower() for name in names]
+def _asked(resolved: ResolvedRequest) -> dict[str, str | int | float | bool]:
+    """Parameters as they count, and those beyond the defaults only where they were given."""
+    sampling = resolved.sampling
+    attributes: dict[str, str | int | float | bool] = {
+        names.SEED: str(sampling.seed),
+        names.REQUEST_TEMPERATURE: sampling.temperature,
+        names.REQUEST_TOP_P: sampling.top_p,
+        names.REQUEST_MAX_TOKENS: resolved.stop.max_tokens,
+        names.INPUT_TOKENS: len(resolved.prompt_token_ids),
+    }
+    rare = {
+        names.REQUEST_SEED: sampling.seed if sampling.seed < _MAX_SEED else 0,
+        names.REQUEST_TOP_K: sampling.top_k,
+        names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+        names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+        names.REQUEST_CHOICES: resolved.num_choices if resolved.num_choices > 1 else 0,
+    }
+    attributes |= {name: value for name, value in rare.items() if value}
+    return attributes | {f"{names.LABEL}{name}": value for name, value in resolved.labels.items()}

@@ -208,36 +208,6 @@ def step_line(report: admin_pb2.StepReport) -> str:
     return f"{line}  FAILED: {report.error}" if report.error else line
 
 
-def step_text(report: admin_pb2.StepReport) -> str:
-    """The step decoded, several lines: every group, swap, copy, preemption and sampled token."""
-    head = (
-        f"step {report.step}  epoch {report.epoch}  lane {report.lane}  policy {report.policy}  "
-        f"{report.duration_ns / 1e6:.2f} ms  computed {report.computed_tokens} tokens"
-    )
-    sampled = {item.sequence: list(item.tokens) for item in report.sampled}
-    lines = [head, *(_group_line(group, sampled) for group in report.scheduled)]
-    lines += [f"  preempted {item.id} by {item.mode}" for item in report.preempted]
-    for name in ("swap_in", "swap_out", "copy"):
-        pairs = getattr(report, name)
-        if pairs:
-            lines.append(f"  {name.replace('_', ' ')}: " + ", ".join(f"{pair.src} -> {pair.dst}" for pair in pairs))
-    queues = report.queues
-    lines.append(
-        f"  queues: {queues.waiting} waiting, {queues.running} running, {queues.swapped} swapped; "
-        f"free blocks: {report.free.gpu} gpu, {report.free.cpu} cpu"
-    )
-    lines += [f"  table {table.sequence}: {' '.join(table.blocks)}" for table in report.tables]
-    return "\n".join([*lines, *([f"  FAILED: {report.error}"] if report.error else [])])
-
-
-def _group_line(group: admin_pb2.ScheduledGroup, sampled: dict[str, list[int]]) -> str:
-    kind = "prefill" if group.prefill else "decode "
-    end = group.computed_before + group.tokens
-    tokens = [token for name in group.seqs for token in sampled.get(name, [])]
-    result = f" -> {tokens}" if tokens else ""
-    return f"  {kind} {group.id}  tokens {group.computed_before}..{end} ({group.tokens}){result}"
-
-
 def blocks_text(response: admin_pb2.GetBlocksResponse) -> str:
     """Pools and tables for people."""
     lines = [f"block size {response.block_size} tokens"]

@@ -21,6 +21,7 @@ from quire.built_in_model import default_model
 from quire.conversations import Conversation
 from quire.in_process_adapters import InProcessAdapters
 from quire.in_process_request import InProcessRequest
+from quire.in_process_steps import LoggedSteps, NoWitness, StepWitness
 from quire.llm_settings import named_as_in_python
 from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
@@ -52,9 +53,10 @@ class InProcessEngine:
         *,
         draw_seed: Callable[[], int],
         progress: Progress,
+        log_steps: bool = False,
     ) -> None:
         """Loads, profiles, allocates (R8), loads `adapters` (folders by name). ConfigError says what is wrong with model, memory or
-        adapter and what to do."""
+        adapter and what to do. `log_steps`: keep the last steps for `steps`."""
         self._engine = engine
         self._draw_seed = draw_seed
         self.limits: common_pb2.ModelLimits = engine.load(progress)
@@ -74,6 +76,7 @@ class InProcessEngine:
         self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
         self._core = choice.for_model(size).build(fit)
         self._planner = RowPlanner(fit.max_num_seqs)
+        self._witness: StepWitness = LoggedSteps(self._core.spec.name) if log_steps else NoWitness()
         self._live: dict[str, InProcessRequest] = {}
         self._aborted: list[RequestOutput] = []
 
@@ -169,11 +172,17 @@ class InProcessEngine:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
+    def steps(self, *, tables: bool) -> list[dict[str, Any]]:
+        """See Backend."""
+        return self._witness.steps(tables=tables)
+
     def step(self) -> list[RequestOutput]:
         """Runs one step (R5) and returns the requests that have something new; finished ones for the last time."""
         touched: dict[str, RequestOutput] = {output.request_id: output for output in self._aborted}
         self._aborted.clear()
-        for plan in self._core.schedule(monotonic_ns() / NS_PER_S):
+        began_ns = monotonic_ns()
+        for plan in self._core.schedule(began_ns / NS_PER_S):
+            self._witness.planned(plan, self._core, began_ns)
             self._end_all(plan.ended, touched)
             if plan.left or not plan.is_empty:
                 self._run(plan, touched)
@@ -187,6 +196,7 @@ class InProcessEngine:
             self._fail(plan, error, touched)
             return
         outcome = self._core.update(result.result, monotonic_ns() / NS_PER_S)
+        self._witness.ran(result, outcome)
         publish(outcome, result, self)
         self._end_all(outcome.ended, touched)
         for request_id in dict.fromkeys(run.request_id for run in outcome.runs):
@@ -273,6 +283,8 @@ def load(
     worker_settings: Mapping[str, Any],
     adapters: Mapping[str, str],
     draw_seed: Callable[[], int],
+    *,
+    log_steps: bool,
 ) -> InProcessEngine:
     """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings.
     `adapters`: folders by name.
@@ -284,4 +296,11 @@ def load(
         given = {**worker_settings, "model": model or default_model()}
         settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})
         engine = ModelEngine(settings)
-        return InProcessEngine(engine, choice, adapters, draw_seed=draw_seed, progress=lambda stage, fraction: None)
+        return InProcessEngine(
+            engine,
+            choice,
+            adapters,
+            draw_seed=draw_seed,
+            progress=lambda stage, fraction: None,
+            log_steps=log_steps,
+        )

@@ -52,6 +52,9 @@ class Backend(Protocol):
     def step(self) -> list[RequestOutput]:
         """Requests that have something new."""
 
+    def steps(self, *, tables: bool) -> list[dict[str, Any]]:
+        """The last steps, as `quire steps --json` has them; FailedPrecondition where they are not kept."""
+
     def close(self) -> None:
         """Ends what runs."""
 
@@ -66,6 +69,7 @@ class LLM:
     `policy`: a preset's name or a policy file; `policy_set`: keys on top of it, as ["preemption_mode=swap"] or
     {"preemption_mode": "swap"} (docs/policies.md). `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB".
     `adapters`: folders of LoRA adapters by name, which calls give as `adapter` (docs/adapters.md).
+    `log_steps`: keep the last 10,000 steps, for `steps`.
     `seed`: what seeds of requests without one are drawn from; None = from the system. ConfigError says what is wrong with model,
     memory or arguments, and what to do.
     """
@@ -84,6 +88,7 @@ class LLM:
         kv_cache_memory: int | str | None = None,
         swap_space: float | str | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        log_steps: bool = False,
         **worker_settings: Any,
     ) -> None:
         llm_settings.refuse_unknown(worker_settings)
@@ -97,12 +102,13 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
         }
         if target is not None:
-            llm_settings.refuse_with_target(scheduling | memory | worker_settings | {"adapters": adapters})
+            ours = {"adapters": adapters, "log_steps": log_steps or None}
+            llm_settings.refuse_with_target(scheduling | memory | worker_settings | ours)
             self._backend = _remote(target, draw_seed, str(model or ""))
         else:
             worker_settings |= llm_settings.memory_values(kv_cache_memory, swap_space)
             folders = llm_settings.adapter_folders(adapters)
-            self._backend = _in_process(model, scheduling, worker_settings, folders, draw_seed)
+            self._backend = _in_process(model, scheduling, worker_settings, folders, draw_seed, log_steps=log_steps)
 
     def __enter__(self) -> Self:
         return self
@@ -243,6 +249,13 @@ class LLM:
         """
         return self._backend.step()
 
+    def steps(self, *, tables: bool = False) -> list[dict[str, Any]]:
+        """The last steps, oldest first, as `quire steps --json` has those of a scheduler, with block tables as its `--tables`.
+
+        FailedPrecondition without `log_steps`, and behind a gateway.
+        """
+        return self._backend.steps(tables=tables)
+
     def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; unknown and finished ids are ignored (R35). `step` returns them once more, as "abort"."""
         self._backend.abort([request_id] if isinstance(request_id, str) else request_id)
@@ -268,11 +281,13 @@ def _in_process(
     worker_settings: Mapping[str, Any],
     adapters: Mapping[str, str],
     draw_seed: Callable[[], int],
+    *,
+    log_steps: bool,
 ) -> Backend:
     # Loads torch: only for those who want a model in this process.
     from quire import in_process  # noqa: PLC0415
 
-    return in_process.load(model, scheduling, worker_settings, adapters, draw_seed)
+    return in_process.load(model, scheduling, worker_settings, adapters, draw_seed, log_steps=log_steps)
 
 
 def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:

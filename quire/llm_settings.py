@@ -20,7 +20,7 @@ WORKER = (
     *("served_model_name", "dtype", "kv_cache_dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
     *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads", "max_adapters", "max_adapter_rank"),
 )
-ALWAYS = ("model", "target", "seed", "adapters")
+ALWAYS = ("model", "target", "seed", "adapters", "log_steps")
 
 # The services speak of options as the command line has them; a value behind one reads as an assignment here.
 _OPTION = re.compile(r"(?<![\w/.-])--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value> (?=\d|cpu\b))?")

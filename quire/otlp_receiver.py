@@ -10,6 +10,7 @@ drawing them (Jaeger does that in production).
             print(trace.trace_id, trace.services)
 """
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -108,14 +109,19 @@ class ReceivedTrace:
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     """Owns the server and the spans it has received. Context manager; every method may be called from any thread.
 
-    Listens on a free port of 127.0.0.1. Keeps the first `max_spans` spans and counts the others in `num_dropped`.
+    Listens on a free port of 127.0.0.1. Keeps the first `max_spans` spans and counts the others in `num_dropped`. A collector that
+    is ill: with `fail` it refuses everything by that status, and between `hang` and `go_on` it answers nobody. `num_calls`: exports
+    that were asked for, whatever became of them.
     """
 
     def __init__(self, *, max_spans: int = MAX_SPANS) -> None:
         self._max_spans = max_spans
         self._spans: list[ReceivedSpan] = []
         self._changed = threading.Condition()
-        self.num_dropped = 0
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        self.fail: grpc.StatusCode | None = None
+        self.num_dropped = self.num_calls = 0
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
         self._server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="otlp-receiver"), options=options)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
@@ -126,7 +132,19 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._goes_on.set()
         self._server.stop(grace=0.2).wait()
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def hang(self) -> None:
+        """From now on nobody gets an answer."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        """Answers again, also those who wait."""
+        self._goes_on.set()
 
     @property
     def endpoint(self) -> str:
@@ -142,6 +160,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_TRACES_SAMPLER": "parentbased_always_on",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "10",
         }
 
     # --- what came in ---------------------------------------------------------------------------------------------
@@ -150,6 +169,10 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         """TraceService.Export: decodes and keeps."""
+        self.num_calls += 1
+        self._goes_on.wait()
+        if self.fail is not None:
+            context.abort(self.fail, "told to fail")
         spans = [span for resource in request.resource_spans for span in _spans_of(resource)]
         with self._changed:
             room = max(0, self._max_spans - len(self._spans))
@@ -226,7 +249,7 @@ def _span(service: str, span: trace_pb2.Span) -> ReceivedSpan:
 
 
 def _attributes(pairs: Collection[common_pb2.KeyValue]) -> Mapping[str, Any]:
-    return MappingProxyType({pair.key: _value(pair.value) for pair in pairs})
+    return MappingProxyType({sys.intern(pair.key): _value(pair.value) for pair in pairs})
 
 
 def _value(value: common_pb2.AnyValue) -> Any:

@@ -18,7 +18,7 @@ from typing import IO
 from svc_common.errors import ConfigError, QuireError, Unavailable
 
 KEPT_LINES = 30
-_SERVICE_LINE = re.compile(r"^service (?P<name>\S+) pid=(?P<pid>\d+) address=(?P<address>\S+)(?: .*)?$")
+_SERVICE_LINE = re.compile(r"^service (?P<name>\S+) pid=(?P<pid>\d+) address=(?P<address>\S+)(?P<others>(?: .*)?)$")
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _CONFIG_ERROR_STATUS = 2
 
@@ -40,11 +40,11 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ServiceProcess:
-    """Owns one child process and the two threads that read what it prints."""
+    """Owns one child process and the two threads that read what it prints. `address`, `metrics`: where it listens, as it said."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, environ: Mapping[str, str], on_line: LineSink) -> None:
         self.name = name
-        self.address = ""
+        self.address = self.metrics = ""
         self._on_line = on_line
         self._announced = threading.Event()
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -136,6 +136,7 @@ class ServiceProcess:
             found = _SERVICE_LINE.match(line)
             if found:
                 self.address = found["address"]
+                self.metrics = dict(part.partition("=")[::2] for part in found["others"].split()).get("metrics", "")
                 self._announced.set()
             else:
                 self._on_line(self.name, line)

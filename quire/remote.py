@@ -16,7 +16,7 @@ from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.sampling_params import AnyParams, PoolingParams, SamplingParams
 from quire.streams import AsyncStream
-from svc_common.errors import AlreadyExists, Cancelled, Internal, QuireError
+from svc_common.errors import AlreadyExists, Cancelled, FailedPrecondition, Internal, QuireError
 
 MAX_OPEN_STREAMS = 512
 _CLOSE_S = 5.0
@@ -106,6 +106,12 @@ class RemoteEngine:
         touched[request_id] = news.output
         if news.output.finished:
             del self._running[request_id]
+
+    def steps(self, *, tables: bool) -> list[dict[str, Any]]:
+        """FailedPrecondition: they are the scheduler's."""
+        raise FailedPrecondition(
+            "the steps are the scheduler's: ask the operators' API, or `quire steps`", reason="STEPS_NOT_KEPT"
+        )
 
     def close(self) -> None:
         """Ends what runs and the thread."""

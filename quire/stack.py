@@ -91,6 +91,11 @@ class LocalStack:
         return self._address("--admin-port")
 
     @property
+    def admin_url(self) -> str:
+        """The gateway's admin HTTP listener: the lab, and metrics under `/metrics`."""
+        return f"{'http' if self.options.tls is None else 'https'}://{self._address('--admin-http-port')}"
+
+    @property
     def scheduler_address(self) -> str:
         """EngineService of the scheduler."""
         return self._address("scheduler --port")
@@ -104,6 +109,11 @@ class LocalStack:
     def worker_addresses(self) -> list[str]:
         """WorkerService of each worker."""
         return [self._address(f"{name} --port") for name in self.options.worker_names]
+
+    @property
+    def metrics_addresses(self) -> dict[str, str]:
+        """Where /metrics is of each worker and the scheduler, by service; the gateway's is at its doors."""
+        return {name: self._address(f"{name} --metrics-port") for name in ["scheduler", *self.options.worker_names]}
 
     @property
     def pids(self) -> dict[str, int]:

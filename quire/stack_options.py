@@ -15,6 +15,7 @@ from quire.restarts import RestartRules
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from scheduler_svc.policy.choice import PolicyChoice
+from svc_common.log_format import LogFormat
 from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
 
 _SCHEDULING = {
@@ -35,7 +36,7 @@ class StackOptions:
     `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
     `LocalStack.revive` starts again what died.
     `tls`: folder of `quire certs`: mutual TLS on every hop. `tenants`: file of API keys and quotas. `insecure`: plain text may
-    leave this machine, where `host` says so.
+    leave this machine, where `host` says so. `log_format`: of what the services write to standard error.
     """
 
     model: Path | str | None = None
@@ -45,6 +46,7 @@ class StackOptions:
     grpc_port: int = 0
     http_port: int = 0
     admin_port: int = 0
+    admin_http_port: int = 0
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
     policy: str | None = None
     policy_set: Sequence[str] = ()
@@ -53,6 +55,7 @@ class StackOptions:
     tls: Path | str | None = None
     tenants: Path | str | None = None
     insecure: bool = False
+    log_format: LogFormat = LogFormat.TEXT
     worker_args: Sequence[str] = ()
     scheduler_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
@@ -69,21 +72,28 @@ class StackOptions:
         addresses = [part for number in workers.values() for part in ("--worker", f"{self.host}:{number}")]
         return {
             **{
-                name: [*worker, *host, "--port", number, *self._peer_args(WORKER), *self.worker_args]
+                name: [
+                    *(*worker, *host, "--port", number, "--metrics-port", port[f"{name} --metrics-port"]),
+                    *(*self._peer_args(WORKER), *self._log_args, *self.worker_args),
+                ]
                 for name, number in workers.items()
             },
             "scheduler": [
                 *("scheduler", *addresses, *host),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
+                *("--metrics-port", port["scheduler --metrics-port"]),
                 *self._peer_args(SCHEDULER),
                 *self._policy_args,
                 *(part for name, path in self.adapters.items() for part in ("--adapter", f"{name}={path}")),
+                *self._log_args,
                 *self.scheduler_args,
             ],
             "gateway": [
                 *("gateway", "--scheduler", f"{self.host}:{port['scheduler --port']}", *host),
                 *("--port", port["--grpc-port"], "--http-port", port["--http-port"]),
-                *("--admin-port", port["--admin-port"], *self._peer_args(GATEWAY), *self._door_args),
+                *("--admin-port", port["--admin-port"], "--admin-http-port", port["--admin-http-port"]),
+                *(*self._peer_args(GATEWAY), *self._door_args),
+                *self._log_args,
                 *self.gateway_args,
             ],
         }
@@ -126,6 +136,10 @@ class StackOptions:
         return encrypted if self.tenants is None else [*encrypted, "--tenants", str(self.tenants)]
 
     @property
+    def _log_args(self) -> list[str]:
+        return [] if self.log_format is LogFormat.TEXT else ["--log-format", self.log_format.value]
+
+    @property
     def _policy_args(self) -> list[str]:
         """The fields about scheduling, as arguments."""
         named = {option: getattr(self, field) for option, field in _SCHEDULING.items()}
@@ -135,6 +149,11 @@ class StackOptions:
     @property
     def wanted_ports(self) -> dict[str, int]:
         """Ports by the option that chooses them."""
-        public = {"--grpc-port": self.grpc_port, "--http-port": self.http_port, "--admin-port": self.admin_port}
-        workers = {f"{name} --port": 0 for name in self.worker_names}
-        return public | workers | {"scheduler --port": 0, "scheduler --admin-port": 0}
+        public = {
+            "--grpc-port": self.grpc_port,
+            "--http-port": self.http_port,
+            "--admin-port": self.admin_port,
+            "--admin-http-port": self.admin_http_port,
+        }
+        workers = {f"{name} {option}": 0 for name in self.worker_names for option in ("--port", "--metrics-port")}
+        return public | workers | {f"scheduler {option}": 0 for option in ("--port", "--admin-port", "--metrics-port")}

@@ -1,5 +1,6 @@
 """A request's timeline as JSON values and as text for people: where its time went, and why. Used by `quire why`."""
 
+import contextlib
 from typing import Any
 
 from rich.table import Table
@@ -26,9 +27,10 @@ _TEXTS = {
     "MAKES_WAY": "all made way for a request that was stuck",
     "PREFIX_AFFINITY": "rank {rank} knows {known} tokens of it; that had {tasks} tasks, the least busy {least}",
     "MADE_ROOM": "{preempted} others left for it",
+    "PREEMPTED recompute": "it made room for {by}: {lost_tokens} tokens to compute again",
+    "PREEMPTED swap": "it made room for {by}: {blocks} blocks went to the host",
     "PREEMPTED": "it had to leave ({mode})",
     "WORKER_LOST": "its worker was lost; it is computed again",
-    "BEHIND": "behind {head}: {head_reason}",
     "RUNNING": "it ran",
 }
 
@@ -100,10 +102,17 @@ def _ms(episode: admin_pb2.Episode) -> str:
 
 
 def _because(episode: admin_pb2.Episode) -> str:
-    numbers = _numbers(episode.numbers)
-    try:
-        text = _TEXTS[episode.reason].format(**numbers)
-    except KeyError:
-        text = ", ".join(f"{name} {value}" for name, value in numbers.items())
+    text = _text(episode.reason, _numbers(episode.numbers))
     needs = ", ".join(f"{name}={value}" for name, value in _numbers(episode.needs).items())
     return f"{text}; {needs} would have let it in" if needs else text
+
+
+def _text(reason: str, numbers: dict[str, Any]) -> str:
+    """In words; where there are none for it, the numbers. Behind another it is what held up that one."""
+    if reason == "BEHIND" and "head" in numbers:
+        others = {name: value for name, value in numbers.items() if name not in ("head", "head_reason")}
+        return f"behind {numbers['head']}: {_text(str(numbers['head_reason']), others)}"
+    for key in (f"{reason} {numbers.get('mode')}", reason):
+        with contextlib.suppress(KeyError):
+            return _TEXTS[key].format(**numbers)
+    return ", ".join(f"{name} {value}" for name, value in numbers.items()) or reason

@@ -20,6 +20,8 @@ from scheduler_svc.admin.service import AdminParts, AdminService
 from scheduler_svc.engine_service import EngineServicer
 from scheduler_svc.explanations import Explanations
 from scheduler_svc.frontends.table import FrontendTable
+from scheduler_svc.metrics.reading import Watched
+from scheduler_svc.metrics.service_metrics import SchedulerMetrics
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.recording.tape import Tape
@@ -34,6 +36,7 @@ from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
 from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
+from svc_common.metrics_server import MetricsServer
 from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
 from svc_common.tls_settings import GATEWAY, OPERATOR, WORKER
@@ -49,13 +52,13 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 async def serve(
     settings: SchedulerSettings,
     *,
-    on_ready: Callable[[str, str], None],
+    on_ready: Callable[[str, str, str], None],
     stop: asyncio.Event | None = None,
 ) -> None:
     """Runs the scheduler until SIGTERM, SIGINT or `stop`.
 
-    `on_ready(address, admin_address)`, both HOST:PORT, as soon as it listens; workers may come later. ConfigError for settings
-    that cannot work and for ports that are taken.
+    `on_ready(address, admin_address, metrics_address)`, all HOST:PORT, as soon as it listens; workers may come later. ConfigError
+    for settings that cannot work and for ports that are taken.
     """
     check(settings)
     stop = stop or asyncio.Event()
@@ -63,7 +66,7 @@ async def serve(
     try:
         await service.start()
         with stop_on_signals(stop):
-            on_ready(service.address, service.admin_address)
+            on_ready(service.address, service.admin_address, service.metrics_address)
             await service.run(stop)
     finally:
         await service.stop()
@@ -83,13 +86,14 @@ class _SchedulerService:
     """All parts of one scheduler process. Must be made inside the event loop."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.address = self.admin_address = ""
+        self.address = self.admin_address = self.metrics_address = ""
         self._settings = settings
         self._identity = rpc.Identity()
         self._peers = Peers(settings.peers)
-        self._telemetry = telemetry.setup("scheduler")
-        self._readiness = Readiness()
-        self._book = RequestBook(settings, RequestSpans(self._telemetry), monotonic_ns)
+        self._telemetry = telemetry.setup("scheduler", instance_id=self._identity.boot_id)
+        self._readiness = readiness = Readiness()
+        self._spans = RequestSpans(self._telemetry, lambda: "" if readiness.serving else readiness.reason)
+        self._book = RequestBook(settings, self._spans, monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
         self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
@@ -109,6 +113,11 @@ class _SchedulerService:
             self._tape,
             self._adapters.id_of,
         )
+        watched = Watched(
+            settings, self._book, lambda: self._loop.core, self._explanations, self._readiness, self._lanes
+        )
+        self._metrics = SchedulerMetrics(watched, self._log, self._tape, self._telemetry, lambda: self.admin_address)
+        self._metrics_server = MetricsServer(self._metrics.registry)
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
@@ -134,10 +143,13 @@ class _SchedulerService:
         self.admin_address = f"{settings.host}:{admin_port}"
         port = self._peers.bind(self._server, settings.host, settings.port, option="--port")
         self.address = f"{settings.host}:{port}"
+        tls = self._peers.http_context(settings.host)
+        self.metrics_address = self._metrics_server.start(settings.host, settings.metrics_port, tls)
         self._add_services()
         await self._health.set("liveness", _SERVING)
         await self._set_health()
         self._readiness.listen(self._on_readiness)
+        self._readiness.listen(self._spans.readiness_changed)
         await self._admin_server.start()
         await self._server.start()
 
@@ -174,6 +186,7 @@ class _SchedulerService:
     async def run(self, stop: asyncio.Event) -> None:
         """Steps until `stop`; raises should the loop ever end by itself."""
         loop = asyncio.create_task(self._loop.run(), name="step-loop")
+        told = asyncio.create_task(self._metrics.tell(self._settings.stats_interval_s), name="stats")
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +194,7 @@ class _SchedulerService:
                 loop.result()
             await self._health.enter_graceful_shutdown()
         finally:
-            for task in (stopped, loop):
+            for task in (stopped, told, loop):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
@@ -189,6 +202,7 @@ class _SchedulerService:
     async def stop(self) -> None:
         """Streams end, the worker is given back, spans go out."""
         self._frontends.close_all()
+        self._metrics_server.close()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
         await asyncio.gather(*(lane.close() for lane in self._lanes))
         if self._health_task is not None:

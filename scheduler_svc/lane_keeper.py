@@ -162,7 +162,7 @@ class LaneKeeper:
     def discard_core(self, why: str) -> None:
         """A bug of our own: the core is not to be trusted, and whichever request brought it there must not for ever."""
         self._keeper.discard()
-        self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names])
+        self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
         for live in self._book.live():
             live.num_losses += live.place is Place.IN_CORE
         for lane in self.lanes:
@@ -184,7 +184,7 @@ class LaneKeeper:
         if lane.is_void:
             return
         in_step = {entry.request_id for sent in lane.in_flight for entry in sent.plan.scheduled}
-        self._log.lost_worker(lane.planner.names, [sent.plan.step for sent in lane.in_flight])
+        self._log.lost_worker(lane.planner.names, [sent.plan.step for sent in lane.in_flight], lane.lost_because)
         for live in self._book.live():
             if self._runs_on(live, lane) and not self._book.lost_its_worker(live, in_step=live.core_id in in_step):
                 self._intake.leave_core(live, self.core)

@@ -24,6 +24,7 @@ class SchedulerSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=50060, ge=0, le=65535)
     admin_port: int = Field(default=50062, ge=0, le=65535)
+    metrics_port: int = Field(default=8002, ge=0, le=65535)
     reflection: bool = True
     """Offer gRPC server reflection."""
 
@@ -81,6 +82,8 @@ class SchedulerSettings(BaseModel):
     """Record tokens as they are; else under other names."""
     integrity_check_every: int = Field(default=1_000, ge=0)
     """Steps between two checks of all block tables against each other; 0 = never."""
+    stats_interval_s: float = Field(default=5.0, ge=0)
+    """Seconds between two lines of statistics in the log; none while nothing happens; 0 = never."""
     drain_s: float = Field(default=2.0, ge=0)
     """Seconds that running requests may go on after a stop was asked for."""
     peers: PeerSettings = PeerSettings()

@@ -8,7 +8,7 @@ tables are kept as changes, so that the tables of any held step can be rebuilt; 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.workers.result import NOT_FINITE, WorkerResult
 from svc_common import columns
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
+from svc_common.reasons import known_reason
 
 Pairs = tuple[tuple[int, int], ...]
 Tables = dict[str, list[str]]
+WORKER_LOST, ROWS_NOT_FINITE = "WORKER_LOST", "NOT_FINITE"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +37,25 @@ class _Scheduled:
     lead: bytes
     prefill: bytes
 
+    def num_tokens(self) -> tuple[int, int]:
+        """Of prefills and of decodes."""
+        tokens = _ints(self.tokens)
+        num_prefill = int(tokens[np.frombuffer(self.prefill, bool)].sum()) if 1 in self.prefill else 0
+        return num_prefill, int(tokens.sum()) - num_prefill
+
 
 @dataclass(slots=True)
 class _TableChange:
-    """Changes of one step: sequences that left, then blocks appended. `whole` replaces everything where blocks moved."""
+    """Changes of one step: sequences that left, then blocks appended. `whole` replaces everything where blocks moved.
+
+    `rank`: whose blocks these are, where each has its own.
+    """
 
     left: tuple[str, ...] = ()
     fresh: tuple[tuple[str, bytes], ...] = ()
     appended: tuple[tuple[str, bytes], ...] = ()
     whole: Tables | None = None
+    rank: int | None = None
 
     def apply(self, tables: Tables) -> None:
         if self.whole is not None:
@@ -53,16 +65,17 @@ class _TableChange:
         for name in self.left:
             tables.pop(name, None)
         for name, blocks in self.fresh:
-            tables[name] = _names_of(blocks)
+            tables[name] = _names_of(blocks, self.rank)
         for name, blocks in self.appended:
-            tables.setdefault(name, []).extend(_names_of(blocks))
+            tables.setdefault(name, []).extend(_names_of(blocks, self.rank))
 
 
 @dataclass(slots=True)
 class StepRecord:
     """One step. Planning began at `planned_ns` and took `schedule_ns`; its result was known at `closed_ns`, till then it is open.
 
-    Monotonic times.
+    Monotonic times. `failure`: empty where all went well; `WORKER_LOST`, more about it in `why`; `NOT_FINITE` where some sequences
+    failed alone, `failed` has them and the reason; else the reason of the worker's error.
     """
 
     step: int
@@ -86,6 +99,9 @@ class StepRecord:
     computed_tokens: int = 0
     duration_ns: int = 0
     error: str = ""
+    failure: str = ""
+    failed: tuple[tuple[str, str], ...] = ()
+    why: str = ""
     is_closed: bool = False
     closed_ns: int = 0
 
@@ -167,13 +183,22 @@ class StepLog:
     _last_sampled: tuple[tuple[str, ...], bytes] = ((), b"")
     _num_closed: int = 0
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
+    _listeners: list[Callable[[StepRecord], None]] = field(default_factory=list)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def begin(
-        self, plan: StepPlan, epoch: int, whole: Tables | None = None, *, planned_ns: int = 0, schedule_ns: int = 0
+        self,
+        plan: StepPlan,
+        epoch: int,
+        whole: Tables | None = None,
+        *,
+        rank: int | None = None,
+        planned_ns: int = 0,
+        schedule_ns: int = 0,
     ) -> None:
-        """A plan goes out. `whole`: the block tables now, needed where the plan moves blocks. Empty plans are no steps."""
+        """A plan goes out, to that `rank` where each has blocks of its own. `whole`: the block tables now, needed where the plan
+        moves blocks. Empty plans are no steps."""
         self._left.extend(plan.left)
         if plan.is_empty:
             return
@@ -189,7 +214,7 @@ class StepLog:
             preempted=tuple(plan.preempted),
             queues=(plan.num_waiting, plan.num_running, plan.num_swapped),
             free=(plan.free_gpu, plan.free_cpu),
-            change=self._change(plan, whole),
+            change=self._change(plan, whole, rank),
             planned_ns=planned_ns,
             schedule_ns=schedule_ns,
         )
@@ -209,12 +234,14 @@ class StepLog:
         record.sampled_ids = columns.pack([token for run in tokens.values() for token in run])
         record.computed_tokens = result.num_computed_tokens
         record.duration_ns, record.timings = result.duration_ns, result.timings
+        record.failure, record.failed = _failure(result), tuple(result.result.failed.items())
         self._close(record, result.error.message if result.error else "")
 
-    def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None) -> None:
+    def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None, why: str = "") -> None:
         """A worker is gone: sequences left it at once, and results of those steps (None: of all that are out) will never come."""
         for step in list(self._open) if steps is None else steps:
             if step in self._open:
+                self._open[step].failure, self._open[step].why = WORKER_LOST, why
                 self._close(self._open[step], "the worker was lost")
         self._left.extend(names)
 
@@ -232,6 +259,8 @@ class StepLog:
             self._records.popleft().change.apply(self._base)
         self._grown.set()
         self._grown = asyncio.Event()
+        for listener in self._listeners:
+            listener(record)
 
     def _scheduled(self, plan: StepPlan) -> _Scheduled:
         entries, last = plan.scheduled, self._last.scheduled if self._last else None
@@ -248,7 +277,7 @@ class StepLog:
             return last
         return _Scheduled(last.names, last.ids, made.tokens, made.lead, made.prefill)
 
-    def _change(self, plan: StepPlan, whole: Tables | None) -> _TableChange:
+    def _change(self, plan: StepPlan, whole: Tables | None, rank: int | None) -> _TableChange:
         if whole is not None:
             return _TableChange(whole=whole)
         grown = [e for e in plan.scheduled if e.new_block_ids or e.fresh]
@@ -256,9 +285,14 @@ class StepLog:
             left=tuple(self._left),
             fresh=tuple((e.name, columns.pack(e.new_block_ids)) for e in grown if e.fresh),
             appended=tuple((e.name, columns.pack(e.new_block_ids)) for e in grown if not e.fresh),
+            rank=rank,
         )
 
     # --- reading --------------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[StepRecord], None]) -> None:
+        """Calls it with each step as it completes, in their order."""
+        self._listeners.append(listener)
 
     @property
     def num_dropped(self) -> int:
@@ -323,12 +357,20 @@ class StepReader:
         await self._log.wait(self._position)
 
 
+def _failure(result: WorkerResult) -> str:
+    if result.error is not None:
+        return known_reason(result.error.reason)
+    return ROWS_NOT_FINITE if NOT_FINITE in result.result.failed.values() else ""
+
+
 def _ints(data: bytes) -> NDArray[np.int32]:
     return np.frombuffer(data, dtype=columns.I32)
 
 
-def _names_of(blocks: bytes) -> list[str]:
-    return [f"g{block}" for block in _ints(blocks).tolist()]
+def _names_of(blocks: bytes, rank: int | None) -> list[str]:
+    """As the ledger names them (`Ledger.named_tables`)."""
+    suffix = "" if rank is None else f"@{rank}"
+    return [f"g{block}{suffix}" for block in _ints(blocks).tolist()]
 
 
 def _pairs(pairs: Pairs) -> list[admin_pb2.BlockPair]:

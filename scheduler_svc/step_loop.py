@@ -23,13 +23,14 @@ from scheduler_svc.recording.tape import Tape
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.intake import Intake
 from scheduler_svc.requests.publishing import count_drafts, publish
+from scheduler_svc.requests.request_trace import Moment
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.step_log import StepLog
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
 from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
-from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 
 log = logging.getLogger(__name__)
 
@@ -163,13 +164,16 @@ class StepLoop:
         lane = self._lanes.of(plan)
         moves = plan.swap_in or plan.swap_out or plan.copy
         tables = self.core.block_tables() if moves else None
-        self._log.begin(plan, lane.planner.epoch, tables, planned_ns=began_ns, schedule_ns=took_ns)
+        rank = plan.lane if self.core.has_worker_per_lane else None
+        self._log.begin(plan, lane.planner.epoch, tables, rank=rank, planned_ns=began_ns, schedule_ns=took_ns)
+        self._book.planned(plan, lambda: _moment(plan, lane, began_ns))
         self._explanations.observe(plan)
         first = plan.num_cumulative_preemptions - len(plan.preempted) + 1
         for number, (request_id, mode) in enumerate(plan.preempted, first):
             self._book.preempted(request_id, plan.step, mode)
             if number % _PREEMPTIONS_PER_WARNING == 1:
-                log.warning("preemption %d since the start: request %s, by %s", number, request_id, mode)
+                about = self._book.log_extra(request_id)
+                log.warning("preemption %d since the start: request %s, by %s", number, request_id, mode, extra=about)
         for entry in plan.scheduled:
             if entry.fresh:
                 request = self.core.request(entry.request_id)
@@ -215,7 +219,6 @@ class StepLoop:
             self._log.complete(result)
         elif result.error is not None:
             self._log.complete(result)
-            log.error("step %d failed at the worker: %s", plan.step, result.error.message)
             self._end_all(self.core.fail_step(plan.step, result.error.message))
         else:
             # Who left while the step ran gets nothing of it (R145).
@@ -276,3 +279,9 @@ class StepLoop:
         too_long_ns = monotonic_ns() - int(self._settings.no_worker_timeout_s * NS_PER_S)
         if too_long_ns >= self._unserved_since_ns:
             self._intake.fail_unserved(self.core, too_long_ns, self._readiness.reason)
+
+
+def _moment(plan: StepPlan, lane: WorkerLane, began_ns: int) -> Moment:
+    """A plan that goes out next to that lane's worker."""
+    step_id = lane.planner.last_step_id + 1
+    return Moment(plan.step, unix_ns(began_ns), step_id, lane.planner.epoch, lane.number, lane.boot_id)

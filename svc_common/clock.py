@@ -3,7 +3,8 @@
 import time
 
 NS_PER_S = 1_000_000_000
-_UNIX_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+# Whatever comes between the two readings makes the difference too small.
+_UNIX_OFFSET_NS = max(time.time_ns() - time.monotonic_ns() for _ in range(5))
 
 
 def monotonic_ns() -> int:

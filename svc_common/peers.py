@@ -6,6 +6,7 @@ right CA alone opens nothing (a worker may not speak as a scheduler).
 
 import contextlib
 import inspect
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -70,6 +71,13 @@ class Peers:
             return rpc.bind(server, host, port, option=option)
         credentials = tls.server_credentials(self._settings.files)
         return rpc.bind(server, host, port, option=option, credentials=credentials)
+
+    def http_context(self, host: str) -> ssl.SSLContext | None:
+        """For a listener that answers whoever the CA signed, as health does; None = plain text. ConfigError as `bind`."""
+        if not self._settings.encrypted:
+            self._check_plain(host, "listening on")
+            return None
+        return tls.server_context(self._settings.files)
 
     def _check_plain(self, host: str, what: str) -> None:
         if not self._settings.insecure:

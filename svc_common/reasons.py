@@ -73,10 +73,12 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "PERMISSION_DENIED": (
         "ADMIN_KEY_NEEDED",
+        "CROSS_SITE",
         "MODEL_NOT_ALLOWED",
         "PEER_NAME",
         "PRIORITY_NOT_ALLOWED",
         "TENANT_NOT_ALLOWED",
+        "UNKNOWN_HOST",
     ),
     "ALREADY_EXISTS": (
         "ADAPTER_EXISTS",
@@ -94,6 +96,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "SLOW_READER",
         "TASK_DOES_NOT_FIT",
         "TENANT_QUOTA",
+        "TOO_MANY_PAGES",
     ),
     "UNAVAILABLE": (
         "DEVICE_LOST",

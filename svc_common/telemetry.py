@@ -2,33 +2,51 @@
 
 Off unless the standard variables name a destination (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
 `OTEL_TRACES_EXPORTER=otlp`); then spans go out in batches by OTLP/gRPC, and a dead collector costs nothing but dropped spans.
-Off, every call here is a no-op of the API package. Attribute names of OTel's GenAI conventions are kept here as strings.
+Off, every call here is a no-op of the API package. What spans, events and attributes are called: svc_common.trace_names. Not here:
+how they are sent (svc_common.trace_export), which are recorded (svc_common.trace_sampling).
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, NoOpTracerProvider, Span, SpanKind, TracerProvider
+from opentelemetry.trace import Link, NoOpTracerProvider, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from protos.common.v1 import common_pb2
+from svc_common import trace_names as names
+from svc_common.errors import QuireError
 from svc_common.version import VERSION
 
-__all__ = ["MAX_STEP_LINKS", "SpanKind", "Telemetry", "context_of", "setup", "step_links", "trace_context", "trace_id"]
+__all__ = [
+    "MAX_STEP_LINKS",
+    "SpanKind",
+    "Telemetry",
+    "child_of",
+    "context_of",
+    "error_numbers",
+    "is_sampled",
+    "set_error",
+    "setup",
+    "step_links",
+    "trace_context",
+    "trace_id",
+]
 
 MAX_STEP_LINKS = 32
-_FLUSH_TIMEOUT_MS = 2_000
+_ODD_HEX_DIGITS = frozenset("13579bdf")
+_CALLERS_FAULTS = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "ALREADY_EXISTS", "CANCELLED"})
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Telemetry:
     """Tracer of one service; owned by its composition root, `shutdown()` at the end (bounded)."""
 
-    def __init__(self, provider: TracerProvider, *, enabled: bool) -> None:
+    def __init__(self, provider: TracerProvider, *, enabled: bool, num_dropped: Callable[[], int] = lambda: 0) -> None:
         self._provider = provider
+        self._num_dropped = num_dropped
         self.enabled = enabled
         self.tracer = provider.get_tracer("quire", VERSION)
 
@@ -47,12 +65,15 @@ class Telemetry:
             name, context=parent or Context(), kind=kind, attributes=attributes, links=links, start_time=start_ns
         )
 
+    @property
+    def num_dropped_spans(self) -> int:
+        """Spans that did not reach the collector: the queue was full, or sending them failed."""
+        return self._num_dropped()
+
     def shutdown(self) -> None:
         """Sends what is left, for two seconds at most."""
-        for method in ("force_flush", "shutdown"):
-            call = getattr(self._provider, method, None)
-            if call is not None:
-                call(_FLUSH_TIMEOUT_MS) if method == "force_flush" else call()
+        if shutdown := getattr(self._provider, "shutdown", None):
+            shutdown()
 
 
 def _wanted(environ: Mapping[str, str]) -> bool:
@@ -63,25 +84,31 @@ def _wanted(environ: Mapping[str, str]) -> bool:
     return exporter == "otlp" or any(environ.get(name) for name in endpoints)
 
 
-def setup(service: str) -> Telemetry:
-    """Telemetry for `service` ("gateway", "scheduler", "worker"); `service.name` becomes `quire-<service>`."""
+def setup(
+    service: str, *, instance_id: str = "", max_forced_per_s: float | None = None, samples_own_roots: bool = False
+) -> Telemetry:
+    """Telemetry for `service` ("gateway", "scheduler", "worker"); `service.name` becomes `quire-<service>`.
+
+    `instance_id`: names this process. `max_forced_per_s`: how many traces a second callers may force that the sampler would leave
+    out; None = as many as they like, as they are services of ours. `samples_own_roots`: the service chooses by itself which traces
+    of its own it makes.
+    """
     if not _wanted(os.environ):
         return Telemetry(NoOpTracerProvider(), enabled=False)
-    return Telemetry(_sdk_provider(service), enabled=True)
-
-
-def _sdk_provider(service: str) -> TracerProvider:
     # Optional backend: importing SDK and exporter costs start-up time, so only when traces are wanted.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from svc_common import trace_export, trace_sampling  # noqa: PLC0415
 
-    name = os.environ.get("OTEL_SERVICE_NAME") or f"quire-{service}"
-    resource = Resource.create({"service.name": name, "service.namespace": "quire", "service.version": VERSION})
-    provider = SdkTracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=2), max_queue_size=32_768))
-    return provider
+    sampler = None
+    if max_forced_per_s is not None:
+        sampler = trace_sampling.front_door(os.environ, max_forced_per_s)
+    elif samples_own_roots:
+        sampler = trace_sampling.own_roots(os.environ)
+    resource = {"service.namespace": "quire", "service.version": VERSION}
+    resource |= {"service.instance.id": instance_id} if instance_id else {}
+    provider = trace_export.provider(f"quire-{service}", resource, os.environ, sampler)
+    processor = trace_export.exporting(os.environ)
+    provider.add_span_processor(processor)
+    return Telemetry(provider, enabled=True, num_dropped=lambda: processor.num_dropped)
 
 
 def context_of(message: common_pb2.TraceContext | Mapping[str, str]) -> Context | None:
@@ -103,6 +130,28 @@ def trace_context(span: Span) -> common_pb2.TraceContext:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return common_pb2.TraceContext(traceparent=carrier.get("traceparent", ""), tracestate=carrier.get("tracestate", ""))
+
+
+def is_sampled(message: common_pb2.TraceContext) -> bool:
+    """Whether it says that its trace is recorded: the last bit of its flags. Cheap; what is no context may say so too."""
+    return message.traceparent[54:55] in _ODD_HEX_DIGITS
+
+
+def set_error(span: Span, reason: str, status: str) -> None:
+    """Notes how something failed; the caller's own fault or wish is not marked as an error of ours. `status`: gRPC's name."""
+    span.set_attribute(names.ERROR_TYPE, reason)
+    if status not in _CALLERS_FAULTS:
+        span.set_status(Status(StatusCode.ERROR, status))
+
+
+def error_numbers(error: QuireError) -> dict[str, str | int | float]:
+    """The names and numbers behind an error, as attributes of an event."""
+    numbers: dict[str, str | int | float] = {names.REASON: error.reason}
+    for name, value in error.metadata.items():
+        numbers[f"{names.PREFIX}{name}"] = int(value) if value.isascii() and value.isdigit() else value
+    if error.retry_after_s is not None:
+        numbers[names.RETRY_AFTER_S] = error.retry_after_s
+    return numbers
 
 
 def child_of(span: Span) -> Context:

@@ -32,6 +32,7 @@ VARIABLES: Mapping[str, str] = {
     "QUIRE_TLS_KEY": "The same for `--tls-key`.",
     "QUIRE_TARGET": "Address of the gateway for client commands, where `--target` is not given.",
     "QUIRE_ADMIN": "Address of the operators' API for commands that look inside, where `--admin` is not given.",
+    "QUIRE_LAB": "URL of the gateway's lab for `quire lab`, where `--url` is not given.",
     "QUIRE_LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR`: what the services write to standard error.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Where traces go, `http://HOST:4317`; unset = no traces.",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same for traces alone.",
@@ -39,8 +40,13 @@ VARIABLES: Mapping[str, str] = {
     "OTEL_SDK_DISABLED": "`true` = off, whatever else is set.",
     "OTEL_EXPORTER_OTLP_INSECURE": "`true` = traces go out in plain text.",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "Only `grpc` is offered.",
-    "OTEL_TRACES_SAMPLER": "Which traces are kept: `parentbased_always_on` (default), `parentbased_traceidratio`, ...",
-    "OTEL_BSP_SCHEDULE_DELAY": "Milliseconds between two batches of spans; default 5000.",
+    "OTEL_TRACES_SAMPLER": "Which traces are recorded: `parentbased_always_on` (default), `parentbased_traceidratio`, ...",
+    "OTEL_TRACES_SAMPLER_ARG": "Of a ratio: 0 to 1.",
+    "OTEL_BSP_MAX_QUEUE_SIZE": "Spans that may wait; default 32768.",
+    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "Spans that go out together; default 2048.",
+    "OTEL_BSP_SCHEDULE_DELAY": "Milliseconds between two batches of spans; default 1000.",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "Seconds after which a batch is given up; default 2.",
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "The same for traces alone.",
     "OTEL_SERVICE_NAME": "Name of the service in traces; default `quire-gateway`, `quire-scheduler`, `quire-worker`.",
 }
 _INTRODUCTION = """\

@@ -19,6 +19,8 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import rpc, telemetry
+from svc_common.metrics import DroppedSpans, new_registry
+from svc_common.metrics_server import MetricsServer
 from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
 from svc_common.tls_settings import SCHEDULER
@@ -26,6 +28,7 @@ from worker_svc.engine import Engine
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Ownership
 from worker_svc.lifecycle import READY, Lifecycle
+from worker_svc.metrics import StepMeter
 from worker_svc.pipeline import Pipeline
 from worker_svc.service import WorkerService
 from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
@@ -43,10 +46,12 @@ _STEP_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who is told what: the memory budget as a table once it is known, and the progress of loading (stage, 0..1)."""
+    """Who is told what: the memory budget as a table once it is known, the progress of loading (stage, 0..1), and before it listens
+    where its metrics are (HOST:PORT)."""
 
     on_budget: Callable[[str], None] = lambda readable: print(readable, file=sys.stderr, flush=True)  # noqa: T201
     on_progress: Callable[[str, float], None] = lambda stage, fraction: log.debug("%s %.0f %%", stage, 100 * fraction)
+    on_metrics: Callable[[str], None] = lambda address: log.debug("metrics at %s", address)
 
 
 async def serve(
@@ -107,11 +112,14 @@ class _Worker:
     """All parts of one worker process."""
 
     def __init__(self, settings: ShellSettings, make_engine: Callable[[], Engine], watchers: Watchers) -> None:
-        self.tracing = telemetry.setup("worker")
         self.identity = rpc.Identity()
+        self.tracing = telemetry.setup("worker", instance_id=self.identity.boot_id, samples_own_roots=True)
         self.health = health_aio.HealthServicer()
         self.thread = EngineThread(asyncio.get_running_loop())
         self._announced: set[asyncio.Task[None]] = set()
+        self._watchers = watchers
+        self.registry = new_registry()
+        self.registry.register(DroppedSpans(self.tracing))
         self.lifecycle = Lifecycle(
             make_engine,
             self.thread,
@@ -125,9 +133,11 @@ class _Worker:
             Ownership(self.identity.boot_id, lease_s=settings.owner_lease_s, ring_depth=PIPELINE_DEPTH),
             self.identity,
             StepSpans(self.tracing, interval=settings.step_span_interval),
+            StepMeter(self.registry, lambda: self.lifecycle.state == READY),
             max_open=PIPELINE_DEPTH,
         )
         self.peers = Peers(settings.peers)
+        self.metrics = MetricsServer(self.registry)
         self.server = self.peers.server(SCHEDULER)
         self._add_services()
 
@@ -153,10 +163,13 @@ class _Worker:
         await self._set_health(serving=False)
         await self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         port = self.peers.bind(self.server, settings.host, settings.port, option="--port")
+        tls = self.peers.http_context(settings.host)
+        self._watchers.on_metrics(self.metrics.start(settings.host, settings.metrics_port, tls))
         await self.server.start()
         return f"{settings.host}:{port}"
 
     async def stop(self) -> None:
+        self.metrics.close()
         await self.health.enter_graceful_shutdown()
         if not self.lifecycle.stop_loading():
             with contextlib.suppress(TimeoutError):

@@ -14,6 +14,7 @@ from worker_svc.engine import DeviceLost, Finished, Pending
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Hello, Ownership, Verdict
 from worker_svc.lifecycle import FAILED, Lifecycle
+from worker_svc.metrics import StepMeter
 from worker_svc.step_spans import StepSpans, StepTimes
 from worker_svc.step_stream import StepStream
 
@@ -74,11 +75,13 @@ class Pipeline:
         ownership: Ownership[worker_pb2.WorkerOutputs],
         identity: rpc.Identity,
         spans: StepSpans,
+        meter: StepMeter,
         *,
         max_open: int,
     ) -> None:
         self._lifecycle, self._thread = lifecycle, thread
         self._ownership, self._identity, self._spans = ownership, identity, spans
+        self._meter = meter
         self._max_open = max_open
         self._stream: StepStream | None = None
         self._stopping: QuireError | None = None
@@ -125,6 +128,7 @@ class Pipeline:
 
     def _begin_epoch(self) -> None:
         self._spans.end_all("epoch over")
+        self._meter.begin_epoch()
         reset = self._thread.submit(self._lifecycle.engine.reset)
         reset.add_done_callback(lambda done: self._lost(done.exception()) if done.exception() else None)
 
@@ -185,6 +189,7 @@ class Pipeline:
             return
         if self._stream is not None:
             self._stream.answer(done.result)
+        self._meter.step(done.outputs, done.result)
         if done.result.HasField("error"):
             log.warning("step %d failed: %s", done.result.step_id, done.result.error.message)
         self._trace(done)
@@ -215,7 +220,7 @@ class Pipeline:
         stopping = Unavailable("this worker is stopping", reason="WORKER_STOPPING")
         self._stopping = self._stopping or stopping
         if self._stream is not None:
-            self._stream.finish()
+            self._stream.finish(stopping)
         await self._thread.submit(lambda: None)
         self._stop(stopping, drop_unsent=False)
         self._spans.end_all("worker stopped")

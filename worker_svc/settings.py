@@ -25,6 +25,7 @@ class ShellSettings(BaseModel):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
     owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds that a scheduler whose stream is gone keeps the worker."""

@@ -1,57 +1,41 @@
-"""Spans of the worker (design.md 9): `worker.step` in traces of their own, `worker.sequence` in the requests' traces.
+"""Spans of the worker's steps, in traces of their own, with links to requests in them (design.md 9); visits are told of each step.
 
-Which steps get a span: one in `interval`; every step that failed, that carries a trace context itself, or in which a traced
-sequence joins or leaves, so that both ends of a request's stay are explained. A span costs tens of microseconds: never one per
-token. Nothing here costs anything while traces are off.
+Which steps get a span: one in `interval`; every step that failed, that was slow, or that carries a trace context itself; and those
+in which a traced sequence joins or leaves, so that both ends of a request's stay are explained, but only some a second. A span
+costs tens of microseconds: never one per token. Nothing here costs anything while traces are off.
 """
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Status, StatusCode
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import columns, telemetry
+from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument
+from svc_common.token_bucket import TokenBucket
+from worker_svc.slow_steps import SlowSteps
+from worker_svc.visits import StepRows, StepTimes, Visits
 
+__all__ = ["StepSpans", "StepTimes"]
 
-@dataclass(slots=True)
-class _Visit:
-    """A traced sequence's stay: its span, open until the row is removed."""
-
-    span: Span
-    trace: common_pb2.TraceContext
-    first_step_id: int
-    last_step_id: int
-    num_steps: int = 0
-    num_sampled_tokens: int = 0
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """When a step ran, wall clock nanoseconds."""
-
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(slots=True)
-class _Composition:
-    """Which rows a step touched, as far as messages tell."""
-
-    joined: list[int] = field(default_factory=list)
-    changed: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    computed: set[int] = field(default_factory=set)
+_COMINGS_PER_S = 10
+"""Spans of steps because a traced sequence joins or leaves; more would be two for every request."""
 
 
 class StepSpans:
-    """Owner of the open `worker.sequence` spans. Told of each step after it ran, in order; called from the event loop."""
+    """Told of each step after it ran, in order; called from the event loop. Owner of the visits. `clock`: seconds."""
 
-    def __init__(self, tracing: telemetry.Telemetry, *, interval: int) -> None:
+    def __init__(
+        self, tracing: telemetry.Telemetry, *, interval: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._tracing = tracing
         self._interval = interval
-        self._visits: dict[int, _Visit] = {}
+        self._visits = Visits(tracing)
+        self._slow = SlowSteps()
+        self._comings = TokenBucket(_COMINGS_PER_S, _COMINGS_PER_S, clock)
 
     @property
     def num_open(self) -> int:
@@ -62,141 +46,87 @@ class StepSpans:
         """One step ran; `result` may be its error. A step that was refused changed no row: it opens and closes no visit."""
         if not self._tracing.enabled:
             return
-        if result.error.status == InvalidArgument.status:
-            self._step_span(outputs, result, times, _Composition(), [])
-            return
-        rows = _composition(outputs, result)
-        left = [visit for row in rows.left if (visit := self._close(row, times.end_ns)) is not None]
-        self._open(outputs, times)
-        here = [visit for row in sorted(rows.computed) if (visit := self._visits.get(row)) is not None]
-        self._count(here, outputs.step_id, result)
-        joined = any(row in self._visits for row in rows.joined)
-        if self._is_wanted(outputs) or result.HasField("error") or joined or left:
-            self._step_span(outputs, result, times, rows, here + left)
+        cause = self._cause(outputs, result, times)
+        changes_rows = result.error.status != InvalidArgument.status
+        links: list[common_pb2.TraceContext] = []
+        if changes_rows:
+            left = self._visits.leave(columns.unpack(outputs.removed_rows, "removed_rows")) if self._visits else []
+            if (self._visits.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
+                self._comings.take(1)
+                cause = "joins_or_leaves"
+            links = self._take_part(outputs, result, times, wants_links=bool(cause)) + left
+        if cause:
+            self._step_span(outputs, result, times, links, cause)
 
     def end_all(self, why: str) -> None:
         """Ends what is open: the epoch is over, or the process."""
-        for visit in self._visits.values():
-            visit.span.set_attribute("quire.ended_by", why)
-            _end(visit, None)
-        self._visits.clear()
+        self._visits.end_all(why)
 
-    # --- sequences ---------------------------------------------------------------------------------------------------
+    def _take_part(
+        self,
+        outputs: worker_pb2.SchedulerOutputs,
+        result: worker_pb2.WorkerOutputs,
+        times: StepTimes,
+        *,
+        wants_links: bool,
+    ) -> list[common_pb2.TraceContext]:
+        """Visits count the step; contexts of those in it, where they are wanted."""
+        if not self._visits:
+            return []
+        rows = StepRows.of(outputs, result)
+        self._visits.count(outputs, result, rows, times)
+        return self._visits.traces_of(rows.computed) if wants_links else []
 
-    def _open(self, outputs: worker_pb2.SchedulerOutputs, times: StepTimes) -> None:
-        added = outputs.added
-        if not added.traces:
-            return
-        rows = columns.unpack(added.rows, "added.rows").tolist()
-        lives = columns.unpack(added.incarnations, "added.incarnations").tolist()
-        prompts = columns.unpack(added.num_prompt_tokens, "added.num_prompt_tokens").tolist()
-        cached = columns.unpack(added.num_computed_tokens, "added.num_computed_tokens").tolist()
-        for i, row in enumerate(rows):
-            parent = telemetry.context_of(added.traces[i])
-            if parent is None:
-                continue
-            attributes = {
-                "quire.sequence": added.names[i],
-                "quire.row": row,
-                "quire.incarnation": lives[i],
-                "quire.epoch": outputs.epoch,
-                "quire.prompt_tokens": prompts[i],
-                "quire.cached_tokens": cached[i],
-            }
-            span = self._tracing.span("worker.sequence", parent=parent, attributes=attributes, start_ns=times.start_ns)
-            self._close(row, times.start_ns)
-            if span.is_recording():
-                self._visits[row] = _Visit(span, added.traces[i], outputs.step_id, outputs.step_id)
-
-    def _close(self, row: int, end_ns: int) -> _Visit | None:
-        visit = self._visits.pop(row, None)
-        if visit is not None:
-            _end(visit, end_ns)
-        return visit
-
-    def _count(self, here: list[_Visit], step_id: int, result: worker_pb2.WorkerOutputs) -> None:
-        for visit in here:
-            visit.num_steps += 1
-            visit.last_step_id = step_id
-        if not here:
-            return
-        rows, counts = columns.unpack(result.rows, "rows"), columns.unpack(result.num_tokens, "num_tokens")
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-            if row in self._visits:
-                self._visits[row].num_sampled_tokens += count
-
-    # --- steps -------------------------------------------------------------------------------------------------------
-
-    def _is_wanted(self, outputs: worker_pb2.SchedulerOutputs) -> bool:
-        return outputs.step_id % self._interval == 0 or bool(outputs.trace.traceparent)
+    def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> str:
+        """Why the step has a span; empty = it has none, unless somebody joins or leaves."""
+        is_slow = self._slow.observe(times.end_ns - times.start_ns)
+        if result.HasField("error"):
+            return "failed"
+        if is_slow:
+            return "slow"
+        if outputs.trace.traceparent:
+            return "traced"
+        return "interval" if outputs.step_id % self._interval == 0 else ""
 
     def _step_span(
         self,
         outputs: worker_pb2.SchedulerOutputs,
         result: worker_pb2.WorkerOutputs,
         times: StepTimes,
-        rows: _Composition,
-        visits: list[_Visit],
+        links: list[common_pb2.TraceContext],
+        cause: str,
     ) -> None:
         span = self._tracing.span(
-            "worker.step",
+            names.WORKER_STEP,
             parent=telemetry.context_of(outputs.trace),
-            attributes=_step_attributes(outputs, result, rows),
-            links=telemetry.step_links([visit.trace for visit in visits]),
+            attributes={names.CAUSE: cause, **_attributes(outputs, result)},
+            links=telemetry.step_links(links),
             start_ns=times.start_ns,
         )
         if result.HasField("error"):
-            span.set_attribute("error.type", result.error.reason)
+            span.set_attribute(names.ERROR_TYPE, result.error.reason)
             span.set_status(Status(StatusCode.ERROR, result.error.message))
         span.end(times.end_ns)
 
 
-def _end(visit: _Visit, end_ns: int | None) -> None:
-    visit.span.set_attributes(
-        {
-            "quire.first_step_id": visit.first_step_id,
-            "quire.last_step_id": visit.last_step_id,
-            "quire.steps": visit.num_steps,
-            "quire.sampled_tokens": visit.num_sampled_tokens,
-        }
-    )
-    visit.span.end(end_ns)
-
-
-def _composition(outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> _Composition:
-    rows = _Composition(
-        joined=columns.unpack(outputs.added.rows, "added.rows").tolist(),
-        changed=columns.unpack(outputs.changed.rows, "changed.rows").tolist(),
-        left=columns.unpack(outputs.removed_rows, "removed_rows").tolist(),
-    )
-    rows.computed.update(columns.unpack(result.rows, "rows").tolist())
-    for mentioned, num_tokens in ((rows.joined, outputs.added.num_tokens), (rows.changed, outputs.changed.num_tokens)):
-        counts = columns.unpack(num_tokens, "num_tokens").tolist()
-        rows.computed.update(row for row, count in zip(mentioned, counts, strict=True) if count)
-    return rows
-
-
-def _step_attributes(
-    outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, rows: _Composition
-) -> dict[str, int]:
-    timings = result.timings
-    pair_bytes = 2 * columns.I32.itemsize
-    return {
-        "quire.step_id": outputs.step_id,
-        "quire.epoch": outputs.epoch,
-        "quire.scheduler_step": outputs.scheduler_step,
-        "quire.step.rows_computed": len(rows.computed),
-        "quire.step.rows_joined": len(rows.joined),
-        "quire.step.rows_changed": len(rows.changed),
-        "quire.step.rows_left": len(rows.left),
-        "quire.step.computed_tokens": result.num_computed_tokens,
-        "quire.step.sampled_tokens": len(result.token_ids) // columns.I32.itemsize,
-        "quire.step.blocks_swapped_in": len(outputs.blocks_to_swap_in) // pair_bytes,
-        "quire.step.blocks_swapped_out": len(outputs.blocks_to_swap_out) // pair_bytes,
-        "quire.step.blocks_copied": len(outputs.blocks_to_copy) // pair_bytes,
-        "quire.step.queued_ns": timings.queued_ns,
-        "quire.step.cache_ns": timings.cache_ns,
-        "quire.step.prepare_ns": timings.prepare_ns,
-        "quire.step.model_ns": timings.model_ns,
-        "quire.step.sample_ns": timings.sample_ns,
+def _attributes(outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> dict[str, int]:
+    """Composition, blocks and times of a step."""
+    rows, timings, pair_bytes = StepRows.of(outputs, result), result.timings, 2 * columns.I32.itemsize
+    figures = {
+        "rows_computed": len(set(rows.computed.tolist())),
+        "rows_joined": len(rows.joined),
+        "rows_changed": len(rows.changed),
+        "rows_left": len(rows.left),
+        "computed_tokens": result.num_computed_tokens,
+        "sampled_tokens": len(result.token_ids) // columns.I32.itemsize,
+        "blocks_swapped_in": len(outputs.blocks_to_swap_in) // pair_bytes,
+        "blocks_swapped_out": len(outputs.blocks_to_swap_out) // pair_bytes,
+        "blocks_copied": len(outputs.blocks_to_copy) // pair_bytes,
+        "queued_ns": timings.queued_ns,
+        "cache_ns": timings.cache_ns,
+        "prepare_ns": timings.prepare_ns,
+        "model_ns": timings.model_ns,
+        "sample_ns": timings.sample_ns,
     }
+    ids = {names.STEP_ID: outputs.step_id, names.EPOCH: outputs.epoch, names.STEP: outputs.scheduler_step}
+    return ids | {f"{names.STEP_PREFIX}{name}": value for name, value in figures.items()}

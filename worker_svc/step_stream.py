@@ -19,6 +19,7 @@ class StepStream:
         """The owner leaves for good. Explicit, as a call that breaks may look half-closed for a moment."""
         self._ended = False
         self._error: Exception | None = None
+        self._parting: Exception | None = None
         self._to_send = asyncio.Event()
         self._has_room = asyncio.Event()
         self._update()
@@ -49,9 +50,10 @@ class StepStream:
         self.said_goodbye = True
         self.finish()
 
-    def finish(self) -> None:
-        """The peer sends no more: end when every expected result is sent."""
+    def finish(self, parting: Exception | None = None) -> None:
+        """Nothing more is read: end when every expected result is sent, then with `parting`, where it is given."""
         self._ended = True
+        self._parting = self._parting or parting
         self._update()
 
     def fail(self, error: Exception, *, drop_unsent: bool = False) -> None:
@@ -80,8 +82,8 @@ class StepStream:
             message = self._unsent.popleft()
             self._update()
             yield message
-        if self._error is not None:
-            raise self._error
+        if error := self._error or self._parting:
+            raise error
 
 
 def _set(event: asyncio.Event, *, when: bool) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's three doors: encrypted where there is a certificate, and plain text on this machine alone where not."""
+"""The gateway's four doors: encrypted where there is a certificate, and plain text on this machine alone where not."""
 
 import ssl
 
@@ -26,5 +26,5 @@ class Doors:
         return rpc.bind(server, host, port, option=option, credentials=credentials)
 
     def http_context(self) -> ssl.SSLContext | None:
-        """For the HTTP door; None = plain text."""
+        """For each of the HTTP doors; None = plain text."""
         return tls.server_context(self._settings.files) if self._settings.encrypted else None

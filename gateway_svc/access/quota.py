@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from gateway_svc.access.tenants_file import Limits
-from gateway_svc.access.token_bucket import TokenBucket
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import QuotaViolation, ResourceExhausted
+from svc_common.token_bucket import TokenBucket
 
 _SECONDS_PER_MINUTE = 60.0
 _FIRST_GUESS_S = 1.0

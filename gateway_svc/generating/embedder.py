@@ -10,24 +10,21 @@ from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import off_loop_if_long, wait_for_model
 from gateway_svc.generating.vectors import as_asked
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.spans import GenerationSpan
+from gateway_svc.spans import CallSpans
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import columns
 from svc_common.errors import Cancelled, Internal, InvalidArgument
-from svc_common.telemetry import Telemetry
 
 
 class Embedder:
     """Answers requests for vectors; one per process, shared by all doors."""
 
-    def __init__(
-        self, link: SchedulerLink, catalog: ModelCatalog, telemetry: Telemetry, metrics: GatewayMetrics
-    ) -> None:
+    def __init__(self, link: SchedulerLink, catalog: ModelCatalog, spans: CallSpans, metrics: GatewayMetrics) -> None:
         self._link = link
         self._catalog = catalog
-        self._telemetry = telemetry
+        self._spans = spans
         self._metrics = metrics
 
     async def embed(self, call: Call, request: pb.EmbedRequest) -> pb.EmbedResponse:
@@ -44,7 +41,7 @@ class Embedder:
     async def _traced(
         self, call: Call, request: pb.EmbedRequest, model: ServedModel, permit: Permit
     ) -> pb.EmbedResponse:
-        with GenerationSpan(self._telemetry, call.span, "embeddings", model.name, call.request_id) as span:
+        with self._spans.generation(call.span, "embeddings", model.name, call.request_id) as span:
             validation.check_embed(request, model.limits)
             resolved = [await _resolve(request, i, model) for i in range(len(request.inputs))]
             return await self._answer(call, request, resolved, model, span.context, permit)

@@ -39,7 +39,8 @@ class Generation:
     The first list comes with the scheduler's first word or after 0.1 s without a refusal. `texts`: a fresh stream for each choice;
     `model`: its name, as readers are told.
     `num_delivered`: output tokens of each choice that the reader has; there are no events of them.
-    `on_first_output` is called once, at `first_output_ns`. `worker_id`: who ran it, once `usage` is there.
+    `on_first_output` is called once, at `first_output_ns`; `on_events` with each list, where somebody wants to see them.
+    `worker_id`: who ran it, once `usage` is there.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Generation:
         self.usage: inference_pb2.Usage | None = None
         self.worker_id = ""
         self.first_output_ns: int | None = None
+        self.on_events: Callable[[list[Event]], None] | None = None
 
     @property
     def request_id(self) -> str:
@@ -113,6 +115,8 @@ class Generation:
                 events += self._events_of(update)
             elif self._is_complete:
                 events.append(self._end(engine_pb2.RequestAccount(prompt_tokens=self._request.num_prompt_tokens)))
+        if self.on_events is not None:
+            self.on_events(events)
         return events
 
     @property

@@ -20,14 +20,13 @@ from gateway_svc.generating.holdings import Holdings, Running
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.spans import GenerationSpan
+from gateway_svc.spans import CallSpans, GenerationSpan
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import DeadlineExceeded
-from svc_common.telemetry import Telemetry
 
 # Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
 INLINE_TEXT_CHARS = 4_096
@@ -43,13 +42,13 @@ class Pipeline:
         self,
         link: SchedulerLink,
         catalog: ModelCatalog,
-        telemetry: Telemetry,
+        spans: CallSpans,
         metrics: GatewayMetrics,
         formats: FormatChoice,
     ) -> None:
         self._link = link
         self._catalog = catalog
-        self._telemetry = telemetry
+        self._spans = spans
         self._metrics = metrics
         self._formats = formats
 
@@ -70,16 +69,17 @@ class Pipeline:
         holdings.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
         model = await wait_for_model(self._catalog, call, request.model)
         meter.model = model.name
-        span = holdings.enter(GenerationSpan(self._telemetry, call.span, operation, model.name, call.request_id))
+        span = holdings.enter(self._spans.generation(call.span, operation, model.name, call.request_id))
         resolved = await resolve(request, model, self._formats)
-        span.set_request(resolved, stream=call.stream)
+        span.set_request(request, resolved, stream=call.stream)
         engine_request = holdings.enter(self._submitted(call, resolved, model, span, permit))
         if resumable := engine_request.submit.resumable:
             # Another call may have submitted it before: then it is that one's request.
             await engine_request.accepted()
         state = engine_request.frontend_state() if resumable else _state_of(resolved, model)
-        meter.generation = span.generation = self._generation(engine_request, state, on_first_output=span.first_output)
-        return span.generation
+        generation = self._generation(engine_request, state, on_first_output=span.first_output)
+        meter.generation = span.follow(generation)
+        return generation
 
     def _submitted(
         self, call: Call, resolved: ResolvedRequest, model: ServedModel, span: GenerationSpan, permit: Permit

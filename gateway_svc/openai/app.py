@@ -25,8 +25,8 @@ from gateway_svc.openai.public_routes import RequestIds, http_error, known_error
 from gateway_svc.openai.requests import CompletionRequest
 from gateway_svc.openai.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.text_routes import TextRoutes
+from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
-from svc_common.telemetry import Telemetry
 
 
 def openai_app(
@@ -34,12 +34,12 @@ def openai_app(
     embedder: Embedder,
     catalog: ModelCatalog,
     intake: CallIntake,
-    tracing: Telemetry,
+    spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
 ) -> Starlette:
     """The application. `not_ready_because()`: empty when requests can be served, else the reason for people."""
-    door, models, text = Doorman(intake, tracing, metrics), Models(catalog), TextRoutes(pipeline, catalog)
+    door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(pipeline, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), pipeline, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), pipeline, catalog)
     routes = [

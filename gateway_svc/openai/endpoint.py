@@ -14,10 +14,11 @@ from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.http_io import Reply, read_away, read_body, until_disconnect
+from gateway_svc.spans import CallSpans
 from gateway_svc.unread import until_left_unread
 from svc_common import rpc, telemetry
+from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument, QuireError
-from svc_common.telemetry import Telemetry
 
 _SAYING_S = 1.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -43,14 +44,14 @@ Respond = Callable[[HttpRequest, Call, Reply], Coroutine[Any, Any, None]]
 class Doorman:
     """Makes routes whose calls are taken in first: who calls, under which id, until when."""
 
-    def __init__(self, intake: CallIntake, tracing: Telemetry, metrics: GatewayMetrics) -> None:
+    def __init__(self, intake: CallIntake, call_spans: CallSpans, metrics: GatewayMetrics) -> None:
         self._intake = intake
-        self._tracing = tracing
+        self._spans = call_spans
         self._metrics = metrics
 
     def route(self, method: str, path: str, respond: Respond) -> Route:
         """`respond(request, call, reply)` answers, or raises a QuireError."""
-        endpoint = _Endpoint(method, path, respond, self._intake, self._tracing, self._metrics)
+        endpoint = _Endpoint(method, path, respond, self._intake, self._spans, self._metrics)
         return Route(path, endpoint, methods=[method])
 
 
@@ -63,21 +64,20 @@ class _Endpoint:
         route: str,
         respond: Respond,
         intake: CallIntake,
-        tracing: Telemetry,
+        call_spans: CallSpans,
         metrics: GatewayMetrics,
     ) -> None:
         self._method = method
         self._route = route
         self._respond = respond
         self._intake = intake
-        self._tracing = tracing
+        self._spans = call_spans
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, or reports the error; when the client leaves, everything of the request ends at once."""
         headers, reply = _headers(scope), Reply(send)
-        attributes = {"http.request.method": self._method, "url.path": scope["path"], "http.route": self._route}
-        span = spans.start_server_span(self._tracing, f"{self._method} {self._route}", headers, attributes)
+        span = self._spans.server(f"{self._method} {self._route}", headers, self._attributes(scope))
         ended_by: Exception | None = None
         is_taken_in = False
         try:
@@ -96,15 +96,22 @@ class _Endpoint:
                 await read_away(receive)
             await _say(reply, known)
         finally:
-            span.set_attribute("http.response.status_code", reply.status)
+            span.set_attribute(names.HTTP_STATUS, reply.status)
             span.end()
             self._metrics.call_ended("http", f"{self._method} {self._route}", ended_by)
+
+    def _attributes(self, scope: Scope) -> dict[str, str | int]:
+        attributes = {names.HTTP_METHOD: self._method, names.HTTP_PATH: scope["path"], names.HTTP_ROUTE: self._route}
+        if server := scope.get("server"):
+            attributes[names.SERVER_ADDRESS], attributes[names.SERVER_PORT] = server
+        return attributes
 
     def _call(self, headers: Mapping[str, str], span: Span, reply: Reply) -> Call:
         if trace_id := telemetry.trace_id(span):
             reply.headers["x-trace-id"] = trace_id
         call = self._intake.accept(headers, remaining_s(headers), span, stream=False)
         reply.headers["x-request-id"] = call.request_id
+        spans.set_request_id(span, call.request_id)
         return call
 
 

@@ -8,32 +8,14 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from svc_common.errors import ConfigError
-
-BACKLOG = 2048
-
-
-def listen(host: str, port: int, *, option: str) -> socket.socket:
-    """A bound socket (port 0 = any free one). ConfigError naming `option` when the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host.strip("[]"), port))
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"port {port} on {host} is in use or not allowed ({error.strerror}); choose another with {option} "
-            "(0 = any free port)",
-            reason="PORT_IN_USE",
-            metadata={"port": str(port)},
-        ) from None
-    return sock
+from svc_common.listening import listen
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one application until `stop`; signals belong to the composition root. `tls`: None = plain text."""
+    """Serves one application until `stop`; signals belong to the composition root. `tls`: None = plain text.
+
+    Owner of the socket that `bind` made.
+    """
 
     def __init__(self, app: ASGIApp, grace_s: float, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
@@ -48,6 +30,22 @@ class HttpServer(uvicorn.Server):
         )
         self.config.load()
         self.config.ssl = tls
+        self._bound: socket.socket | None = None
+
+    def bind(self, host: str, port: int, *, option: str) -> int:
+        """The port that it listens on from now on. ConfigError naming `option` when it is taken."""
+        self._bound = listen(host, port, option=option)
+        return int(self._bound.getsockname()[1])
+
+    async def run_bound(self) -> None:
+        """Serves what comes there until `stop`, and a grace time for those that are there."""
+        assert self._bound is not None
+        await self.serve([self._bound])
+
+    def close(self) -> None:
+        """The port is free again."""
+        if self._bound is not None:
+            self._bound.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

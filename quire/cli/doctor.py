@@ -18,7 +18,12 @@ from quire.doctor.findings import Check, State, findings, findings_json, finding
 
 app = new_app()
 
-_PORTS = {"--grpc-port": o.DEFAULT_GRPC_PORT, "--http-port": o.DEFAULT_HTTP_PORT, "--admin-port": o.DEFAULT_ADMIN_PORT}
+_PORTS = {
+    "--grpc-port": o.DEFAULT_GRPC_PORT,
+    "--http-port": o.DEFAULT_HTTP_PORT,
+    "--admin-port": o.DEFAULT_ADMIN_PORT,
+    "--admin-http-port": o.DEFAULT_ADMIN_HTTP_PORT,
+}
 _SERVICE = "A running service"
 
 

@@ -1,4 +1,4 @@
-"""What `quire up` shows on standard error while the services start: the model's load, and what the services say."""
+"""What `quire up` shows on standard error: the model's load, what the services say, and what became of them."""
 
 import sys
 from types import TracebackType
@@ -7,16 +7,19 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from svc_common.log_format import JsonFormatter, LogFormat
+
 _ERROR = "error: "
 _WARNING = "WARNING "
 
 
 class LoadProgress:
-    """Owns the progress bar. On a terminal a bar, elsewhere one line per stage. Context manager."""
+    """Owns the progress bar. On a terminal a bar, elsewhere one line per stage; as JSON lines alone. Context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: LogFormat) -> None:
         console = Console(stderr=True)
-        self._is_terminal = console.is_terminal
+        self._form = form
+        self._is_terminal = console.is_terminal and form is LogFormat.TEXT
         self._bar = Progress(
             TextColumn("[bold]model[/bold]"),
             BarColumn(),
@@ -44,7 +47,18 @@ class LoadProgress:
         """
         if line.startswith(_ERROR) or (self._is_starting and line.startswith(_WARNING)):
             return
-        sys.stderr.write(f"{service}: {line}\n")
+        self._write(service, f"{service}: {line}", line)
+
+    def restart(self, death: str, pause_s: float) -> None:
+        """A service died."""
+        text = f"{death}; starting it again in {pause_s:.1f} s"
+        self._write("up", text, text)
+
+    def _write(self, service: str, text: str, line: str) -> None:
+        """`line` as JSON if it is not: a service that writes JSON says in it who it is."""
+        if self._form is LogFormat.JSON:
+            text = line if line.startswith("{") else JsonFormatter(service).line("quire.up", line)
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
     def show(self, stage: str, fraction: float) -> None:

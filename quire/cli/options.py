@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from svc_common.errors import ConfigError
+from svc_common.log_format import LogFormat
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_ADMIN_PORT = 50052
+DEFAULT_ADMIN_HTTP_PORT = 8001
 DEFAULT_SCHEDULER_PORT = 50060
 DEFAULT_WORKER_PORT = 50061
 DEFAULT_SCHEDULER_ADMIN_PORT = 50062
+DEFAULT_SCHEDULER_METRICS_PORT = 8002
+DEFAULT_WORKER_METRICS_PORT = 8003
 DEFAULT_WORKER = f"127.0.0.1:{DEFAULT_WORKER_PORT}"
 
 
@@ -67,6 +71,43 @@ AdminPort = Annotated[
     int,
     typer.Option(
         "--admin-port", min=0, max=65535, help="Port of the operators' API; 0 = any free one.", rich_help_panel=_SERVER
+    ),
+]
+AdminHttpPort = Annotated[
+    int,
+    typer.Option(
+        "--admin-http-port",
+        min=0,
+        max=65535,
+        help="Port of the lab and of /metrics, for operators; 0 = any free one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+AdminHttpNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--admin-http-name",
+        metavar="NAME",
+        help="A host name by which browsers may open the lab, beside addresses and localhost; repeatable.",
+        show_default=False,
+        rich_help_panel=_SERVER,
+    ),
+]
+MetricsPort = Annotated[
+    int,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Port of /metrics for Prometheus; 0 = any free one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+LogForm = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        help="How the log is written to standard error: lines of text, or one JSON object per line.",
     ),
 ]
 StopWithStdin = Annotated[

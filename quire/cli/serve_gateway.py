@@ -15,6 +15,7 @@ from quire.cli.groups import new_app
 from quire.cli.setting_options import options_of
 from quire.settings import option_name, settings_of
 from svc_common import garbage
+from svc_common.log_format import LogFormat
 from svc_common.tls_settings import DoorSettings, PeerSettings
 
 app = new_app()
@@ -27,6 +28,7 @@ _limits = options_of(
             "max_buffered_tokens",
         ),
         "Times": ("max_request_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
+        "Traces": ("trace_content", "max_forced_traces"),
     },
 )
 
@@ -41,10 +43,13 @@ def serve_gateway(
     port: o.GatewayPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
+    admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
+    admin_http_name: o.AdminHttpNames = None,
     reflection: o.Reflection = True,
     tool_parser: o.ToolParser = AUTO,
     reasoning_parser: o.ReasoningParser = AUTO,
     tenants: a.Tenants = None,
+    log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
     *,
     limits: dict[str, Any],
@@ -56,7 +61,7 @@ def serve_gateway(
     It keeps nothing that another gateway could not rebuild: start as many as you like. Tokenizer and chat template come
     from the scheduler's worker, so it needs no checkpoint. Once it listens it prints
 
-      service gateway pid=4713 address=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052
+      service gateway pid=4713 address=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052 lab=http://127.0.0.1:8001
 
       [bold]quire serve gateway --scheduler 127.0.0.1:50060[/bold]
       [bold]quire serve gateway --host 0.0.0.0 --tenants tenants.toml --tls-cert gateway.pem --tls-key gateway-key.pem[/bold]
@@ -69,6 +74,8 @@ def serve_gateway(
         grpc_port=port,
         http_port=http_port,
         admin_port=admin_port,
+        admin_http_port=admin_http_port,
+        admin_http_names=tuple(admin_http_name or ()),
         reflection=reflection,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
@@ -80,8 +87,11 @@ def serve_gateway(
 
     scheme = "https" if doors.encrypted else "http"
 
-    def ready(address: str, http: str, admin: str) -> None:
-        service.announce("gateway", address, http=f"{scheme}://{http}", admin=admin)
+    def ready(address: str, http: str, admin: str, admin_http: str) -> None:
+        urls = {"http": f"{scheme}://{http}", "admin": admin, "lab": f"{scheme}://{admin_http}"}
+        service.announce("gateway", address, **urls)
         garbage.settle()
 
-    service.run(gateway.serve(settings, on_ready=ready), stop_with_stdin=stop_with_stdin)
+    service.run(
+        gateway.serve(settings, on_ready=ready), stop_with_stdin=stop_with_stdin, name="gateway", log_form=log_format
+    )

@@ -17,6 +17,7 @@ from quire.settings import option_name
 from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
 from scheduler_svc.settings import SchedulerSettings
+from svc_common.log_format import LogFormat
 from svc_common.tls_settings import PeerSettings
 
 app = new_app()
@@ -32,6 +33,7 @@ _limits = options_of(
             *("no_worker_timeout_s", "frontend_grace_s", "step_timeout_s", "connect_timeout_s"),
             *("reconnect_backoff_s", "drain_s"),
         ),
+        "Log": ("stats_interval_s",),
         "Recording": ("record_segment_steps", "max_logged_steps", "max_logged_events", "integrity_check_every"),
     },
 )
@@ -44,6 +46,7 @@ def serve_scheduler(
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
     admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
+    metrics_port: o.MetricsPort = o.DEFAULT_SCHEDULER_METRICS_PORT,
     policy: sch.Policy = "quire",
     policy_set: sch.PolicySet = None,
     max_num_seqs: sch.MaxNumSeqs = None,
@@ -55,6 +58,7 @@ def serve_scheduler(
     record_tokens: sch.RecordTokens = False,
     reflection: o.Reflection = True,
     force_ownership: sch.ForceOwnership = False,
+    log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
     *,
     limits: dict[str, Any],
@@ -74,6 +78,7 @@ def serve_scheduler(
         host=host,
         port=port,
         admin_port=admin_port,
+        metrics_port=metrics_port,
         policy=policy,
         policy_set=tuple(policy_set or ()),
         max_num_seqs=max_num_seqs,
@@ -88,7 +93,13 @@ def serve_scheduler(
         **limits,
         peers=peers,
     )
+
+    def ready(address: str, admin: str, metrics: str) -> None:
+        service.announce("scheduler", address, admin=admin, metrics=metrics)
+
     service.run(
-        scheduler.serve(settings, on_ready=lambda address, *_: service.announce("scheduler", address)),
+        scheduler.serve(settings, on_ready=ready),
         stop_with_stdin=stop_with_stdin,
+        name="scheduler",
+        log_form=log_format,
     )

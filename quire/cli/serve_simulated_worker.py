@@ -5,10 +5,11 @@ from typing import Any
 from quire.cli import access_options as a
 from quire.cli import model_options as m
 from quire.cli import options as o
-from quire.cli import service
+from quire.cli import worker_service
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.setting_options import options_of
+from svc_common.log_format import LogFormat
 from svc_common.tls_settings import PeerSettings
 from worker_svc import app as worker
 from worker_svc.settings import SimulatedWorkerSettings
@@ -38,6 +39,8 @@ def serve_simulated_worker(
     max_adapters: m.MaxAdapters = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
+    metrics_port: o.MetricsPort = o.DEFAULT_WORKER_METRICS_PORT,
+    log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
     *,
     cost_model: dict[str, Any],
@@ -54,8 +57,7 @@ def serve_simulated_worker(
         "max_adapters": max_adapters,
     }
     given = {name: value for name, value in values.items() if value is not None}
-    settings = SimulatedWorkerSettings.of(host=host, port=port, peers=peers, **cost_model, **given)
-    service.run(
-        worker.serve_simulated(settings, on_ready=lambda address: service.announce("worker", address)),
-        stop_with_stdin=stop_with_stdin,
+    settings = SimulatedWorkerSettings.of(
+        host=host, port=port, metrics_port=metrics_port, peers=peers, **cost_model, **given
     )
+    worker_service.run(worker.serve_simulated, settings, stop_with_stdin=stop_with_stdin, log_form=log_format)

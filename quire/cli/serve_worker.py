@@ -5,12 +5,13 @@ from typing import Any
 from quire.cli import access_options as a
 from quire.cli import model_options as m
 from quire.cli import options as o
-from quire.cli import service
+from quire.cli import worker_service
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.setting_options import options_of
 from quire.cli.worker_options import WorkerOptions
 from quire.hub import checkpoint_folder
+from svc_common.log_format import LogFormat
 from svc_common.tls_settings import PeerSettings
 from worker_svc import app as worker
 from worker_svc.settings import WorkerSettings
@@ -42,6 +43,8 @@ def serve_worker(
     num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
+    metrics_port: o.MetricsPort = o.DEFAULT_WORKER_METRICS_PORT,
+    log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
     *,
     limits: dict[str, Any],
@@ -70,8 +73,7 @@ def serve_worker(
         max_adapters=max_adapters,
         max_adapter_rank=max_adapter_rank,
     )
-    settings = WorkerSettings.of(host=host, port=port, peers=peers, **limits, **given.setting_values(found.path))
-    service.run(
-        worker.serve(settings, on_ready=lambda address: service.announce("worker", address)),
-        stop_with_stdin=stop_with_stdin,
+    settings = WorkerSettings.of(
+        host=host, port=port, metrics_port=metrics_port, peers=peers, **limits, **given.setting_values(found.path)
     )
+    worker_service.run(worker.serve, settings, stop_with_stdin=stop_with_stdin, log_form=log_format)

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from svc_common import log_format
+from svc_common.log_format import LogFormat
 
 STOP_GRACE_S = 10.0
 LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
@@ -25,10 +26,16 @@ def announce(name: str, address: str, **others: str) -> None:
     sys.stdout.flush()
 
 
-def run(service: Coroutine[Any, Any, None], *, stop_with_stdin: bool) -> None:
-    """Runs the service until SIGTERM or SIGINT ends it, or its standard input closes if asked."""
-    level = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
-    log_format.set_up(level)
+def run(
+    service: Coroutine[Any, Any, None],
+    *,
+    stop_with_stdin: bool,
+    name: str = "",
+    log_form: LogFormat = LogFormat.TEXT,
+) -> None:
+    """Runs the service until SIGTERM or SIGINT ends it, or its standard input closes if asked. `name`: what JSON logs call it."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE)
+    log_format.set_up(level.upper() if level else None, log_form, name)
     if stop_with_stdin:
         threading.Thread(target=_stop_when_stdin_closes, name="stop-with-stdin", daemon=True).start()
     asyncio.run(_quietly(service))

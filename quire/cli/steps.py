@@ -11,6 +11,7 @@ from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.connections import Credentials
+from svc_common.step_text import step_text
 
 app = new_app()
 
@@ -38,6 +39,6 @@ def steps(
             if as_json:
                 typer.echo(json.dumps(administration.step_json(report, tables=tables)))
             elif decode or tables:
-                typer.echo(administration.step_text(report))
+                typer.echo(step_text(report))
             else:
                 typer.echo(administration.step_line(report))

@@ -31,6 +31,7 @@ from quire.sizes import parse_size
 from quire.stack import LocalStack
 from quire.stack_options import StackOptions
 from scheduler_svc.settings import SchedulerSettings, adapter_paths
+from svc_common.log_format import LogFormat
 
 CHECK_S = 0.1
 
@@ -49,6 +50,7 @@ _limits = options_of(
             *("max_request_s", "frontend_grace_s", "no_worker_timeout_s", "step_timeout_s", "scheduler_away_s"),
             *("warm_up_s", "drain_s"),
         ),
+        "Log": ("stats_interval_s",),
     },
 )
 
@@ -97,12 +99,14 @@ def up(
     grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
+    admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
     tool_parser: o.ToolParser = AUTO,
     reasoning_parser: o.ReasoningParser = AUTO,
     tls: a.StackTls = None,
     tenants: a.Tenants = None,
     insecure: a.Insecure = False,
     reflection: o.Reflection = True,
+    log_format: o.LogForm = LogFormat.TEXT,
     *,
     limits: dict[str, Any],
 ) -> None:
@@ -110,10 +114,10 @@ def up(
 
     Standard output says where each listens, and when they can serve:
 
-      service worker pid=4711 address=127.0.0.1:40001
-      service scheduler pid=4712 address=127.0.0.1:40002
+      service worker pid=4711 address=127.0.0.1:40001 metrics=127.0.0.1:40003
+      service scheduler pid=4712 address=127.0.0.1:40002 metrics=127.0.0.1:40004
       service gateway pid=4713 address=127.0.0.1:50051
-      ready grpc=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052
+      ready grpc=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052 lab=http://127.0.0.1:8001
 
     A service that dies is started again at the same address, after a pause that
     grows from death to death, with another `service` line. Requests wait for it.
@@ -128,7 +132,7 @@ def up(
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               a LoRA adapter of it
       [bold]quire up --policy chitu-dp --workers 2[/bold]              two workers
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
-      [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0[/bold] whatever ports are free
+      [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  whatever ports are free
     """
     found = None if simulated else checkpoint_folder(model, revision)
     worker = WorkerOptions(
@@ -156,9 +160,11 @@ def up(
         grpc_port=grpc_port,
         http_port=http_port,
         admin_port=admin_port,
+        admin_http_port=admin_http_port,
         tls=tls,
         tenants=tenants,
         insecure=insecure,
+        log_format=log_format,
         adapters={name: str(Path(path).expanduser().absolute()) for name, path in adapter_paths(adapter or ()).items()},
         worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
         policy=policy,
@@ -235,7 +241,7 @@ def _signals_set(stop: threading.Event) -> Iterator[None]:
 
 def _run(options: StackOptions) -> None:
     stop = threading.Event()
-    with _signals_set(stop), LoadProgress() as progress:
+    with _signals_set(stop), LoadProgress(options.log_format) as progress:
         try:
             stack = LocalStack(
                 options,
@@ -243,11 +249,12 @@ def _run(options: StackOptions) -> None:
                 on_line=progress.line,
                 on_service=_announce,
                 on_progress=progress.show,
-                on_restart=_say_restart,
+                on_restart=progress.restart,
             )
             with stack:
                 progress.finish()
-                _say(f"ready grpc={stack.grpc_address} http={stack.http_url} admin={stack.admin_address}")
+                doors = f"grpc={stack.grpc_address} http={stack.http_url} admin={stack.admin_address}"
+                _say(f"ready {doors} lab={stack.admin_url}")
                 while True:
                     time.sleep(CHECK_S)
                     stack.revive()
@@ -256,12 +263,8 @@ def _run(options: StackOptions) -> None:
 
 
 def _announce(service: ServiceProcess) -> None:
-    _say(f"service {service.name} pid={service.pid} address={service.address}")
-
-
-def _say_restart(death: str, pause_s: float) -> None:
-    sys.stderr.write(f"{death}; starting it again in {pause_s:.1f} s\n")
-    sys.stderr.flush()
+    metrics = f" metrics={service.metrics}" if service.metrics else ""
+    _say(f"service {service.name} pid={service.pid} address={service.address}{metrics}")
 
 
 def _say(line: str) -> None:

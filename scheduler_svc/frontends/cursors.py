@@ -92,6 +92,7 @@ class Frontend:
             known = meant_by_submit(self._book, submission, self)
             live = known or self._accept(submission)
         except QuireError as error:
+            self._book.refused(submit, error)
             self._refuse(submit.handle, error)
             return
         self._bind(submit.handle, live, [len(tokens) for tokens in submission.committed])

@@ -100,6 +100,13 @@ class Ring:
             if segment.number >= since:
                 yield segment.as_of_now() if segment is self._segments[-1] else segment
 
+    def place_of(self, step: int) -> tuple[int, int] | None:
+        """Number of the segment that a step is in, and how many are held before it; None for a step that is held no more."""
+        for position in range(len(self._segments) - 1, -1, -1):
+            if self._segments[position].first_step <= step:
+                return self._segments[position].number, position
+        return None
+
     def _grow(self, num_bytes: int) -> None:
         self._segments[-1].num_bytes += num_bytes
         self._num_bytes += num_bytes

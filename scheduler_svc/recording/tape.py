@@ -44,6 +44,10 @@ class Tape:
         """Segments that there ever were; the newest may go on."""
         return self._ring.num_segments
 
+    def place_of(self, step: int) -> tuple[int, int] | None:
+        """Number of the segment that a step is in, and how many are held before it; None where it is not recorded (any more)."""
+        return self._ring.place_of(step)
+
     async def wait(self, num_segments: int) -> None:
         """Until there were more than so many segments."""
         while self.num_segments <= num_segments:

@@ -11,21 +11,24 @@ from collections.abc import Callable, Iterator
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.deadlines import EXPIRED
-from scheduler_svc.core.plan import EndedSequence, TokenRun
+from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
+from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, Place, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
+from scheduler_svc.requests.request_trace import Moment
 from scheduler_svc.requests.retention import Retention
 from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import PromptRun, TokenExtras
-from svc_common import rpc
+from svc_common import log_context, rpc
 from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError, ResourceExhausted
+from svc_common.log_context import LogContext
 
 
 class RequestBook:
@@ -45,6 +48,11 @@ class RequestBook:
         self._deadlines = DeadlineWatch(clock, self._by_core_id)
         self._room = WaitingRoom(settings, clock)
         self._retained = Retention(settings, clock)
+        self._listeners: list[RequestListener] = []
+
+    def listen(self, listener: RequestListener) -> None:
+        """Tells it what becomes of requests from now on."""
+        self._listeners.append(listener)
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
@@ -72,6 +80,11 @@ class RequestBook:
     def num_waiting(self) -> int:
         """Requests that were never scheduled."""
         return self._room.num_requests
+
+    def log_extra(self, core_id: str) -> dict[str, LogContext]:
+        """`extra` of a line in the log about that request."""
+        live = self._by_core_id.get(core_id)
+        return log_context.about(LogContext(core_id) if live is None else live.log_context)
 
     def live(self) -> Iterator[LiveRequest]:
         """All that have not ended; the book may change while iterating."""
@@ -102,6 +115,12 @@ class RequestBook:
         self._spans.accepted(live)
         self.wake.set()
         return live
+
+    def refused(self, submit: engine_pb2.Submit, error: QuireError) -> None:
+        """What was submitted was not taken, here or before it came here."""
+        self._spans.refused(submit.trace, submit.request_id, error)
+        for listener in self._listeners:
+            listener.refused(error)
 
     def _check_room(self, submission: Submission, now_ns: int) -> None:
         most = self._settings.max_live_requests
@@ -169,6 +188,10 @@ class RequestBook:
         live.place = Place.PENDING
         self.inputs.enter(live)
 
+    def planned(self, plan: StepPlan, moment: Callable[[], Moment]) -> None:
+        """What a plan decided, for the spans of requests; `moment` is asked where there are any."""
+        self._spans.planned(plan, moment)
+
     def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
         """It is in the plan of `step`, for that worker, as a newcomer or again after it had left."""
         live, now_ns = self._by_core_id[core_id], self._clock()
@@ -178,29 +201,29 @@ class RequestBook:
             self._room.leave(live.submission.tenant, len(live.submission.prompt))
             self._room.started(now_ns)
             live.touch()
-        self._spans.scheduled(live, step)
+            for listener in self._listeners:
+                listener.started(live)
 
     def preempted(self, core_id: str, step: int, mode: str) -> None:
         """It had to leave."""
+        for listener in self._listeners:
+            listener.preempted(mode)
         live = self._by_core_id.get(core_id)
         if live is not None:
             live.time.num_preemptions += 1
             live.time.preempted_since_ns = self._clock()
-            self._spans.event(live, "preempted", {"quire.step": step, "quire.preemption_mode": mode})
 
     def explained(self, event: Event) -> None:
-        """Its state or reason from now on; of waits an event of its span."""
+        """Its state or reason from now on."""
         live = self._by_core_id.get(event.request_id)
         if live is not None:
             live.last_event = event
-            self._spans.waits(live, event)
 
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
         """Its blocks are gone; False when it was in a lost step once too often and must be failed."""
         if live.time.first_scheduled_ns is not None and live.time.preempted_since_ns is None:
             live.time.preempted_since_ns = self._clock()
             live.time.num_migrations += 1
-            self._spans.event(live, "worker_lost", {})
         live.num_losses += in_step
         self.inputs.lost(live)
         return live.num_losses < self._settings.max_worker_losses
@@ -210,8 +233,8 @@ class RequestBook:
         live = self._by_core_id[run.request_id]
         if live.time.first_token_ns is None:
             live.time.first_token_ns = self._clock()
-            self._spans.first_token(live, step)
-        live.last_step = step
+        if live.trace is not None and not live.trace.goes_on(step):
+            self._spans.tokens(live.trace, step)
         self.inputs.absolve(live)
         wants_tops = live.submission.num_top_logprobs > 0
         live.output.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
@@ -305,6 +328,8 @@ class RequestBook:
         self._by_core_id.pop(live.core_id, None)
         self.inputs.ended(live)
         self._spans.ended(live, error)
+        for listener in self._listeners:
+            listener.ended(live, error)
         if live.submission.resumable and self._by_key.get(live.submission.key) is live:
             self._retained.keep(live)
             self._forget_expired()

@@ -7,13 +7,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from opentelemetry.trace import Span
-
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import Request
 from scheduler_svc.requests.choice_output import RequestOutput
+from scheduler_svc.requests.request_trace import RequestTrace
 from scheduler_svc.requests.submission import Submission
+from svc_common.log_context import LogContext
 
 
 class Place(enum.Enum):
@@ -87,9 +87,7 @@ class LiveRequest:
     failure: engine_pb2.Failed | None = None
     account_at_end: engine_pb2.RequestAccount | None = None
     retain_until_ns: int = 0
-    span: Span | None = field(default=None, repr=False)
-    first_step: int = 0
-    last_step: int = 0
+    trace: RequestTrace | None = field(default=None, repr=False)
     worker_id: str = ""
     last_event: Event | None = None
 
@@ -102,6 +100,16 @@ class LiveRequest:
     def is_over(self) -> bool:
         """Its end is known; set exactly once."""
         return self.account_at_end is not None
+
+    @property
+    def log_context(self) -> LogContext:
+        """What a line in the log about it says of it."""
+        submission = self.submission
+        trace = submission.sampling.trace
+        traceparent = "" if trace is None else trace.traceparent
+        return LogContext.of_message(
+            request_id=submission.request_id, tenant=submission.tenant, traceparent=traceparent
+        )
 
     def name(self, choice: int) -> str:
         """Name of the sequence behind a choice, where choices are not ranked."""

@@ -22,6 +22,11 @@ class LoopInputs:
         self._stops: dict[tuple[str, int], tuple[LiveRequest, int]] = {}
         self._cancels: dict[str, LiveRequest] = {}
 
+    @property
+    def num_pending(self) -> int:
+        """Requests that are to enter the core."""
+        return len(self._pending)
+
     # --- put in ---------------------------------------------------------------------------------------------------
 
     def enter(self, live: LiveRequest) -> None:

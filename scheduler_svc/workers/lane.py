@@ -37,6 +37,7 @@ class WorkerLane:
 
     `owned`: what the worker said when it was attached last. `is_here`: its stream is open. `is_void`: it holds nothing that anybody
     counts on: nothing was begun yet, or its sequences were given to others. While it is away, plans for it wait in `in_flight`.
+    `lost_because`: why it went the last time.
     """
 
     def __init__(self, number: int, link: WorkerLink, readiness: WorkerReadiness) -> None:
@@ -46,6 +47,7 @@ class WorkerLane:
         self.in_flight: deque[Sent] = deque()
         self.is_here = False
         self.is_void = True
+        self.lost_because = ""
         self.since_ns = monotonic_ns()
         self._link = link
         self._readiness = readiness
@@ -174,6 +176,7 @@ class WorkerLane:
     def lose(self, error: WorkerLostError) -> None:
         """The stream is gone. Whether the steps that are out are lost too is known when the worker answers again."""
         log.warning("worker %s lost: %s", self.address, error)
+        self.lost_because = str(error)
         self._num_breaks += 1
         if self._num_breaks >= _MAX_BREAKS or error.refused:
             self._link.forget_epoch()

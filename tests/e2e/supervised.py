@@ -21,7 +21,7 @@ from quire.messages import Prompt, RequestOptions
 from quire.outputs import RequestOutput
 from quire.restarts import RestartRules
 from quire.stack import LocalStack
-from tests.quire.up_process import is_running, wait_gone
+from tests.quire.up_process import born, is_running, wait_gone
 
 OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05)
 """For tests that kill by the dozen."""
@@ -45,7 +45,8 @@ class Supervised:
     def __init__(self, stack: LocalStack, deaths: list[str]) -> None:
         self.stack = stack
         self.deaths = deaths
-        self.all_pids = set(stack.pids.values())
+        self.births: dict[int, str | None] = {}
+        self._note_births()
         # A process that was killed is there for a moment still: a second signal would be no second kill.
         self._killed: set[int] = set()
         self.error: Exception | None = None
@@ -57,9 +58,19 @@ class Supervised:
         try:
             while not self._stop.wait(0.02):
                 self.stack.revive()
-                self.all_pids |= set(self.stack.pids.values())
+                self._note_births()
         except Exception as error:
             self.error = error
+
+    def _note_births(self) -> None:
+        """Of each process of the stack: where many die, their numbers come again."""
+        for pid in self.stack.pids.values():
+            self.births[pid] = born(pid) or self.births.get(pid)
+
+    @property
+    def left(self) -> list[int]:
+        """Processes of the stack, of all its lives, that run."""
+        return [pid for pid, when in self.births.items() if when is not None and born(pid) == when]
 
     def close(self) -> None:
         self._stop.set()
@@ -88,7 +99,8 @@ def supervised(**options: object) -> Iterator[Supervised]:
         finally:
             running.close()
     assert running.error is None, running.error
-    assert wait_gone(sorted(running.all_pids), timeout_s=5) == [], "processes outlived their stack"
+    wait_gone(running.left, timeout_s=5)
+    assert running.left == [], "processes outlived their stack"
 
 
 @dataclass

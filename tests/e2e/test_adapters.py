@@ -153,7 +153,7 @@ def test_a_worker_that_comes_back_without_an_adapter_serves_the_others(served: S
 )
 def test_an_adapter_that_is_missing_at_the_start_ends_up(option: str, said: str) -> None:
     """`quire up --adapter`: status 2 and one line with the reason."""
-    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
+    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     done = quire("up", *ports, "--adapter", option, check=False)
     assert done.returncode == CONFIG_ERROR_STATUS and "ready" not in done.stdout
     assert said in done.stderr, done.stderr

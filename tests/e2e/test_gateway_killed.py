@@ -28,7 +28,7 @@ WEATHER = pb.Tool(
 def second(killable: Supervised) -> Iterator[str]:
     """Another gateway of the same scheduler: its gRPC door."""
     options = killable.stack.options
-    ports = ("--port", "0", "--http-port", "0", "--admin-port", "0")
+    ports = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     arguments = ("gateway", "--scheduler", killable.stack.scheduler_address, *ports)
     service = ServiceProcess("gateway-2", arguments, environ=options.environ, on_line=lambda name, line: None)
     try:

@@ -160,6 +160,20 @@ def test_the_http_door(secure: LocalStack, certificates: CertificateFolder) -> N
         assert http.get("/v1/models", headers=headers).json()["data"][0]["id"] == "simulated"
 
 
+def test_metrics_are_for_whoever_the_ca_signed(secure: LocalStack, certificates: CertificateFolder) -> None:
+    """Scheduler and worker: a Prometheus with a client's certificate, under the name of its service; without one nobody."""
+    for service, address in secure.metrics_addresses.items():
+        context = ssl.create_default_context(cafile=certificates.cert("ca"))
+        extensions = {"sni_hostname": service}
+        with httpx.Client(verify=context) as http, pytest.raises(httpx.TransportError):
+            http.get(f"https://{address}/metrics", extensions=extensions)
+        context.load_cert_chain(certificates.cert(CLIENT), certificates.key(CLIENT))
+        with httpx.Client(verify=context) as http:
+            assert "quire_" in http.get(f"https://{address}/metrics", extensions=extensions).text
+        with httpx.Client() as http, pytest.raises(httpx.TransportError):
+            http.get(f"http://{address}/metrics")
+
+
 def test_operators(secure: LocalStack, certificates: CertificateFolder) -> None:
     """The relay behind the gateway's admin door goes over mutual TLS too; users' keys do not open it."""
     with AdminClient(secure.admin_address, credentials=credentials(certificates, "operator")) as admin:

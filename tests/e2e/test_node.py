@@ -102,7 +102,7 @@ def test_tour_of_the_example(example: Path, stack: LocalStack) -> None:
 @pytest.fixture
 def second_gateway(stack: LocalStack) -> Iterator[ServiceProcess]:
     """Another gateway of the stack's scheduler; the stack's own stays."""
-    free = ("--port", "0", "--http-port", "0", "--admin-port", "0")
+    free = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     arguments = ["gateway", *free, "--scheduler", stack.scheduler_address]
     gateway = ServiceProcess("gateway", arguments, environ=os.environ, on_line=ignore_line)
     try:

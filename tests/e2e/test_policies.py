@@ -74,7 +74,18 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
         (("--set", "sliding_window=64", "--policy", "vllm-v0"), "error: --set sliding_window=64: "),
         (("--set", "batch_queue"), "error: --set batch_queue: is no KEY=VALUE"),
     ):
-        done = quire("up", "--simulated", "--grpc-port", "0", "--http-port", "0", *arguments, check=False)
+        done = quire(
+            "up",
+            "--simulated",
+            "--grpc-port",
+            "0",
+            "--http-port",
+            "0",
+            "--admin-http-port",
+            "0",
+            *arguments,
+            check=False,
+        )
         assert (done.returncode, done.stdout) == (CONFIG_ERROR_STATUS, "")
         assert done.stderr.startswith(text), done.stderr
 
@@ -82,7 +93,7 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
 def test_up_ends_when_the_worker_does_not_suit_the_policy() -> None:
     """What only the worker can tell ends `quire up` as well."""
     done = quire(
-        *("up", "--simulated", "--grpc-port", "0", "--http-port", "0", "--admin-port", "0"),
+        *("up", "--simulated", "--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0"),
         *("--policy", "vllm-v0", "--max-num-batched-tokens", "512"),
         check=False,
     )

@@ -9,6 +9,7 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.otlp_receiver import OtlpReceiver
 from quire.stack import LocalStack
+from tests.traces.page import undocumented
 
 _NEEDED = {"scheduler.queue", "scheduler.prefill", "scheduler.decode", "worker.sequence"}
 _SECRET = "canary-7f3a"
@@ -39,3 +40,4 @@ def test_the_clients_trace_runs_through_gateway_scheduler_and_worker(otlp: OtlpR
     assert all(s.trace_id != mine for s in step_spans), "steps have traces of their own"
     text = repr([(s.name, dict(s.attributes), s.events) for s in otlp.spans()])
     assert _SECRET not in text
+    assert undocumented(otlp.spans()) == []

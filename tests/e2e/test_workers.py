@@ -74,7 +74,7 @@ def test_requests_go_to_the_worker_that_knows_their_beginning() -> None:
 )
 def test_wrong_numbers_end_the_command(arguments: tuple[str, ...], named: str) -> None:
     """R188: status 2 and one line that says what to give."""
-    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
+    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     done = quire("up", "--simulated", *ports, *arguments, check=False)
     assert (done.returncode, done.stdout) == (CONFIG_ERROR_STATUS, "")
     assert named in done.stderr and "--workers" in done.stderr, done.stderr

@@ -194,6 +194,7 @@ class Gateway:
     grpc: str
     http: str
     admin: str
+    admin_http: str
     channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceServiceStub
     stop: asyncio.Event
@@ -203,10 +204,9 @@ class Gateway:
 @contextlib.asynccontextmanager
 async def gateway(scheduler: str, **changes: Any) -> AsyncIterator[Gateway]:
     """A real gateway in this process."""
-    settings = GatewaySettings(
-        scheduler=scheduler, grpc_port=0, http_port=0, admin_port=0, **{"drain_s": 0.0, **changes}
-    )
-    ready: asyncio.Future[tuple[str, str, str]] = asyncio.get_running_loop().create_future()
+    ports = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
+    settings = GatewaySettings(scheduler=scheduler, **{"drain_s": 0.0, **ports, **changes})
+    ready: asyncio.Future[tuple[str, str, str, str]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     task = asyncio.create_task(app.serve(settings, on_ready=lambda *a: ready.set_result(a), stop=stop))
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)

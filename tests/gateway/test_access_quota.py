@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gateway_svc.access.quota import TenantQuota, estimated_tokens, used_tokens
 from gateway_svc.access.tenants_file import Limits
 from gateway_svc.access.terms import TenantTerms
-from gateway_svc.access.token_bucket import TokenBucket
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.token_runs import TokenRun
 from protos.common.v1 import common_pb2
@@ -17,6 +16,7 @@ from protos.engine.v1 import engine_pb2
 from svc_common import columns
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Cancelled, PermissionDenied, ResourceExhausted
+from svc_common.token_bucket import TokenBucket
 
 PER_MINUTE = 6_000
 

@@ -1,6 +1,8 @@
 """The gRPC door's metadata, CountTokens, deadlines with what there is, health by model, metrics (api.md; issue 6, 1)."""
 
 import asyncio
+import json
+import logging
 import re
 
 import grpc
@@ -8,14 +10,18 @@ import grpc.aio
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
+from gateway_svc.metric_definitions import METRICS
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc
 from svc_common.errors import DeadlineExceeded, QuireError
+from svc_common.log_format import JsonFormatter
 from svc_common.version import VERSION
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
+from tests.scraping import check_names
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -222,6 +228,7 @@ async def test_metrics_count_calls_tokens_and_errors_and_no_texts() -> None:
         await error_of(gateway.stub.Generate(pb.GenerateRequest(text="secret", model="canary")))
         await http.post("/v1/completions", content=b"canary", headers={"x-request-id": "canary"})
         values = await _metrics(http)
+        check_names(text_string_to_metric_families((await http.get("/metrics")).text), METRICS)
     of_model = f'gen_ai_operation_name="text_completion",gen_ai_request_model="{model}"'
     assert values[f"gen_ai_server_time_to_first_token_seconds_count{{{of_model}}}"] == 1
     assert values[f'gen_ai_server_request_duration_seconds_count{{error_type="",{of_model}}}'] == 1
@@ -242,3 +249,34 @@ async def _metrics(http: httpx.AsyncClient, until: str = "") -> dict[str, float]
             samples = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
             return {name: float(value) for name, _, value in samples}
         await asyncio.sleep(0.01)
+
+
+@asynchronous
+async def test_each_call_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """At INFO, at both doors: how it ended, and in JSON its ids; the trace is the caller's own, as none is made here."""
+    caplog.set_level(logging.INFO, "gateway_svc.metrics")
+    formatter = JsonFormatter("gateway")
+    lines: list[dict[str, str]] = []
+
+    def write(record: logging.LogRecord) -> bool:
+        lines.append(json.loads(formatter.format(record)))
+        return True
+
+    logging.getLogger("gateway_svc.metrics").addFilter(write)
+    try:
+        async with pair() as (_, attachment, gateway), httpx.AsyncClient(base_url=f"http://{gateway.http}") as http:
+            ids = (("x-request-id", "by-grpc"), ("traceparent", f"00-{TRACE_ID}-{'b' * 16}-01"))
+            streaming = gateway.stub.GenerateStream(request(max_tokens=1), metadata=ids)
+            reading = asyncio.ensure_future(_events(streaming))
+            handle = (await attachment.next_submit()).handle
+            attachment.send(tokens(handle, 0, [65]), finished(handle, 1))
+            await reading
+            await http.post("/v1/completions", content=b"{}", headers={"x-request-id": "by-http"})
+            await http.get("/v1/models")
+    finally:
+        logging.getLogger("gateway_svc.metrics").removeFilter(write)
+    said = {line["request_id"]: line for line in lines if "request_id" in line}
+    assert said["by-grpc"]["message"] == "grpc GenerateStream ended: OK"
+    assert (said["by-grpc"]["trace_id"], said["by-grpc"]["service"]) == (TRACE_ID, "gateway")
+    assert said["by-http"]["message"].startswith("http POST /v1/completions ended: INVALID_ARGUMENT ")
+    assert "trace_id" not in said["by-http"] and "tenant" not in said["by-http"]

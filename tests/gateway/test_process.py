@@ -28,7 +28,7 @@ PROGRAM = """
 import asyncio, sys
 from gateway_svc.app import serve
 from gateway_svc.settings import GatewaySettings
-settings = GatewaySettings(scheduler="127.0.0.1:1", grpc_port=0, http_port=0, admin_port=0)
+settings = GatewaySettings(scheduler="127.0.0.1:1", grpc_port=0, http_port=0, admin_port=0, admin_http_port=0)
 asyncio.run(serve(settings, on_ready=lambda *addresses: print(*addresses, flush=True)))
 assert not {"torch", "transformers"} & set(sys.modules)
 """
@@ -49,7 +49,7 @@ def test_a_gateway_is_up_quickly_small_and_live_without_a_scheduler(process: sub
     """P5: listens at once, says that it is live and not ready, needs no torch, stops with status 0 on SIGTERM."""
     begin = time.monotonic()
     assert process.stdout is not None
-    _, http, _ = process.stdout.readline().split()
+    _, http, _, _ = process.stdout.readline().split()
     started_s = time.monotonic() - begin
     assert httpx.get(f"http://{http}/health/live").status_code == 200
     ready = httpx.get(f"http://{http}/health/ready")
@@ -60,14 +60,15 @@ def test_a_gateway_is_up_quickly_small_and_live_without_a_scheduler(process: sub
     assert process.wait(10) == 0
 
 
-@pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--admin-port"])
+@pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--admin-port", "--admin-http-port"])
 def test_a_port_in_use_names_its_option(option: str) -> None:
     """ConfigError that says which option to change; nothing stays behind."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         name = option.removeprefix("--").replace("-", "_")
-        ports = {"grpc_port": 0, "http_port": 0, "admin_port": 0, name: taken.getsockname()[1]}
+        names = ("grpc_port", "http_port", "admin_port", "admin_http_port")
+        ports = {**dict.fromkeys(names, 0), name: taken.getsockname()[1]}
         settings = GatewaySettings(scheduler="127.0.0.1:1", **ports)
         with pytest.raises(ConfigError, match=f"in use.*{option} "):
             asyncio.run(asyncio.wait_for(app.serve(settings, on_ready=lambda *_: None), 20))

@@ -1,6 +1,7 @@
 """A canary in everything that a caller writes appears in no log, span, metric, error or recording (operations.md 5, rule 7)."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from quire.admin import AdminClient
 from quire.otlp_receiver import OtlpReceiver
 from quire.stack import LocalStack
 from svc_common import columns, rpc
+from svc_common.log_format import LogFormat
 from tests.house.canaries import CANARY, grpc_calls, http_bodies
 
 SERVICE = "/quire.inference.v1.InferenceService"
@@ -63,12 +65,23 @@ class Watched:
             self.errors.append(f"{path}: {answer.status} {text} {answer.getheaders()}")
         connection.close()
 
-    def get(self, path: str) -> str:
-        connection = http.client.HTTPConnection(self.stack.http_url.removeprefix("http://"), timeout=30)
+    def get(self, path: str, address: str = "") -> str:
+        connection = http.client.HTTPConnection(address or self.stack.http_url.removeprefix("http://"), timeout=30)
         connection.request("GET", path)
         text = connection.getresponse().read().decode()
         connection.close()
         return text
+
+    def metrics(self, address: str) -> str:
+        """Of a service that may be on its way back."""
+        deadline = time.monotonic() + 30
+        while True:
+            self.stack.revive()
+            try:
+                return self.get("/metrics", address)
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline, address
+                time.sleep(0.05)
 
 
 @pytest.fixture
@@ -144,6 +157,8 @@ def _search(watched: Watched, otlp: OtlpReceiver, folder: Path) -> tuple[dict[st
     """Everything that was said, and in which of it the canary is."""
     said = _told_to_operators(watched, folder)
     said["metrics"] = watched.get("/metrics").encode()
+    for name, address in watched.stack.metrics_addresses.items():
+        said[f"metrics of the {name}"] = watched.metrics(address).encode()
     watched.stack.stop()
     spans = [repr((s.name, s.status_message, dict(s.attributes), s.events, s.links)) for s in otlp.spans()]
     said |= {f"span {i}": span.encode() for i, span in enumerate(spans)}
@@ -173,10 +188,15 @@ def _check(watched: Watched, otlp: OtlpReceiver, folder: Path) -> str:
 
 
 def test_simulated(otlp: OtlpReceiver, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Gateway and scheduler are the real ones."""
-    watched = Watched(otlp, simulated=True, worker_args=("--time-scale", "0.5"))
+    """Gateway and scheduler are the real ones. Their logs are JSON, every line, and say what they are about."""
+    watched = Watched(otlp, simulated=True, worker_args=("--time-scale", "0.5"), log_format=LogFormat.JSON)
     with watched.stack:
         record_property("size", _check(watched, otlp, tmp_path))
+    lines = [json.loads(line.partition(": ")[2]) for line in watched.lines]
+    assert {line["service"] for line in lines} >= {"gateway", "scheduler", "worker"}
+    calls = [line for line in lines if line["logger"] == "gateway_svc.metrics" and line.get("request_id") == IDS[0]]
+    assert calls and all(len(line["trace_id"]) == 32 and len(line["span_id"]) == 16 for line in calls)
+    assert {line["trace_id"] for line in calls} <= {span.trace_id for span in otlp.spans()}
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,12 +18,28 @@ from tests.house.cli_lines import parse_quire
 from tests.house.tree import ROOT
 
 OURS = ("gateway", "scheduler", "worker")
+SERVICES = {
+    "gateway": "gateway",
+    "scheduler": "scheduler",
+    "scheduler-dp": "scheduler",
+    "worker": "worker",
+    "worker-gpu": "worker",
+    "worker-1": "worker",
+    "worker-2": "worker",
+}
+"""Those of ours in docker-compose.yml, and what they run."""
+WATCHERS = ("collector", "jaeger", "prometheus", "grafana")
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     """docker-compose.yml as compose reads it, variables at their defaults."""
-    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    return read_compose("docker-compose.yml")
+
+
+def read_compose(name: str) -> dict[str, Any]:
+    """One of the compose files."""
+    text = (ROOT / name).read_text(encoding="utf-8")
     return yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
 
 
@@ -55,13 +72,16 @@ def test_the_parser_of_command_lines_refuses_wrong_ones() -> None:
             parse_quire(wrong)
 
 
-@pytest.mark.parametrize("service", OURS)
+@pytest.mark.parametrize("service", SERVICES)
 def test_command_lines_are_those_of_the_real_cli(compose: dict[str, Any], service: str) -> None:
-    """Entry point plus command, of the image and of compose, parse with the real options."""
-    entry = instruction(service, "ENTRYPOINT")
-    assert entry == ["quire", "serve", service]
-    for command in (instruction(service, "CMD"), compose["services"][service]["command"]):
-        assert parse_quire([*entry[1:], *command]) == f"quire serve {service}"
+    """Entry point plus command, of the image and of both compose files, parse with the real options."""
+    kind, settings = SERVICES[service], compose["services"][service]
+    image = Path(settings["build"]["dockerfile"]).name.removesuffix(".Dockerfile")
+    entry = instruction(image, "ENTRYPOINT")
+    assert entry == ["quire", "serve", kind]
+    guarded = read_compose("deploy/compose.access.yml")["services"].get(service, settings)
+    for command in (instruction(image, "CMD"), settings["command"], guarded["command"]):
+        assert parse_quire([*entry[1:], *command]) == f"quire serve {kind}"
 
 
 def test_services_find_each_other(compose: dict[str, Any]) -> None:
@@ -70,56 +90,122 @@ def test_services_find_each_other(compose: dict[str, Any]) -> None:
     worker_port = option(services["worker"]["command"], "--port")
     scheduler_port = option(services["scheduler"]["command"], "--port")
     assert option(services["scheduler"]["command"], "--worker") == f"worker:{worker_port}"
+    of_both = [word for word in services["scheduler-dp"]["command"] if word.startswith("--worker=")]
+    assert of_both == [f"--worker={name}:{worker_port}" for name in ("worker-1", "worker-2")]
     assert option(services["gateway"]["command"], "--scheduler") == f"scheduler:{scheduler_port}"
-    # What the scheduler tells gateways about its AdminService is its own --host.
-    assert option(services["scheduler"]["command"], "--host") == "scheduler"
-    assert all("internal" in services[name]["networks"] for name in (*OURS, "jaeger"))
+    for name, kind in SERVICES.items():
+        networks = set(services[name]["networks"])
+        assert networks == NETWORKS[kind]
+        # Wherever it has another name than its kind, it is also found by that of its kind.
+        aliases = [
+            (services[name]["networks"][network] or {}).get("aliases", []) for network in networks if name != kind
+        ]
+        assert name == kind or [kind] in aliases
+    assert [name for name, network in compose["networks"].items() if not network] == ["edge"]
+    assert all(compose["networks"][name] == {"internal": True} for name in ("control", "data", "telemetry"))
+
+
+NETWORKS = {
+    "gateway": {"edge", "control", "telemetry"},
+    "scheduler": {"control", "data", "telemetry"},
+    "worker": {"data", "telemetry"},
+}
 
 
 def test_doors_are_where_quire_up_has_them(compose: dict[str, Any]) -> None:
-    """gRPC 50051, HTTP 8000, operators 50052, traces 16686: on 127.0.0.1 only; scheduler and worker publish nothing."""
+    """gRPC, OpenAI HTTP, operators, lab, pages of the rest: on 127.0.0.1 only; schedulers and workers publish nothing."""
     services = compose["services"]
-    published = {name: sorted(service.get("ports", [])) for name, service in services.items()}
+    published = {name: sorted(service["ports"]) for name, service in services.items() if "ports" in service}
     assert published == {
-        "worker": [],
-        "scheduler": [],
-        "gateway": sorted(f"127.0.0.1:{port}:{port}" for port in (50051, 8000, 50052)),
+        "gateway": sorted(f"127.0.0.1:{port}:{port}" for port in (50051, 8000, 50052, 8001)),
         "jaeger": ["127.0.0.1:16686:16686"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
     }
     command = services["gateway"]["command"]
     assert [option(command, name) for name in ("--port", "--http-port", "--admin-port")] == ["50051", "8000", "50052"]
 
 
-@pytest.mark.parametrize("service", OURS)
-def test_services_are_locked_down_and_traced(compose: dict[str, Any], service: str) -> None:
-    """Non-root, read-only, no capabilities, bounded; health asked over gRPC; spans go to Jaeger."""
+@pytest.mark.parametrize("service", [*SERVICES, *WATCHERS])
+def test_all_are_locked_down(compose: dict[str, Any], service: str) -> None:
+    """Non-root, read-only, no capabilities, bounded; what is mounted from here is read-only."""
     settings = compose["services"][service]
-    assert (settings["user"], settings["read_only"], settings["cap_drop"]) == ("10001:10001", True, ["ALL"])
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", settings["user"])
+    assert (settings["read_only"], settings["cap_drop"]) == (True, ["ALL"])
     assert settings["security_opt"] == ["no-new-privileges:true"]
     assert settings["pids_limit"] > 0
     assert settings["mem_limit"]
+    assert float(settings["cpus"]) > 0
+    assert settings["restart"] == "unless-stopped"
+    assert settings["stop_grace_period"]
+    assert all(volume.endswith(":ro") or not volume.startswith(".") for volume in settings.get("volumes", []))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_ours_are_asked_over_grpc_and_traced(compose: dict[str, Any], service: str) -> None:
+    """User 10001 with a /tmp; health asked over gRPC; spans go to the collector."""
+    settings = compose["services"][service]
+    assert settings["user"] == "10001:10001"
     assert any(mount.startswith("/tmp") for mount in settings["tmpfs"])
-    assert settings["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://jaeger:4317"
+    assert settings["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4317"
     test = settings["healthcheck"]["test"]
     assert test[:4] == ["CMD", "python", "-m", "svc_common.health_probe"]
     assert test[4].rpartition(":")[2] == option(settings["command"], "--port")
-    assert all(volume.endswith(":ro") for volume in settings.get("volumes", []))
-    assert "USER 10001:10001" in dockerfile(service)
+    assert "USER 10001:10001" in (ROOT / settings["build"]["dockerfile"]).read_text(encoding="utf-8")
 
 
 def test_they_wait_for_each_other(compose: dict[str, Any]) -> None:
-    """gateway after scheduler after worker, each when healthy."""
-    waits = {name: compose["services"][name].get("depends_on", {}) for name in OURS}
-    healthy = {"condition": "service_healthy"}
-    assert waits == {"gateway": {"scheduler": healthy}, "scheduler": {"worker": healthy}, "worker": {}}
+    """Of those that the profile has: the gateway waits for a healthy scheduler. That one cannot wait for a healthy worker, as no
+    worker is before a scheduler has given it its cache.
+    """
+    waits = {name: compose["services"][name].get("depends_on", {}) for name in SERVICES}
+    healthy = {"condition": "service_healthy", "required": False}
+    started = {"condition": "service_started", "required": False}
+    assert waits == {
+        "gateway": {"scheduler": healthy, "scheduler-dp": healthy},
+        "scheduler": {"worker": started, "worker-gpu": started},
+        "scheduler-dp": ["worker-1", "worker-2"],
+    } | {name: {} for name, kind in SERVICES.items() if kind == "worker"}
+
+
+def test_each_profile_is_a_whole_stack(compose: dict[str, Any]) -> None:
+    """One scheduler and its workers; the gateway and what watches it belong to all. Who names no profile gets `cpu`."""
+    members: dict[str, set[str]] = {}
+    for name, settings in compose["services"].items():
+        for profile in settings.get("profiles", ["all"]):
+            members.setdefault(profile, set()).add(name)
+    assert members == {
+        "cpu": {"scheduler", "worker"},
+        "gpu": {"scheduler", "worker-gpu"},
+        "workers": {"scheduler-dp", "worker-1", "worker-2"},
+        "all": {"gateway", *WATCHERS},
+    }
+    assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env").read_text(encoding="utf-8").splitlines()
+
+
+def test_with_access_control_nothing_is_in_plain_text() -> None:
+    """deploy/compose.access.yml: no --insecure, and each service has its own key and nobody else's."""
+    services = read_compose("deploy/compose.access.yml")["services"]
+    for name, kind in ((name, SERVICES[name]) for name in services if name in SERVICES):
+        settings = services[name]
+        assert not any("insecure" in word for word in settings["command"])
+        keys = [secret for secret in settings["secrets"] if "key" in secret]
+        assert keys == [f"{kind}-key.pem"]
+        used = {word.rpartition("/run/secrets/")[2] for word in settings["command"] if "/run/secrets/" in word}
+        assert used == set(settings["secrets"])
+        assert "--tls-ca=/run/secrets/ca.pem" in settings["healthcheck"]["test"]
+    assert services.keys() - SERVICES == {"prometheus"}
 
 
 def test_images_are_pinned(compose: dict[str, Any]) -> None:
     """No image without a full version; one Python for all stages."""
-    images = [image for name in OURS for image in re.findall(r"^FROM (\S+)", dockerfile(name), re.M)]
+    names = sorted(path.name.removesuffix(".Dockerfile") for path in (ROOT / "deploy").glob("*.Dockerfile"))
+    assert names == sorted([*OURS, "worker-cuda"])
+    images = [image for name in names for image in re.findall(r"^FROM (\S+)", dockerfile(name), re.M)]
     assert set(images) == {"python:3.11.14-slim-bookworm"}
     assert re.fullmatch(r"jaegertracing/jaeger:2\.\d+\.\d+", compose["services"]["jaeger"]["image"])
-    for name in OURS:
+    assert all(re.fullmatch(r"\S+:v?\d+\.\d+\.\d+", service["image"]) for service in compose["services"].values())
+    for name in names:
         assert "-c constraints.txt" in dockerfile(name)
 
 

@@ -20,7 +20,7 @@ from svc_common.errors import ConfigError
 from tests.quire.up_process import FREE_PORTS, ROOT, run_quire
 
 COMMANDS = (
-    *("up", "serve", "generate", "chat", "embed", "models", "policies", "steps", "blocks"),
+    *("up", "serve", "generate", "chat", "embed", "models", "policies", "top", "steps", "blocks"),
     *("bench", "doctor", "plan", "convert"),
 )
 SERVICES = ("gateway", "scheduler", "worker", "simulated-worker")
@@ -105,7 +105,7 @@ def taken_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-@pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--admin-port"])
+@pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--admin-port", "--admin-http-port"])
 def test_up_says_which_port_is_taken(taken_port: int, option: str) -> None:
     """Status 2, one line that names port and option, before anything is started."""
     result = run_quire("up", "--simulated", *FREE_PORTS, option, str(taken_port))
@@ -119,12 +119,18 @@ def test_up_says_which_port_is_taken(taken_port: int, option: str) -> None:
         ("gateway", "--grpc-port"),
         ("gateway", "--http-port"),
         ("scheduler", "--admin-port"),
+        ("scheduler", "--metrics-port"),
         ("simulated-worker", "--port"),
+        ("simulated-worker", "--metrics-port"),
     ],
 )
 def test_services_say_which_port_is_taken(taken_port: int, service: str, option: str) -> None:
     """The same for each service alone."""
-    free = {"gateway": ("--port", "0", "--http-port", "0", "--admin-port", "0"), "scheduler": ("--port", "0")}
+    free = {
+        "gateway": ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0"),
+        "scheduler": ("--port", "0", "--admin-port", "0"),
+        "simulated-worker": ("--port", "0"),
+    }
     result = run_quire("serve", service, *free.get(service, ()), option, str(taken_port))
     _assert_config_error(result, str(taken_port), option)
 
@@ -159,7 +165,7 @@ def test_zero_is_not_the_default(option: str) -> None:
 
 def test_no_model_yet_and_no_admin_listener() -> None:
     """`quire models` says that there is none, `quire steps` that it asks the wrong listener; status 1."""
-    free = ("--port", "0", "--http-port", "0", "--admin-port", "0")
+    free = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     gateway = ServiceProcess(
         "gateway", ["gateway", *free, "--scheduler", "127.0.0.1:1"], environ=os.environ, on_line=ignore_line
     )

@@ -159,7 +159,7 @@ class _OtherGateway:
     def start(self) -> None:
         """Until it listens."""
         arguments = ("gateway", "--scheduler", self._stack.scheduler_address, "--port", self._port)
-        more = ("--http-port", "0", "--admin-port", "0")
+        more = ("--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
         self.service = ServiceProcess(
             "gateway", (*arguments, *more), environ=self._stack.options.environ, on_line=ignore_line
         )

@@ -1,7 +1,8 @@
 """`quire steps` and `quire blocks`: the JSON of issue 2, item 8, key by key, and text that says the same."""
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.admin import blocks_json, blocks_text, step_json, step_line, step_text
+from quire.admin import blocks_json, blocks_text, step_json, step_line
+from svc_common.step_text import step_text
 
 REPORT = pb.StepReport(
     step=7,
@@ -22,6 +23,9 @@ REPORT = pb.StepReport(
     computed_tokens=13,
     tables=[pb.BlockTable(sequence="a/0", blocks=["g3", "c0"])],
     duration_ns=2_500_000,
+    times=pb.StepTimes(
+        planned_ns=100, schedule_ns=7, finished_ns=2_600_000, started_ns=300, model_ns=2_000_000, sample_ns=500_000
+    ),
 )
 
 EXPECTED = {
@@ -41,11 +45,22 @@ EXPECTED = {
     "free": [9, 10],
     "sampled": {"a/0": [42]},
     "computed_tokens": 13,
+    "times": {
+        "planned_ns": 100,
+        "schedule_ns": 7,
+        "finished_ns": 2_600_000,
+        "started_ns": 300,
+        "cache_ns": 0,
+        "prepare_ns": 0,
+        "model_ns": 2_000_000,
+        "sample_ns": 500_000,
+        "queued_ns": 0,
+    },
 }
 
 
 def test_step_as_json() -> None:
-    """Exactly the keys of the issue; `tables` on request alone; `error` where the step failed."""
+    """The keys of the issue and `times`; `tables` on request alone; `error` where the step failed."""
     assert step_json(REPORT, tables=False) == EXPECTED
     assert step_json(REPORT, tables=True) == EXPECTED | {"tables": {"a/0": ["g3", "c0"]}}
     failed = pb.StepReport(step=1, error="device lost")

@@ -10,6 +10,7 @@ import pytest
 
 from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
+from quire.in_process_steps import NoWitness
 from quire.stack import LocalStack
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
 from tests.e2e.oracle import expected, mixed_jobs
@@ -60,6 +61,7 @@ def llm() -> Iterator[LLM]:
         max_num_seqs=16,
         swap_space="1MiB",
         policy_set={"restraint": None},
+        log_steps=True,
     ) as made:
         yield made
 
@@ -82,6 +84,30 @@ def test_greedy_equals_transformers_in_input_order(llm: LLM) -> None:
         assert got.cumulative_logprob == pytest.approx(sum(values))
         assert (got.finish_reason, output.finished) == ("length", True)
     assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
+
+
+def test_its_steps_are_told(llm: LLM) -> None:
+    """R5: as `quire steps --json --tables` tells them: what each step computed, sampled and held, and who had to leave."""
+    before = len(llm.steps())
+    outputs = llm.generate([[7, index, *range(40)] for index in range(12)], _greedy(40))
+    steps = llm.steps(tables=True)[before:]
+    sampled = {output.request_id: list[int]() for output in outputs}
+    for step in steps:
+        assert step["computed_tokens"] == sum(group["tokens"] for group in step["scheduled"]) <= 64
+        held = {block for blocks in step["tables"].values() for block in blocks}
+        assert len([block for block in held if block[0] == "g"]) + step["free"][0] == 31
+        for name, tokens in step["sampled"].items():
+            sampled[name.rpartition("/")[0]] += tokens
+    assert sampled == {output.request_id: output.outputs[0].token_ids for output in outputs}
+    assert sum(len(step["preempted"]) for step in steps) == sum(output.num_preemptions for output in outputs) > 0
+
+
+def test_steps_are_kept_where_asked_for() -> None:
+    """FailedPrecondition that says how; behind a gateway they are not this program's."""
+    with pytest.raises(FailedPrecondition, match="log_steps=True"):
+        NoWitness().steps(tables=False)
+    with pytest.raises(ConfigError, match="log_steps"):
+        LLM(target="127.0.0.1:1", log_steps=True)
 
 
 def test_forms_of_prompts(llm: LLM) -> None:

@@ -107,7 +107,10 @@ def test_a_service_held_by_sigstop_hears_that_it_should_stop() -> None:
     """Else the end of everything would wait until it is killed."""
     said: list[str] = []
     service = ServiceProcess(
-        "worker", ["simulated-worker", "--port", "0"], environ=os.environ, on_line=lambda name, line: said.append(line)
+        "worker",
+        ["simulated-worker", "--port", "0", "--metrics-port", "0"],
+        environ=os.environ,
+        on_line=lambda name, line: said.append(line),
     )
     try:
         while not service.announced:

@@ -1,6 +1,7 @@
 """Every setting of a service can be set on its command line, under its own name, and `quire up` hands on what it is given."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from quire.cli import app
 from quire.settings import option_name
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
-from tests.quire.up_process import ROOT, UpProcess, run_quire
+from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, run_quire
 from worker_svc.settings import SimulatedWorkerSettings, WorkerSettings
 
 SERVICES: dict[str, tuple[str, type[BaseModel]]] = {
@@ -95,8 +96,10 @@ def test_their_help_says_unit_and_default() -> None:
 def test_up_hands_them_to_the_services() -> None:
     """What both services have goes to both, the rest to its own."""
     limits = ("--max-live-requests", "7", "--drain-s", "0.5", "--max-live-bytes", "1MiB", "--max-waiting-s", "3")
-    with UpProcess("--simulated", *limits, "--no-reflection") as up:
+    with UpProcess("--simulated", *limits, "--no-reflection", "--log-format", "json") as up:
         up.wait_ready()
+        places = {found[1]: found[4] for line in up.lines if (found := SERVICE_LINE.match(line))}
+        metrics = {name: httpx.get(f"http://{place}/metrics").text for name, place in places.items() if place}
         lines = {name: Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") for name, pid in up.pids.items()}
         assert up.stop() == 0
     given = {name: set(pairwise(words)) for name, words in lines.items()}
@@ -105,6 +108,11 @@ def test_up_hands_them_to_the_services() -> None:
     assert both | {("--max-waiting-s", "3.0")} <= given["scheduler"]
     assert "--max-waiting-s" not in lines["gateway"] and "--max-live-requests" not in lines["worker"]
     assert "--no-reflection" in lines["gateway"] and "--no-reflection" in lines["scheduler"]
+    assert "quire_steps_total" in metrics["scheduler"] and "quire_worker_rows" in metrics["worker"]
+    said = [json.loads(line) for line in up.errors]
+    assert all(("--log-format", "json") in words for words in given.values())
+    assert "quire.memory" in {line["logger"] for line in said}
+    assert all({"time", "level", "logger", "message", "service"} <= line.keys() for line in said)
 
 
 def test_a_wrong_value_ends_with_status_2() -> None:
@@ -116,7 +124,7 @@ def test_a_wrong_value_ends_with_status_2() -> None:
 
 def test_a_gateway_says_where_each_door_is() -> None:
     """With port 0 nobody could know otherwise."""
-    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
+    ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     command = [sys.executable, "-m", "quire", "serve", "gateway", "--scheduler", "127.0.0.1:1", *ports]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:

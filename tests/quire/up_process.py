@@ -1,6 +1,5 @@
 """`quire up` as a person or a script runs it: started, read line by line, ended by its own pid."""
 
-import os
 import re
 import signal
 import subprocess
@@ -12,9 +11,13 @@ from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
-FREE_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
-SERVICE_LINE = re.compile(r"^service (gateway|scheduler|worker) pid=(\d+) address=(127\.0\.0\.1:\d+)$")
-READY_LINE = re.compile(r"^ready grpc=(127\.0\.0\.1:\d+) http=(http://127\.0\.0\.1:\d+) admin=(127\.0\.0\.1:\d+)$")
+FREE_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
+SERVICE_LINE = re.compile(
+    r"^service (gateway|scheduler|worker) pid=(\d+) address=(127\.0\.0\.1:\d+)(?: metrics=(127\.0\.0\.1:\d+))?$"
+)
+READY_LINE = re.compile(
+    r"^ready grpc=(127\.0\.0\.1:\d+) http=(http://127\.0\.0\.1:\d+) admin=(127\.0\.0\.1:\d+) lab=(http://127\.0\.0\.1:\d+)$"
+)
 TIMEOUT_S = 60.0
 
 
@@ -28,14 +31,16 @@ def run_quire(*arguments: str, timeout_s: float = TIMEOUT_S, **options: object) 
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
+    return born(pid) is not None
+
+
+def born(pid: int) -> str | None:
+    """When that process was started, in ticks: tells it from later ones of its number. None: it does not run."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
 
 
 def wait_gone(pids: Sequence[int], timeout_s: float = 15.0) -> list[int]:

@@ -80,9 +80,16 @@ def worker(make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = Non
 
 def scheduler(*worker_addresses: str, **values: Any) -> Any:
     """The scheduler; yields (address, admin address)."""
-    defaults = {"port": 0, "admin_port": 0, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
+    return service(lambda ready, stop: _serve_scheduler(worker_addresses, values, lambda *at: ready(*at[:2]), stop))
+
+
+def _serve_scheduler(
+    worker_addresses: tuple[str, ...], values: dict[str, Any], ready: Callable[..., None], stop: asyncio.Event
+) -> Coroutine[Any, Any, None]:
+    ports = {"port": 0, "admin_port": 0, "metrics_port": 0}
+    defaults = {**ports, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
     settings = SchedulerSettings(workers=worker_addresses, **{**defaults, **values})
-    return service(lambda ready, stop: app.serve(settings, on_ready=ready, stop=stop))
+    return app.serve(settings, on_ready=ready, stop=stop)
 
 
 @dataclass
@@ -293,6 +300,7 @@ class Stack:
     address: str
     admin_address: str
     worker_address: str
+    metrics_address: str
 
 
 @contextlib.asynccontextmanager
@@ -304,9 +312,10 @@ async def stack(
     """Worker, scheduler, one attached gateway and an admin client; ready to serve."""
     async with (
         worker(make_engine, **(worker_values or {})) as (worker_address,),
-        scheduler(worker_address, **values) as (address, admin_address),
-        Admin(admin_address) as admin,
-        Gateway(address) as gateway,
+        service(lambda ready, stop: _serve_scheduler((worker_address,), values, ready, stop)) as addresses,
+        Admin(addresses[1]) as admin,
+        Gateway(addresses[0]) as gateway,
     ):
         await eventually(lambda: gateway.states[-1].serving, "a worker is ready")
-        yield Stack(gateway, admin, address, admin_address, worker_address)
+        address, admin_address, metrics_address = addresses
+        yield Stack(gateway, admin, address, admin_address, worker_address, metrics_address)

@@ -22,12 +22,12 @@ import psutil
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
 
-def ready(address, admin_address):
+def ready(address, admin_address, metrics_address):
     rss_mb = psutil.Process().memory_info().rss / 2**20
     heavy = sorted({"torch", "transformers", "tokenizers"} & set(sys.modules))
     print(json.dumps({"address": address, "admin": admin_address, "rss_mb": rss_mb, "heavy": heavy}), flush=True)
 
-asyncio.run(app.serve(SchedulerSettings(workers=("127.0.0.1:1",), port=0, admin_port=0), on_ready=ready))
+asyncio.run(app.serve(SchedulerSettings(workers=("127.0.0.1:1",), port=0, admin_port=0, metrics_port=0), on_ready=ready))
 """
 
 
@@ -68,11 +68,11 @@ def test_settings_that_cannot_work(values: dict[str, object], named: str) -> Non
 async def _start_and_stop(**values: object) -> None:
     from scheduler_svc import app
 
-    settings = SchedulerSettings(**{"port": 0, "admin_port": 0, **values})  # type: ignore[arg-type]
+    settings = SchedulerSettings(**{"port": 0, "admin_port": 0, "metrics_port": 0, **values})  # type: ignore[arg-type]
     await app.serve(settings, on_ready=lambda *_: None, stop=asyncio.Event())
 
 
-@pytest.mark.parametrize("option", ["--port", "--admin-port"])
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--metrics-port"])
 def test_a_taken_port_is_named(option: str) -> None:
     """Port in use: which one and what to do."""
     with socket.socket() as taken:

@@ -76,8 +76,13 @@ async def test_owners_are_sticky_and_tokens_are_those_of_one_worker() -> None:
     expected = await undisturbed(30)
     async with worker() as (a,), worker() as (b,), worker() as (c,), ranks(a, b, c, max_num_seqs=6) as r:
         assert await r.tokens(await r.submit_all(30)) == expected
-        lanes = lanes_of(await r.admin.steps())
+        steps = await r.admin.steps(tables=True)
+        lanes = lanes_of(steps)
         assert all(len(of_sequence) == 1 for of_sequence in lanes.values()), "an owner for life"
+        tables = [table for report in steps for table in report.tables]
+        assert all(block.endswith(f"@{lanes[t.sequence][0]}") for t in tables for block in t.blocks), (
+            "each its own blocks"
+        )
         assert sorted(lane for [lane] in lanes.values()) == [0, 0, 0, 1, 1, 2, 2]
         await r.admin.assert_all_free()
 

@@ -27,7 +27,8 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.telemetry = Telemetry(provider, enabled=True)
-        self.spans = StepSpans(self.telemetry, interval=interval)
+        self.now_s = 0.0
+        self.spans = StepSpans(self.telemetry, interval=interval, clock=lambda: self.now_s)
         self.engine = SimulatedEngine(fast())
         self.engine.allocate(64, 16)
         self.step_id = 0
@@ -60,8 +61,9 @@ def test_sequence_span_covers_the_visit_and_is_a_child_of_the_request() -> None:
     parent = span.parent
     assert parent is not None
     assert f"{parent.trace_id:032x}-{parent.span_id:016x}" in trace.traceparent
-    assert (span.start_time, span.end_time) == (1_000, 4_500)
+    assert (span.start_time, span.end_time) == (1_000, 3_500), "to the end of the last step that computed any of it"
     expected = {"first_step_id": 1, "last_step_id": 3, "steps": 3, "sampled_tokens": 2, "prompt_tokens": 4, "row": 0}
+    expected["blocks_max"] = 3
     assert {key: span.attributes[f"quire.{key}"] for key in expected} == expected
     assert span.attributes["quire.sequence"] == "r0/0"
     assert traced.spans.num_open == 0
@@ -92,6 +94,39 @@ def test_one_step_in_interval_has_a_span() -> None:
     for _ in range(29):
         traced.run()
     assert [span.attributes["quire.step_id"] for span in traced.finished("worker.step")] == [10, 20, 30]
+
+
+def test_steps_that_take_longer_than_almost_all_have_a_span() -> None:
+    """Beyond the 99th percentile of those before, once there are a hundred."""
+    traced = Traced(interval=10_000)
+
+    def run(duration_ns: int) -> None:
+        traced.step_id += 1
+        message = step(traced.step_id, add=[Row(0, [1], range(60), 1)] if traced.step_id == 1 else ())
+        start_ns = 10_000 * traced.step_id
+        traced.spans.step(message, traced.engine.execute(message), StepTimes(start_ns, start_ns + duration_ns))
+
+    for i in range(99):
+        run(9_000 if i == 50 else 500 + i)
+    assert traced.finished("worker.step") == [], "nothing to compare with yet"
+    for duration_ns in (500, 590, 9_001, 598):
+        run(duration_ns)
+    [slow] = traced.finished("worker.step")
+    assert slow.attributes["quire.step_id"] == 102 and slow.attributes["quire.step.cause"] == "slow"
+
+
+def test_only_some_comings_a_second_have_a_span_of_their_step() -> None:
+    """At a thousand requests a second two spans more for each would be too many."""
+    traced = Traced()
+    for i in range(12):
+        traced.run(add=[Row(i, [1], range(5 * i, 5 * i + 5), 1, trace=traced.request())])
+    assert len(traced.finished("worker.step")) == 10
+    traced.now_s = 0.2
+    for i in range(5):
+        traced.run(remove=[i])
+    assert [span.attributes["quire.step_id"] for span in traced.finished("worker.step")][10:] == [13, 14]
+    assert {span.attributes["quire.step.cause"] for span in traced.finished("worker.step")} == {"joins_or_leaves"}
+    assert len(traced.finished("worker.sequence")) == 5, "their own spans have no limit"
 
 
 def test_step_with_a_context_of_its_own_joins_that_trace() -> None:

@@ -1,0 +1,103 @@
+"""Gateways: calls, errors, and what clients see."""
+
+from deploy.dashboards.grafana import Dashboard, Panel, Query
+from deploy.dashboards.queries import distribution, processes, quantiles, rate
+
+_TOKENS = "suffix: tokens/s"
+
+GATEWAY = Dashboard(
+    "gateway",
+    "gateways",
+    "What clients ask, what they get, how long it takes, which errors there are.",
+    (
+        Panel(
+            title="Attached",
+            text="Gateways whose stream to the scheduler is open.",
+            unit="none",
+            kind="stat",
+            width=6,
+            queries=(Query("sum(quire_gateway_scheduler_attached)"),),
+            yellow=1,
+            low_is_bad=True,
+        ),
+        Panel(
+            title="In flight",
+            text="Requests that have not ended.",
+            unit="none",
+            kind="stat",
+            width=6,
+            queries=(Query("sum(quire_gateway_requests_in_flight)"),),
+        ),
+        Panel(
+            title="Streams",
+            text="Of these, those that are streamed.",
+            unit="none",
+            kind="stat",
+            width=6,
+            queries=(Query("sum(quire_gateway_open_streams)"),),
+        ),
+        Panel(
+            title="Tokens held for slow readers",
+            text="Tokens that are there and not read yet. Much: clients read more slowly than the model writes.",
+            unit="none",
+            kind="stat",
+            width=6,
+            queries=(Query("sum(quire_gateway_unread_tokens)"),),
+        ),
+        Panel(
+            title="Calls",
+            text="Calls a second that ended, by door (gRPC or HTTP) and method.",
+            unit="reqps",
+            width=12,
+            stacked=True,
+            queries=(rate("quire_gateway_calls_total", "door", "method"),),
+        ),
+        Panel(
+            title="Errors",
+            text="Calls a second that ended by an error, by reason: docs/errors.md says what to do. CLIENT_GONE: it left.",
+            unit="reqps",
+            width=12,
+            stacked=True,
+            may_be_empty=True,
+            queries=(rate("quire_gateway_errors_total", "reason"),),
+        ),
+        distribution(
+            "Times to first token",
+            "gen_ai_server_time_to_first_token_seconds",
+            "How many requests had their first output after how long.",
+        ),
+        Panel(
+            title="Time to first token",
+            text="From arrival at the gateway to the first output. OpenTelemetry's buckets end at 10 s: more is shown as 10 s.",
+            unit="s",
+            width=12,
+            queries=quantiles("gen_ai_server_time_to_first_token_seconds"),
+        ),
+        Panel(
+            title="Time per output token",
+            text="After the first one, as the scheduler saw it: a slow reader does not change it.",
+            unit="s",
+            queries=quantiles("gen_ai_server_time_per_output_token_seconds"),
+        ),
+        Panel(
+            title="Time of a request",
+            text="From arrival to end, of those that went well. Mostly a matter of the tokens they asked for. Buckets end at 82 s.",
+            unit="s",
+            queries=quantiles("gen_ai_server_request_duration_seconds", where='{error_type=""}'),
+        ),
+        Panel(
+            title="Tokens of requests",
+            text="Tokens a second of requests that ended: input and output.",
+            unit=_TOKENS,
+            queries=(rate("gen_ai_client_token_usage_sum", "gen_ai_token_type"),),
+        ),
+        Panel(
+            title="In flight, by operation",
+            text="Requests that have not ended.",
+            unit="short",
+            stacked=True,
+            queries=(Query("sum by (operation) (quire_gateway_requests_in_flight)", "{{operation}}"),),
+        ),
+        *processes("gateway"),
+    ),
+)

@@ -1,0 +1,84 @@
+"""The lab as an ASGI application: the page, its JSON, and what a gateway adds to it. Who may ask is the guard's business."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from gateway_svc.lab import values
+from gateway_svc.lab.query import whole_number, word
+from gateway_svc.lab.source import LabSource
+from gateway_svc.lab.stream import StepStream
+from gateway_svc.openai.public_routes import http_error, known_error
+from svc_common.errors import InvalidArgument, QuireError
+
+PAGE = Path(__file__).parent / "page"
+MOST_STEPS = 200
+
+Measured = Callable[[], tuple[bytes, str]]
+"""Metrics in Prometheus' text form, and its content type."""
+
+
+def lab_app(source: LabSource, *, play: ASGIApp | None = None, measured: Measured | None = None) -> Starlette:
+    """The application. `play`: the OpenAI door, for the playground; `measured`: what GET /metrics answers."""
+    routes = _Routes(source)
+    others: Sequence[BaseRoute] = [
+        *([] if play is None else [Mount("/lab/api", play)]),
+        *([] if measured is None else [Route("/metrics", _metrics(measured), methods=["GET"])]),
+    ]
+    return Starlette(
+        routes=[
+            Route("/", _index, methods=["GET"]),
+            Mount("/page", StaticFiles(directory=PAGE)),
+            Route("/lab/about", routes.about, methods=["GET"]),
+            Route("/lab/steps", routes.steps, methods=["GET"]),
+            Route("/lab/why", routes.why, methods=["GET"]),
+            Route("/lab/stream", StepStream(source), methods=["GET"]),
+            *others,
+        ],
+        exception_handlers={QuireError: known_error, HTTPException: http_error},
+    )
+
+
+async def _index(request: Request) -> Response:
+    """The page itself."""
+    return FileResponse(PAGE / "index.html")
+
+
+def _metrics(measured: Measured) -> Callable[[Request], object]:
+    async def answer(request: Request) -> Response:
+        """Metrics in Prometheus' text form."""
+        text, kind = measured()
+        return Response(text, headers={"content-type": kind})
+
+    return answer
+
+
+class _Routes:
+    """The page's questions, put to the source."""
+
+    def __init__(self, source: LabSource) -> None:
+        self._source = source
+
+    async def about(self, request: Request) -> Response:
+        """GET /lab/about."""
+        return values.answer(await self._source.about())
+
+    async def steps(self, request: Request) -> Response:
+        """GET /lab/steps?since=STEP&limit=NUMBER."""
+        limit = min(whole_number(request, "limit", MOST_STEPS), MOST_STEPS)
+        return values.answer(await self._source.steps(whole_number(request, "since", 0), limit))
+
+    async def why(self, request: Request) -> Response:
+        """GET /lab/why?id=ID&tenant=NAME&needs=1."""
+        request_id = word(request, "id")
+        if not request_id:
+            raise InvalidArgument.field("id", "is empty: which request is to be explained?")
+        needs = whole_number(request, "needs", 0) > 0
+        return values.answer(await self._source.why(request_id, word(request, "tenant"), needs=needs))

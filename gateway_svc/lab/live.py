@@ -1,0 +1,135 @@
+"""The lab's source of a running stack: asks the scheduler's operators' API, through the channel that the relay holds."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gateway_svc.lab import translation
+from gateway_svc.lab.source import LIVE, MAX_LISTED, About, Snapshot, Step, Tell, Why
+from gateway_svc.lab.tables import TableChanges
+from protos.inference.v1 import admin_pb2 as pb
+from protos.inference.v1 import admin_pb2_grpc
+from svc_common import rpc
+from svc_common.version import VERSION
+
+SNAPSHOT_S = 0.4
+NUM_STEPS_AT_FIRST = 120
+MOST_STEPS_BEHIND = 2_000
+_TIMEOUT_S = 10.0
+_NEEDS_TIMEOUT_S = 60.0
+
+Connected = Callable[[], Awaitable[grpc.aio.Channel]]
+
+
+class LiveSource:
+    """A LabSource. `connected()`: a channel to the scheduler's AdminService; Unavailable while there is none."""
+
+    def __init__(self, connected: Connected, *, title: str, can_generate: bool) -> None:
+        self._connected = connected
+        self._about = About(LIVE, title, VERSION, can_generate)
+
+    async def about(self) -> About:
+        """See LabSource."""
+        return self._about
+
+    async def steps(self, since: int, limit: int) -> list[Step]:
+        """See LabSource."""
+        found: list[Step] = []
+        changes = TableChanges()
+        async with self._watch(since, follow=False) as reports:
+            async for report in reports:
+                found.append(translation.step(report, changes.to(translation.tables(report))))
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def follow(self, since: int, tell: Tell) -> None:
+        """See LabSource."""
+        now = (await self._blocks()).step
+        oldest = now - (MOST_STEPS_BEHIND if since else NUM_STEPS_AT_FIRST)
+        await _together(self._tell_steps(max(1, since, oldest), tell), self._tell_snapshots(tell))
+
+    async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
+        """See LabSource."""
+        request = pb.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
+        timeout_s = _NEEDS_TIMEOUT_S if needs else _TIMEOUT_S
+        async with _known_errors():
+            return translation.why(await (await self._stub()).ExplainRequest(request, timeout=timeout_s))
+        raise AssertionError("an error ends the call")
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    async def _tell_steps(self, since: int, tell: Tell) -> None:
+        changes = TableChanges()
+        async with self._watch(since, follow=True) as reports:
+            async for report in reports:
+                await tell(translation.step(report, changes.to(translation.tables(report))))
+
+    async def _tell_snapshots(self, tell: Tell) -> None:
+        """Looks a few times a second; what is as it was is not told again."""
+        last: Snapshot | None = None
+        while True:
+            snapshot = await self._snapshot()
+            if snapshot != last:
+                await tell(snapshot)
+                last = snapshot
+            await asyncio.sleep(SNAPSHOT_S)
+
+    async def _snapshot(self) -> Snapshot:
+        async with _known_errors():
+            stub = await self._stub()
+            blocks, requests, workers = await asyncio.gather(
+                self._blocks(),
+                stub.ListRequests(pb.ListRequestsRequest(max_requests=MAX_LISTED), timeout=_TIMEOUT_S),
+                stub.ListWorkers(pb.ListWorkersRequest(), timeout=_TIMEOUT_S),
+            )
+            return translation.snapshot(blocks, requests, workers)
+        raise AssertionError("an error ends the call")
+
+    async def _blocks(self) -> pb.GetBlocksResponse:
+        async with _known_errors():
+            blocks: pb.GetBlocksResponse = await (await self._stub()).GetBlocks(
+                pb.GetBlocksRequest(cached=True), timeout=_TIMEOUT_S
+            )
+            return blocks
+        raise AssertionError("an error ends the call")
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _watch(self, since: int, *, follow: bool) -> AsyncIterator[Any]:
+        """Steps with their tables; the call ends with the context."""
+        request = pb.WatchSchedulerRequest(since_step=since, follow=follow, tables=True)
+        async with _known_errors():
+            call = (await self._stub()).WatchScheduler(request)
+            try:
+                yield call
+            finally:
+                call.cancel()
+
+    async def _stub(self) -> Any:
+        return admin_pb2_grpc.AdminServiceStub(await self._connected())  # type: ignore[no-untyped-call]
+
+
+@contextlib.asynccontextmanager
+async def _known_errors() -> AsyncIterator[None]:
+    """The scheduler's error as it said it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise rpc.from_rpc_error(error) from None
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    """Until one of them fails or the caller is cancelled; then all are over."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,52 @@
+// What each reason means, for people, and its tone: run, need (something is short), turn (others come first), out (it had to leave), idle.
+
+const REASONS = {
+  ARRIVED: ["idle", "came while a step was under way"],
+  NO_WORKER: ["out", "no worker can run steps: {why}"],
+  NEED_BLOCKS: ["need", "needs {need} blocks, {free} are free"],
+  TOKEN_BUDGET: ["need", "the step's {budget} tokens are taken"],
+  MAX_SEQS: ["need", "{running} sequences run, {limit} may"],
+  LORA_SLOTS: ["need", "adapter {adapter} is one more than the {limit} that may run"],
+  DELAY: ["turn", "prompts wait for company"],
+  BATCH_UNDER_WAY: ["turn", "nobody joins a static batch"],
+  STEP_PREEMPTS: ["turn", "the step had to preempt others"],
+  DECODE_FIRST: ["turn", "the step is one of decodes"],
+  SWAPPED_FIRST: ["turn", "those on the host come back first"],
+  OUTRANKED: ["turn", "a more important one comes first"],
+  PREFILL_FIRST: ["turn", "the step is one of prompts"],
+  RESULT_PENDING: ["turn", "a step of it is under way still"],
+  MAKES_WAY: ["turn", "all make way for one that was stuck"],
+  RESERVED: ["need", "room is kept for those that run: {need} of {capacity} blocks"],
+  THRESHOLD: ["need", "needs {need} blocks, {free} are left for prompts"],
+  SLOT_TYPE: ["turn", "its lane takes other work now"],
+  LANE_BUSY: ["need", "every lane that could take it is busy"],
+  PREFIX_AFFINITY: ["turn", "rank {rank} knows {known} tokens of it and is busy"],
+  TENANT_SHARE: ["turn", "another tenant's request comes first"],
+  MADE_ROOM: ["turn", "others left for it; it starts next"],
+  PREEMPTED: ["out", "had to leave ({mode})"],
+  WORKER_LOST: ["out", "its worker was lost; it is computed again"],
+  BEHIND: ["idle", "behind {head}: {head_reason}"],
+  RUNNING: ["run", "runs"],
+  ENDED: ["idle", "is over"],
+  BEFORE: ["idle", "since before the recording begins"],
+};
+
+/** run, need, turn, out or idle. */
+export const tone = (reason) => REASONS[reason]?.[0] ?? "turn";
+
+/** A sentence with the numbers that decided; where one is missing the numbers stand alone. */
+export function because(reason, numbers, show) {
+  const text = REASONS[reason]?.[1];
+  let isWhole = text !== undefined;
+  const filled = (text ?? "").replace(/\{(\w+)\}/g, (_, name) => {
+    isWhole &&= name in numbers;
+    return name in numbers ? show(numbers[name]) : "";
+  });
+  return isWhole ? filled : listed(numbers, show);
+}
+
+/** "need 12 · free 9". */
+export const listed = (numbers, show) =>
+  Object.entries(numbers)
+    .map(([name, number]) => `${name.replaceAll("_", " ")} ${show(number)}`)
+    .join(" · ");

@@ -1,0 +1,152 @@
+"""Messages of the operators' API as what the page is told. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gateway_svc.lab.source import (
+    Episode,
+    Listed,
+    Numbers,
+    Pairs,
+    Pool,
+    ReasonCount,
+    Share,
+    Snapshot,
+    Step,
+    StepTimes,
+    TableChange,
+    Why,
+)
+from protos.inference.v1 import admin_pb2 as pb
+
+_NS_PER_MS = 1e6
+DEVICE, HOST = "g", "c"
+
+
+def tables(message: pb.StepReport | pb.GetBlocksResponse) -> dict[str, list[str]]:
+    """Block tables by sequence."""
+    return {table.sequence: list(table.blocks) for table in message.tables}
+
+
+def step(report: pb.StepReport, change: TableChange) -> Step:
+    """One step; `change`: to its tables from those of the step before."""
+    queues, free = report.queues, report.free
+    return Step(
+        step=report.step,
+        lane=report.lane,
+        policy=report.policy,
+        shares=[
+            Share(group.id, list(group.seqs), group.tokens, group.computed_before, group.prefill)
+            for group in report.scheduled
+        ],
+        swap_in=_pairs(report.swap_in),
+        swap_out=_pairs(report.swap_out),
+        copy=_pairs(report.copy),
+        preempted=[(item.id, item.mode) for item in report.preempted],
+        queues=(queues.waiting, queues.running, queues.swapped),
+        free=(free.gpu, free.cpu),
+        sampled={item.sequence: len(item.tokens) for item in report.sampled},
+        computed_tokens=report.computed_tokens,
+        error=report.error,
+        times=_times(report),
+        tables=change,
+    )
+
+
+def _times(report: pb.StepReport) -> StepTimes:
+    t = report.times
+    return StepTimes(
+        planned_ms=t.planned_ns / _NS_PER_MS,
+        finished_ms=t.finished_ns / _NS_PER_MS,
+        started_ms=t.started_ns / _NS_PER_MS,
+        duration_ms=report.duration_ns / _NS_PER_MS,
+        schedule_ms=t.schedule_ns / _NS_PER_MS,
+        queued_ms=t.queued_ns / _NS_PER_MS,
+        cache_ms=t.cache_ns / _NS_PER_MS,
+        prepare_ms=t.prepare_ns / _NS_PER_MS,
+        model_ms=t.model_ns / _NS_PER_MS,
+        sample_ms=t.sample_ns / _NS_PER_MS,
+    )
+
+
+def _pairs(pairs: Iterable[pb.BlockPair]) -> Pairs:
+    return [(pair.src, pair.dst) for pair in pairs]
+
+
+# --- what is held --------------------------------------------------------------------------------------------------------
+
+
+def snapshot(
+    blocks: pb.GetBlocksResponse, requests: pb.ListRequestsResponse, workers: pb.ListWorkersResponse
+) -> Snapshot:
+    """What there is at one instant."""
+    return Snapshot(
+        step=blocks.step,
+        block_size=blocks.block_size,
+        pools=_pools(blocks, workers.workers),
+        cached=list(blocks.cached_blocks),
+        requests=[_listed(request) for request in requests.requests],
+        reasons=[ReasonCount(count.queue, count.reason, count.num_requests) for count in requests.reasons],
+        num_left_out=requests.num_left_out,
+        tables=tables(blocks),
+    )
+
+
+def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[Pool]:
+    """Several workers have a pool each, of equal size. Rules that keep the first block for themselves begin at 1."""
+    num_ranks = max(1, len(workers))
+    total = blocks.gpu.total // num_ranks
+    has_null_block = bool(workers) and workers[0].num_gpu_blocks == total + 1
+    suffixes = [""] if num_ranks == 1 else [f"@{rank}" for rank in range(num_ranks)]
+    devices = [Pool(DEVICE, suffix, int(has_null_block), total) for suffix in suffixes]
+    return [*devices, *([Pool(HOST, "", 0, blocks.cpu.total)] if blocks.cpu.total else [])]
+
+
+def _listed(request: pb.LiveRequest) -> Listed:
+    return Listed(
+        id=request.id,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        queue=request.queue,
+        reason=request.reason,
+        numbers=_numbers(request.numbers),
+        priority=request.priority,
+        num_choices=request.num_choices,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        cached_prompt_tokens=request.cached_prompt_tokens,
+        arrived_ms=request.arrived_ns / _NS_PER_MS,
+        started_ms=request.started_ns / _NS_PER_MS if request.HasField("started_ns") else None,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+# --- why -----------------------------------------------------------------------------------------------------------------
+
+
+def why(response: pb.ExplainRequestResponse) -> Why:
+    """A request's timeline."""
+    return Why(response.id, [_episode(episode) for episode in response.episodes], response.num_waits_not_searched)
+
+
+def _episode(episode: pb.Episode) -> Episode:
+    return Episode(
+        from_step=episode.from_step,
+        to_step=episode.to_step if episode.HasField("to_step") else None,
+        from_ms=episode.from_ns / _NS_PER_MS,
+        to_ms=episode.to_ns / _NS_PER_MS if episode.HasField("to_ns") else None,
+        queue=episode.queue,
+        reason=episode.reason,
+        numbers=_numbers(episode.numbers),
+        sample=episode.sample,
+        needs=_numbers(episode.needs),
+    )
+
+
+def _numbers(numbers: Iterable[pb.Number]) -> Numbers:
+    return {number.name: _value(number) for number in numbers}
+
+
+def _value(number: Any) -> int | float | str:
+    value: int | float | str = getattr(number, number.WhichOneof("value"))
+    return value

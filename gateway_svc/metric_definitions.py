@@ -1,0 +1,149 @@
+"""All metrics of a gateway, with what each counts (svc_common.metrics).
+
+Names and buckets of the `gen_ai_*` ones are OpenTelemetry's (operations.md 2.1), with underscores and units as Prometheus has them.
+Labels have few values each: served models, kinds of operations, statuses, documented reasons; never what a caller wrote.
+"""
+
+from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec
+
+_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+# Steps on a GPU take less than the 10 ms that the convention begins with.
+_TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TOKENS = tuple(4**i for i in range(14))
+
+_OPERATIONS = "`chat`, `text_completion`, `resume`, `embeddings`"
+_OPERATION = {
+    "gen_ai_operation_name": _OPERATIONS,
+    "gen_ai_request_model": "the served models and adapters; empty where the request failed before one was found",
+}
+_REASON = "one of [errors](errors.md)"
+
+DURATION = MetricSpec(
+    name="gen_ai_server_request_duration_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    text="Time from a request's arrival to its end, by how it ended.",
+    formula="From the moment its call reached this gateway to its last event; once for each request, however it ended.",
+    labels={**_OPERATION, "error_type": f"empty = it went well; else {_REASON}"},
+    buckets=_DURATION_S,
+    serves="OpenTelemetry's GenAI conventions",
+    query="histogram_quantile(0.95, sum by (le) (rate(gen_ai_server_request_duration_seconds_bucket[5m])))",
+)
+TTFT = MetricSpec(
+    name="gen_ai_server_time_to_first_token_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    text="Time from a request's arrival to its first output.",
+    formula="From the moment its call reached this gateway to its first tokens from the scheduler; of requests with output.",
+    labels=_OPERATION,
+    buckets=_TTFT_S,
+    serves="OpenTelemetry's GenAI conventions",
+    query="histogram_quantile(0.95, sum by (le) (rate(gen_ai_server_time_to_first_token_seconds_bucket[5m])))",
+)
+TPOT = MetricSpec(
+    name="gen_ai_server_time_per_output_token_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    text="Time per output token of a choice after the first, as the scheduler saw it.",
+    formula="`decode_ms` of the request's usage over (completion tokens / choices - 1); not below two tokens for each choice.",
+    labels=_OPERATION,
+    buckets=_TPOT_S,
+    serves="OpenTelemetry's GenAI conventions",
+    query="histogram_quantile(0.5, sum by (le) (rate(gen_ai_server_time_per_output_token_seconds_bucket[5m])))",
+)
+TOKENS = MetricSpec(
+    name="gen_ai_client_token_usage",
+    kind=Kind.HISTOGRAM,
+    unit="tokens",
+    text="Tokens of a request.",
+    formula="`prompt_tokens` (input) and `completion_tokens` (output) of its usage, at its end.",
+    labels={**_OPERATION, "gen_ai_token_type": "`input`, `output`"},
+    buckets=_TOKENS,
+    serves="OpenTelemetry's GenAI conventions",
+    query="sum by (gen_ai_token_type) (rate(gen_ai_client_token_usage_sum[5m]))",
+)
+IN_FLIGHT = MetricSpec(
+    name="quire_gateway_requests_in_flight",
+    kind=Kind.GAUGE,
+    unit="requests",
+    text="Requests that have not ended.",
+    formula="Requests that generate or embed, from arrival to end.",
+    labels={"operation": _OPERATIONS},
+    serves="what users see: how much, how it ends",
+    query="sum by (operation) (quire_gateway_requests_in_flight)",
+)
+STREAMS = MetricSpec(
+    name="quire_gateway_open_streams",
+    kind=Kind.GAUGE,
+    unit="requests",
+    text="Of these, those that are streamed.",
+    formula="Requests whose client reads events as they come.",
+    serves="what users see: how much, how it ends",
+    query="sum(quire_gateway_open_streams)",
+)
+CALLS = MetricSpec(
+    name="quire_gateway_calls_total",
+    kind=Kind.COUNTER,
+    unit="calls",
+    text="Calls that ended, by door, method and status.",
+    formula="One for each call of any kind at either door. Who leaves before the end is `CANCELLED`.",
+    labels={
+        "door": "`grpc`, `http`",
+        "method": "the service's methods; at the HTTP door verb and route",
+        "status": "`OK` and gRPC's status names",
+    },
+    serves="what users see: how much, how it ends",
+    query="sum by (method, status) (rate(quire_gateway_calls_total[5m]))",
+)
+ERRORS = MetricSpec(
+    name="quire_gateway_errors_total",
+    kind=Kind.COUNTER,
+    unit="calls",
+    text="Calls that ended by an error, by its reason.",
+    formula="Those of `quire_gateway_calls_total` that are not `OK`.",
+    labels={"status": "gRPC's status names", "reason": f"{_REASON}; `CLIENT_GONE`; `OTHER`"},
+    serves="faults: who is away, what fails",
+    query="topk(5, sum by (reason) (rate(quire_gateway_errors_total[5m])))",
+)
+UNREAD = MetricSpec(
+    name="quire_gateway_unread_tokens",
+    kind=Kind.GAUGE,
+    unit="tokens",
+    text="Tokens held for readers that are slower than generation.",
+    formula="Tokens that came from the scheduler and that their readers have not taken, of all requests.",
+    serves="[overload](overload.md): slow readers",
+    query="max_over_time(quire_gateway_unread_tokens[5m])",
+)
+AT_SCHEDULER = MetricSpec(
+    name="quire_gateway_scheduler_requests",
+    kind=Kind.GAUGE,
+    unit="requests",
+    text="Requests that this gateway has at its scheduler.",
+    formula="Submitted and not ended, those waiting for a scheduler that is away too.",
+    serves="what this gateway has to do",
+    query="sum(quire_gateway_scheduler_requests)",
+)
+ATTACHED = MetricSpec(
+    name="quire_gateway_scheduler_attached",
+    kind=Kind.GAUGE,
+    unit="1",
+    text="1: the stream to the scheduler is open.",
+    formula="1 while Attach is open, else 0.",
+    serves="faults: who is away, what fails",
+    query="quire_gateway_scheduler_attached == 0",
+)
+SERVING = MetricSpec(
+    name="quire_gateway_scheduler_serving",
+    kind=Kind.GAUGE,
+    unit="1",
+    text="1: the scheduler takes and serves requests.",
+    formula="What the scheduler said last; 0 while it is away.",
+    serves="faults: who is away, what fails",
+    query="quire_gateway_scheduler_serving == 0",
+)
+
+METRICS = (
+    *(DURATION, TTFT, TPOT, TOKENS, IN_FLIGHT, STREAMS, CALLS, ERRORS, UNREAD, AT_SCHEDULER, ATTACHED, SERVING),
+    DROPPED_SPANS,
+)

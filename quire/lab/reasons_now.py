@@ -1,0 +1,54 @@
+"""Why each request is where it is at one moment of a replay: its own last event, or what holds up the head of its queue."""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.core.request import Place, Request
+from scheduler_svc.core.timelines import BETWEEN_PLANS, behind
+
+BEFORE = "BEFORE"
+"""In place of a reason that was told before the recording begins."""
+
+
+class ReasonsNow:
+    """Owner of the last event of each request that lives, and of each queue's head."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Event] = {}
+        self._heads: dict[str, Event] = {}
+
+    def copy(self) -> "ReasonsNow":
+        """One that goes on from here by itself."""
+        other = ReasonsNow()
+        other._last, other._heads = dict(self._last), dict(self._heads)
+        return other
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """What a plan told."""
+        for event in events:
+            if event.of_queue:
+                self._heads[event.queue] = event
+            if event.request_id and event.reason is not Reason.ENDED:
+                self._last[event.request_id] = event
+
+    def forget(self, request_id: str) -> None:
+        """It is over."""
+        self._last.pop(request_id, None)
+
+    def of(self, request: Request) -> tuple[str, str, Numbers]:
+        """Queue, reason and numbers; of several samples those of whose changed last."""
+        event = self._last.get(request.request_id)
+        if event is None:
+            places = {group.place for group in request.groups}
+            return (Place.RUNNING if Place.RUNNING in places else next(iter(places))).value, BEFORE, {}
+        head = self._heads.get(event.queue)
+        if head is not None and event.queue in WAITING_QUEUES and _holds_up(head, event):
+            return event.queue, behind(head).reason.value, behind(head).numbers
+        return event.queue, event.reason.value, event.numbers
+
+
+def _holds_up(head: Event, own: Event) -> bool:
+    """What was found of itself in a step holds for it, whatever held up others; see Timelines."""
+    if (head.request_id, head.sample) == (own.request_id, own.sample):
+        return False
+    return head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)

@@ -1,0 +1,256 @@
+"""What `quire top` shows, as numbers: made from the scheduler's answers, drawn by quire.top.drawing, printed by `--json`. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from protos.inference.v1 import admin_pb2
+from quire.top.steps import StepFigures
+from quire.top.words import sentence
+
+WAITING_QUEUES = ("waiting", "swapped")
+_NS_PER_S = 1e9
+_NUM_REMEMBERED = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a scheduler said at `at_ns` (Unix)."""
+
+    at_ns: int
+    load: admin_pb2.GetLoadResponse
+    requests: admin_pb2.ListRequestsResponse
+    workers: Sequence[admin_pb2.Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Blocks of one pool: `used` by requests, `cached` = held by nobody and with a reusable prefix, `free` = empty."""
+
+    tier: str
+    total: int
+    used: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Requests of a queue that wait for the same. `words`: for people."""
+
+    queue: str
+    reason: str
+    num_requests: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request that has not ended. `age_s`: since it came; `waited_s`: till it was first scheduled, or now."""
+
+    id: str
+    request_id: str
+    tenant: str
+    queue: str
+    reason: str
+    numbers: dict[str, Any]
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_prompt_tokens: int
+    num_choices: int
+    num_preemptions: int
+    age_s: float
+    waited_s: float
+
+    @property
+    def is_waiting(self) -> bool:
+        """In a queue of those that wait."""
+        return self.queue in WAITING_QUEUES
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What a tenant has here; `name` empty = the default one."""
+
+    name: str
+    waiting: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker. `problem`: why it runs no steps, or what it does on the way there; empty = it runs them."""
+
+    lane: int
+    address: str
+    ready: bool
+    problem: str
+    model: str
+    epoch: int
+    num_gpu_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Prompt tokens of requests that were seen since they started, and how many of these the cache had."""
+
+    num_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share; None of nothing."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class TopNumbers:
+    """One moment of a scheduler. `waits`: the most frequent first. `pools`: empty before a worker has said what it has.
+
+    `requests`: in order of arrival, `num_left_out` more are not listed. `output_tokens_per_s`: as the scheduler counts it.
+    None: a recording does not know it.
+    """
+
+    at_ns: int
+    serving: bool
+    draining: bool
+    policy: str
+    step: int
+    waiting: int
+    running: int
+    swapped: int
+    never_scheduled: int
+    max_waiting: int | None
+    waiting_tokens: int
+    output_tokens_per_s: float
+    starts_per_s: float | None
+    waits: tuple[Wait, ...]
+    pools: tuple[Pool, ...]
+    prefixes: Prefixes
+    steps: StepFigures
+    workers: tuple[WorkerRow, ...]
+    tenants: tuple[Tenant, ...]
+    requests: tuple[RequestRow, ...]
+    num_left_out: int
+
+
+class PrefixTally:
+    """Owner of what the cache gave to the last requests that were seen after their start."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def take(self, requests: Iterable[admin_pb2.LiveRequest]) -> None:
+        """Those that started are counted once each, by their id."""
+        for request in requests:
+            if request.HasField("started_ns"):
+                self._seen[request.id] = (request.prompt_tokens, request.cached_prompt_tokens)
+                self._seen.move_to_end(request.id)
+        while len(self._seen) > _NUM_REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def forget(self) -> None:
+        """Another scheduler's requests come next."""
+        self._seen.clear()
+
+    def prefixes(self) -> Prefixes:
+        """In sum."""
+        prompt, cached = (sum(pair[i] for pair in self._seen.values()) for i in (0, 1))
+        return Prefixes(len(self._seen), prompt, cached)
+
+
+def numbers_of(answers: Answers, steps: StepFigures, prefixes: Prefixes, policy: str) -> TopNumbers:
+    """All of it."""
+    load = answers.load
+    rows = tuple(_row(request, answers.at_ns) for request in answers.requests.requests)
+    return TopNumbers(
+        at_ns=answers.at_ns,
+        serving=load.serving,
+        draining=load.draining,
+        policy=policy,
+        step=max(answers.requests.step, steps.last_step),
+        waiting=load.queues.waiting,
+        running=load.queues.running,
+        swapped=load.queues.swapped,
+        never_scheduled=load.num_waiting,
+        max_waiting=load.max_waiting,
+        waiting_tokens=load.num_waiting_tokens,
+        output_tokens_per_s=load.output_tokens_per_s,
+        starts_per_s=load.starts_per_s,
+        waits=waits_of(((r.queue, r.reason, r.num_requests) for r in answers.requests.reasons), rows),
+        pools=tuple(_pools(load)),
+        prefixes=prefixes,
+        steps=steps,
+        workers=tuple(_worker(worker) for worker in answers.workers),
+        tenants=tuple(Tenant(t.tenant, t.num_waiting, t.num_running) for t in load.tenants),
+        requests=rows,
+        num_left_out=answers.requests.num_left_out,
+    )
+
+
+def numbers_json(numbers: TopNumbers) -> dict[str, Any]:
+    """One JSON object: the fields by their names."""
+    values = asdict(numbers)
+    values["prefixes"]["hit_rate"] = numbers.prefixes.hit_rate
+    return values
+
+
+def numbers_dict(numbers: Iterable[admin_pb2.Number]) -> dict[str, Any]:
+    """By name."""
+    return {number.name: getattr(number, str(number.WhichOneof("value"))) for number in numbers}
+
+
+def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow]) -> tuple[Wait, ...]:
+    """Those of `counts` (queue, reason, requests) that wait, by frequency, each explained by the numbers of a row that has it."""
+    examples: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        examples.setdefault((row.queue, row.reason), row.numbers)
+    found = [
+        Wait(queue, reason, count, sentence(reason, examples.get((queue, reason), {})))
+        for queue, reason, count in counts
+        if queue in WAITING_QUEUES
+    ]
+    return tuple(sorted(found, key=lambda wait: (-wait.num_requests, wait.reason, wait.queue)))
+
+
+def _pools(load: admin_pb2.GetLoadResponse) -> Iterable[Pool]:
+    for tier, pool, known in (("device", load.gpu, load.HasField("gpu")), ("host", load.cpu, load.HasField("cpu"))):
+        if known:
+            yield Pool(tier, pool.total, pool.total - pool.free, pool.cached, pool.free - pool.cached)
+
+
+def _worker(worker: admin_pb2.Worker) -> WorkerRow:
+    problem = "" if worker.ready else worker.reason or "not reached yet"
+    if problem and worker.warming:
+        problem = f"warming up: {problem}"
+    return WorkerRow(
+        worker.lane, worker.address, worker.ready, problem, worker.model, worker.epoch, worker.num_gpu_blocks
+    )
+
+
+def _row(request: admin_pb2.LiveRequest, now_ns: int) -> RequestRow:
+    started_ns = request.started_ns if request.HasField("started_ns") else now_ns
+    return RequestRow(
+        id=request.id,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        queue=request.queue,
+        reason=request.reason,
+        numbers=numbers_dict(request.numbers),
+        priority=request.priority,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        cached_prompt_tokens=request.cached_prompt_tokens,
+        num_choices=request.num_choices,
+        num_preemptions=request.num_preemptions,
+        age_s=_seconds(request.arrived_ns, now_ns),
+        waited_s=_seconds(request.arrived_ns, started_ns),
+    )
+
+
+def _seconds(from_ns: int, to_ns: int) -> float:
+    """Never less than nothing, whatever two machines' clocks say."""
+    return round(max(0, to_ns - from_ns) / _NS_PER_S, 3)

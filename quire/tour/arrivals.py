@@ -1,0 +1,98 @@
+"""Requests whose order of arrival is certain: the workers stand still while they come, so no step passes meanwhile."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+
+from quire.outputs import Delta, RequestOutput
+from quire.streams import Stream
+from quire.tour.stage import Request, TourStack
+from svc_common.errors import NotFound, QuireError
+
+_LONGEST_S = 1.5
+_NO_PAUSES: Mapping[str, float] = MappingProxyType({})
+
+
+def one_by_one(
+    stack: TourStack,
+    requests: Sequence[Request],
+    *,
+    pauses_s: Mapping[str, float] = _NO_PAUSES,
+    keep_errors: bool = False,
+) -> list[RequestOutput]:
+    """Outputs of requests that arrive in this order while the first one's step is under way and takes as long as it takes.
+
+    The first is in a step of its own, of which nothing comes back before the last has arrived. `pauses_s`: seconds between a
+    request's arrival and the next one's; all together well below a second.
+    `keep_errors`: an error is in its output, else it is raised.
+    """
+    with ExitStack() as opened:
+        with standing_still(stack):
+            first, *others = requests
+            streams = [opened.enter_context(stack.start(first))]
+            wait_running(stack, first.id)
+            for request in others:
+                streams.append(opened.enter_context(stack.start(request)))
+                stack.wait(lambda: has_come(stack, request.id), f"{request.id} to arrive")  # noqa: B023
+                time.sleep(pauses_s.get(request.id, 0.0))
+        return [ended(stream, keep_error=keep_errors) for stream in streams]
+
+
+def queues(stack: TourStack) -> dict[str, str]:
+    """Requests that have not ended, by id, with the queue that each is in."""
+    return {request.id: request.queue for request in stack.admin.requests().requests}
+
+
+def has_come(stack: TourStack, name: str) -> bool:
+    """Whether the scheduler knows it, though it may be over."""
+    try:
+        return name in queues(stack) or bool(stack.why(name))
+    except NotFound:
+        return False
+
+
+def wait_running(stack: TourStack, name: str) -> None:
+    """Returns when the request is in a plan, though it may be over."""
+    stack.wait(lambda: has_come(stack, name) and queues(stack).get(name) != "waiting", f"{name} to run")
+
+
+@contextmanager
+def standing_still(stack: TourStack) -> Iterator[None]:
+    """Workers get SIGSTOP, and SIGCONT at the end; sooner where that takes so long that the scheduler would take them for lost."""
+    pids = [pid for name, pid in stack.local.pids.items() if name.startswith("worker")]
+    latest = threading.Timer(_LONGEST_S, _signal, (pids, signal.SIGCONT))
+    _signal(pids, signal.SIGSTOP)
+    latest.start()
+    try:
+        yield
+    finally:
+        latest.cancel()
+        _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def read_on(readings: Sequence[Iterator[Delta]]) -> None:
+    """Reads streams that were begun to their ends, one after the other."""
+    for reading in readings:
+        for _ in reading:
+            pass
+
+
+def ended(stream: Stream, *, keep_error: bool = False) -> RequestOutput:
+    """What has come when the stream is over. Its error is raised, or kept in what is returned."""
+    try:
+        for _ in stream:
+            pass
+    except QuireError as error:
+        if not keep_error:
+            raise
+        stream.result.error = error
+    return stream.result

@@ -1,0 +1,16 @@
+"""The console that screens are printed on: as wide as a screen, and text is text."""
+
+from typing import IO
+
+from rich.console import Console
+
+from quire.tour.screen import WIDTH
+
+
+def screen_console(file: IO[str] | None = None, *, record: bool = False, force_terminal: bool | None = None) -> Console:
+    """A console for `file` (None = standard output), WIDTH columns wide, less where the terminal has less."""
+    console = Console(
+        file=file, record=record, force_terminal=force_terminal, markup=False, highlight=False, emoji=False
+    )
+    console.width = min(console.width, WIDTH) if file is None and console.is_terminal else WIDTH
+    return console

@@ -1,0 +1,140 @@
+"""Pictures in text, for screens: timetables of who runs in which step, stacked bars, and two pictures side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Step = Mapping[str, Any]
+"""A step as `quire steps --json` has it."""
+Cell = tuple[str, str]
+"""What stands in a place of a timetable, and its style."""
+
+PREFILL, DECODE, IDLE = "▒", "█", "·"
+PREFILL_STYLE, DECODE_STYLE, IDLE_STYLE = "yellow", "green", "bright_black"
+_RULER_EVERY = 5
+
+
+# --- timetables ----------------------------------------------------------------------------------------------------
+
+
+def share(step: Step, name: str) -> Mapping[str, Any] | None:
+    """What a request has of a step: its entry of `scheduled`; None = nothing."""
+    return next((group for group in step["scheduled"] if group["id"] == name), None)
+
+
+def mark_cell(step: Step, name: str) -> Cell:
+    """One column: whether it computes its prompt, decodes, or has no part in the step."""
+    group = share(step, name)
+    if group is None:
+        return IDLE, IDLE_STYLE
+    return (PREFILL, PREFILL_STYLE) if group["prefill"] else (DECODE, DECODE_STYLE)
+
+
+def token_cell(width: int) -> Callable[[Step, str], Cell]:
+    """So many columns: how many tokens of it are computed in the step."""
+
+    def cell(step: Step, name: str) -> Cell:
+        group = share(step, name)
+        if group is None:
+            return f"{IDLE:>{width}}", IDLE_STYLE
+        style = f"black on {PREFILL_STYLE}" if group["prefill"] else f"black on {DECODE_STYLE}"
+        return f"{group['tokens']:>{width}}", style
+
+    return cell
+
+
+def timetable(
+    steps: Sequence[Step], names: Sequence[str], cell: Callable[[Step, str], Cell] = mark_cell, *, width: int = 1
+) -> Text:
+    """A row for each request, a place of `width` columns for each step, above it a ruler with the steps' numbers."""
+    label = max((len(name) for name in names), default=0) + 1
+    picture = Text(" " * label + _ruler(steps, width), style="dim")
+    for name in names:
+        picture.append(f"\n{name:<{label}}", style="bold not dim")
+        for step in steps:
+            text, style = cell(step, name)
+            picture.append(text, style=f"{style} not dim")
+    return picture
+
+
+def _ruler(steps: Sequence[Step], width: int) -> str:
+    """The number of every fifth step, where it has room, flush right above its place."""
+    line = ""
+    for place, step in enumerate(steps, 1):
+        number = str(step["step"])
+        if (place == 1 or place % _RULER_EVERY == 0) and len(line) + len(number) < place * width + 1:
+            line = line.ljust(place * width - len(number)) + number
+        elif place == 1:
+            line = number
+    return line
+
+
+def legend(*entries: tuple[str, str, str]) -> Text:
+    """(sign, style, meaning) each, in one line."""
+    line = Text()
+    for sign, style, meaning in entries:
+        line.append(sign, style=style).append(f" {meaning}   ")
+    return line
+
+
+TIMETABLE_LEGEND = (
+    (PREFILL, PREFILL_STYLE, "computes its prompt"),
+    (DECODE, DECODE_STYLE, "makes a token"),
+    (IDLE, IDLE_STYLE, "no part in the step"),
+)
+
+
+# --- bars ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar. `sign`: the character that it is drawn with, so that colours are not needed."""
+
+    name: str
+    amount: float
+    sign: str
+    style: str
+
+
+def bar(parts: Sequence[Part], *, total: float | None = None, width: int = 60) -> Text:
+    """The parts end to end; `width` columns stand for `total` (None = the sum of the parts). Boundaries are rounded, not lengths,
+    so the bar is never longer than what it stands for."""
+    whole = sum(part.amount for part in parts) if total is None else total
+    line, so_far, end = Text(), 0.0, 0
+    for part in parts:
+        so_far += part.amount
+        until = round(width * so_far / whole) if whole else 0
+        line.append(part.sign * (until - end), style=part.style)
+        end = until
+    return line
+
+
+def bars(rows: Mapping[str, Sequence[Part]], *, width: int = 60, unit: str | None = "") -> Table:
+    """A labelled bar a row, all on the scale of the longest, with its sum behind it (`unit` None = without)."""
+    total = max((sum(part.amount for part in parts) for parts in rows.values()), default=0.0)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(min_width=width)
+    table.add_column(justify="right")
+    for label, parts in rows.items():
+        amount = sum(part.amount for part in parts)
+        table.add_row(label, bar(parts, total=total, width=width), "" if unit is None else f"{amount:,.6g}{unit}")
+    return table
+
+
+# --- layout --------------------------------------------------------------------------------------------------------
+
+
+def side_by_side(*columns: tuple[str, RenderableType]) -> Table:
+    """(heading, picture) each, beside one another."""
+    table = Table.grid(padding=(0, 3))
+    for _ in columns:
+        table.add_column()
+    table.add_row(*(Text(heading, style="bold underline") for heading, _ in columns))
+    table.add_row(*(picture for _, picture in columns))
+    return table

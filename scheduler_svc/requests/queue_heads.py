@@ -1,0 +1,55 @@
+"""What held up the heads of the waiting queues, for those that stand behind and were not looked at (design.md 4, Explain).
+
+The same composition as in core.timelines, which is read once in a while; this is read once for each wait, so it looks only at heads
+at which the reason changed.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event
+
+_NUM_HEADS = 4_096
+
+Numbered = tuple[int, Event]
+
+
+@dataclass(slots=True)
+class _Heads:
+    """Of one queue: the last of all, and of those whose reason is another than that of the one before."""
+
+    all: deque[Numbered] = field(default_factory=lambda: deque(maxlen=_NUM_HEADS))
+    turns: deque[Numbered] = field(default_factory=lambda: deque(maxlen=_NUM_HEADS))
+
+
+class QueueHeads:
+    """Owner of the last heads of each queue. `position`: how many there were, of all queues."""
+
+    def __init__(self) -> None:
+        self._queues = {queue: _Heads() for queue in WAITING_QUEUES}
+        self.position = 0
+
+    def observe(self, event: Event) -> None:
+        """The event of a head, in order."""
+        self.position += 1
+        heads, numbered = self._queues[event.queue], (self.position, event)
+        last = heads.all[-1][1] if heads.all else None
+        if last is None or (last.reason, bool(last.request_id)) != (event.reason, bool(event.request_id)):
+            heads.turns.append(numbered)
+        heads.all.append(numbered)
+
+    def since(self, queue: str, position: int, not_in_step: int) -> Iterator[Event]:
+        """The first head after `position` and those after it at which the reason changed; none of the step `not_in_step`."""
+        heads = self._queues[queue]
+        first = next((n for n in _after(heads.all, position) if n[1].step != not_in_step), None)
+        if first is not None:
+            yield first[1]
+            yield from (event for _, event in _after(heads.turns, first[0]))
+
+
+def _after(heads: deque[Numbered], position: int) -> Iterator[Numbered]:
+    for i in range(bisect_right(heads, position, key=itemgetter(0)), len(heads)):
+        yield heads[i]

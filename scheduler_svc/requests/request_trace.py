@@ -1,0 +1,153 @@
+"""The spans of one traced request in the scheduler, one after the other without a gap: queue, prefill, decode, and, where it had to
+leave, requeued, then prefill or decode again.
+
+Lives here: which span is open and what is noted on it. Which event means what: requests.spans.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+
+from scheduler_svc.core.reasons import Event
+from svc_common import trace_names as names
+from svc_common.errors import QuireError
+from svc_common.telemetry import Telemetry, set_error
+
+Value = str | int | float | bool
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A plan as spans tell of it. `step_id`: the worker's number for it, in `epoch`; `at_ns`: Unix time when it was planned."""
+
+    step: int
+    at_ns: int
+    step_id: int = 0
+    epoch: int = 0
+    lane: int = 0
+    worker_id: str = ""
+
+    @property
+    def ids(self) -> dict[str, Value]:
+        """What finds the step, here and at the worker."""
+        return {names.STEP: self.step, names.STEP_ID: self.step_id}
+
+
+@dataclass(slots=True)
+class Wait:
+    """A sample that waits. `event`: the last of its own; `position`: heads of queues that there had been then.
+
+    `told`: the last reason on the span, with the head's where it stands behind one.
+    """
+
+    event: Event
+    position: int
+    told: tuple[object, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class RequestTrace:
+    """Owner of the open span and its figures. Samples are numbered as in events; `waits` has those that wait, `running` the others.
+
+    Phases are counted in steps: a prefill's by plans, a decode's by results. `planned_step`: of the plan that it ran from last, at
+    `place`. `mode`: how it had to leave last, empty = its worker was lost. `blocks`: lengths of block tables by sequence.
+    """
+
+    telemetry: Telemetry
+    parent: Context
+    request_id: str
+    is_single: bool = True
+    name: str = ""
+    span: Span | None = None
+    start_ns: int = 0
+    planned_step: int = 0
+    first_step: int = 0
+    seen_step: int = 0
+    is_steady: bool = False
+    num_steps: int = 0
+    num_late_tokens: int = 0
+    has_token: bool = False
+    mode: str = ""
+    place: dict[str, Value] = field(default_factory=dict)
+    waits: dict[int, Wait] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    blocks: dict[str, int] = field(default_factory=dict)
+    blocks_max: int = 0
+
+    # --- spans --------------------------------------------------------------------------------------------------------
+
+    def open(self, name: str, at_ns: int, attributes: Values) -> None:
+        """The next phase."""
+        self.name, self.start_ns = name, at_ns
+        self.first_step = self.num_steps = self.num_late_tokens = 0
+        self.is_steady = False
+        self.blocks_max = max(self.blocks.values(), default=0)
+        own = {names.REQUEST_ID: self.request_id, **attributes}
+        self.span = self.telemetry.span(name, parent=self.parent, attributes=own, start_ns=at_ns)
+
+    def start(self, name: str, moment: Moment, attributes: Values) -> None:
+        """It runs on a worker from the plan of `moment` on."""
+        self.planned_step = moment.step
+        self.place = {names.WORKER_ID: moment.worker_id, names.LANE: moment.lane, names.EPOCH: moment.epoch}
+        self.go_on(name, moment.at_ns, attributes)
+
+    def go_on(self, name: str, at_ns: int, attributes: Values) -> None:
+        """The next phase at the same place."""
+        self.open(name, at_ns, {**self.place, **attributes})
+
+    def close(self, at_ns: int) -> int:
+        """The end of the phase; when that is, which is no earlier than its beginning."""
+        assert self.span is not None
+        at_ns = max(at_ns, self.start_ns)
+        figures: dict[str, Value] = {names.NUM_STEPS: self.num_steps} if self.name in _ON_A_WORKER else {}
+        if self.num_steps:
+            figures |= {names.FIRST_STEP: self.first_step, names.LAST_STEP: self.seen_step}
+        if self.blocks_max:
+            figures[names.BLOCKS_MAX] = self.blocks_max
+        if self.num_late_tokens:
+            figures[names.LATE_TOKENS] = self.num_late_tokens
+        self.span.set_attributes(figures)
+        self.span.end(at_ns)
+        self.span = None
+        return at_ns
+
+    def fail(self, error: QuireError) -> None:
+        """The open phase ends the request by that error."""
+        assert self.span is not None
+        set_error(self.span, error.reason, error.status)
+
+    def event(self, name: str, at_ns: int, attributes: Values, sample: int = 0) -> None:
+        """Something happened in the open phase."""
+        if self.span is not None:
+            known = attributes if self.is_single else {**attributes, names.SAMPLE: sample}
+            self.span.add_event(name, known, max(at_ns, self.start_ns))
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def goes_on(self, step: int) -> bool:
+        """Counts a step that is like the one before, which almost all are; False where there is more to it."""
+        if not self.is_steady or step == self.seen_step:
+            return False
+        self.seen_step = step
+        self.num_steps += 1
+        return True
+
+    def count_step(self, step: int) -> None:
+        """It took part in that step; once for each, whatever its sequences, and in one phase."""
+        if step != self.seen_step:
+            self.first_step = self.first_step or step
+            self.seen_step = step
+            self.num_steps += 1
+            self.is_steady = self.name == names.DECODE
+
+    def hold(self, sequence: str, num_blocks: int, *, anew: bool) -> None:
+        """A sequence got blocks: those of its whole table, or so many more. A fork has what its parent had."""
+        before = 0 if anew else self.blocks.get(sequence, max(self.blocks.values(), default=0))
+        self.blocks[sequence] = held = before + num_blocks
+        self.blocks_max = max(self.blocks_max, held)
+
+
+_ON_A_WORKER = (names.PREFILL, names.DECODE)

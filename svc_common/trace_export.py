@@ -1,0 +1,137 @@
+"""Where spans go: batches by OTLP/gRPC from a thread of the SDK, bounded in memory and in time, and what is lost is counted.
+
+Imports the SDK and the exporter, which costs start-up time: only where traces are wanted.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Sampler
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 2.0
+_BREAK_OFF_S = 0.5
+_EXPORT_TIMEOUT_S = 2
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How many spans may wait, how many go out together, and how long they wait at most (operations.md 2.4)."""
+
+    max_queue_size: int = 32_768
+    max_batch_size: int = 2_048
+    delay_ms: int = 1_000
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "BatchSettings":
+        """What OTEL_BSP_* say, else our own."""
+        ours = cls()
+        queue = _number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", ours.max_queue_size)
+        batch = _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", ours.max_batch_size)
+        return cls(queue, min(batch, queue), _number(environ, "OTEL_BSP_SCHEDULE_DELAY", ours.delay_ms))
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    if text:
+        log.warning("%s=%s is no whole number above 0; taking %d", name, text, default)
+    return default
+
+
+class CountingExporter(SpanExporter):
+    """An exporter that counts what it was given, and what of that did not arrive. Called by one thread at a time."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self._inner = inner
+        self._is_shut = False
+        self.num_taken = 0
+        self.num_lost = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See SpanExporter."""
+        self.num_taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            if not self._is_shut:
+                result = self._inner.export(spans)
+        finally:
+            if result is not SpanExportResult.SUCCESS:
+                self.num_lost += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Breaks off what is under way. Idempotent."""
+        if not self._is_shut:
+            self._is_shut = True
+            self._inner.shutdown()
+
+
+class BoundedProcessor(SpanProcessor):
+    """The SDK's batches, with two bounds more: a span that finds the queue full is left out, and shutting down takes 2.5 s at most.
+
+    `num_dropped`: spans that were left out or did not arrive.
+    """
+
+    def __init__(self, exporter: SpanExporter, settings: BatchSettings) -> None:
+        self._exporter = CountingExporter(exporter)
+        self._max_queue_size = settings.max_queue_size
+        self._num_queued = self._num_left_out = 0
+        self._batches = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=settings.max_queue_size,
+            schedule_delay_millis=settings.delay_ms,
+            max_export_batch_size=settings.max_batch_size,
+        )
+
+    @property
+    def num_dropped(self) -> int:
+        """Spans that no collector will ever see."""
+        return self._num_left_out + self._exporter.num_lost
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """See SpanProcessor."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues it, if there is room: never waits."""
+        if self._num_queued - self._exporter.num_taken >= self._max_queue_size:
+            self._num_left_out += 1
+            return
+        self._num_queued += 1
+        self._batches.on_end(span)
+
+    def shutdown(self) -> None:
+        """Sends what is left, for two seconds at most; then that is lost."""
+        ending = threading.Thread(target=self._batches.shutdown, name="last-spans", daemon=True)
+        ending.start()
+        ending.join(_SHUTDOWN_S)
+        self._exporter.shutdown()
+        ending.join(_BREAK_OFF_S)
+
+    def force_flush(self, timeout_millis: int | None = None) -> bool:
+        """See SpanProcessor. Waits for the collector: not for a service that runs."""
+        return self._batches.force_flush(timeout_millis)
+
+
+def provider(
+    name: str, resource: Mapping[str, str], environ: Mapping[str, str], sampler: Sampler | None
+) -> TracerProvider:
+    """A provider that exports in batches; `name`: the service's. `sampler` None: as the variables say."""
+    attributes = {"service.name": environ.get("OTEL_SERVICE_NAME") or name, **resource}
+    return TracerProvider(sampler=sampler, resource=Resource.create(attributes), shutdown_on_exit=False)
+
+
+def exporting(environ: Mapping[str, str]) -> BoundedProcessor:
+    """The way to the collector that the variables name."""
+    timeout_s = None if any(environ.get(name) for name in _TIMEOUTS) else _EXPORT_TIMEOUT_S
+    return BoundedProcessor(OTLPSpanExporter(timeout=timeout_s), BatchSettings.of(environ))

@@ -1,0 +1,177 @@
+"""The screen of `quire top` as a pure function of numbers, view and size (issue 7, 3)."""
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from quire.top import bars
+from quire.top.drawing import Surroundings, frame
+from quire.top.keys import Key, decode
+from quire.top.numbers import TopNumbers
+from quire.top.plain import plain_text
+from quire.top.requests_table import duration
+from quire.top.states import State
+from quire.top.view import SORTS, View
+from tests.quire.top.answers import busy
+
+AROUND = Surroundings("127.0.0.1:50052")
+
+
+def _state(numbers: TopNumbers | None, **others: object) -> State:
+    return State(numbers, "12:03:22", read_s=time.monotonic(), **others)  # type: ignore[arg-type]
+
+
+def _screen(
+    state: State, view: View | None = None, width: int = 80, height: int = 24, around: Surroundings = AROUND
+) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, legacy_windows=False
+    )
+    console.print(frame(state, view or View(), around, width, height), end="")
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (132, 43), (200, 60)])
+def test_it_fills_the_terminal_and_no_more(width: int, height: int) -> None:
+    """Exactly its lines, none longer than it, at every size from 80 x 24 on; the essentials in each."""
+    lines = _screen(_state(busy()), width=width, height=height)
+    assert len(lines) == height
+    assert all(cell_len(line) <= width for line in lines)
+    text = "\n".join(lines)
+    for fact in ("serving", "1/2 workers", "step 400", "running", "85", "swapped", "1,712 out", "96%", "BEHIND", "NEED_BLOCKS",
+                 "p50", "p99", "preempted 1", "model 36%", "24% of prompt tokens cached", "swap-0", "too few free"):  # fmt: skip
+        assert fact in text, fact
+    assert ("it cannot be reached" in text) == (height >= 32)
+    assert ("acme" in text) == (height >= 32 or width >= 110)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (20, 5), (40, 12), (79, 23)])
+def test_smaller_terminals_get_what_fits(width: int, height: int) -> None:
+    """Nothing breaks."""
+    lines = _screen(_state(busy()), width=width, height=height)
+    assert len(lines) <= height and all(cell_len(line) <= width for line in lines)
+
+
+def test_more_room_shows_more_requests() -> None:
+    """Rows grow with the height."""
+    rows = [sum("wait-" in line for line in _screen(_state(busy()), height=height)) for height in (24, 40, 60)]
+    assert rows[0] >= 5 and rows[0] < rows[1] < rows[2]
+
+
+def test_nothing_yet_and_away() -> None:
+    """Before the first answer it says what it does; a scheduler that is away is named, with the last numbers below."""
+    assert "asking" in "\n".join(_screen(_state(None)))
+    away = _screen(_state(None, problem="no admin listener answers at 127.0.0.1:1"))
+    assert "away (last answer not seen yet; trying again)" in away[0]
+    kept = _screen(_state(busy(), problem="no admin listener answers"))
+    assert "away" in kept[0] and "85" in "\n".join(kept)
+
+
+def test_an_answer_that_does_not_come_is_said() -> None:
+    """A call that hangs is neither an answer nor an error; a paused screen waits for none."""
+    old = replace(_state(busy()), read_s=time.monotonic() - 60)
+    assert "no answer for 60 s" in _screen(old, width=132)[0]
+    assert "no answer" not in _screen(old, View(is_paused=True), width=132)[0]
+
+
+def test_pause_and_keys_are_said() -> None:
+    """In the first line, and in the last."""
+    lines = _screen(_state(busy()), View(is_paused=True))
+    assert "PAUSED" in lines[0] and "go on" in lines[-1]
+    assert "Ctrl-C" in _screen(_state(busy()), around=replace(AROUND, has_keys=False))[-1]
+
+
+def test_an_idle_scheduler() -> None:
+    """Nobody waits, no steps, no pools: said in words."""
+    numbers = busy()
+    idle = replace(numbers, waits=(), pools=(), requests=(), steps=replace(numbers.steps, p50_ms=None), draining=True)
+    text = "\n".join(_screen(_state(idle)))
+    for words in ("nobody waits", "no worker has said", "no step yet", "draining"):
+        assert words in text
+
+
+# --- sorting and scrolling --------------------------------------------------------------------------------------------
+
+
+def test_those_that_wait_longest_come_first() -> None:
+    """Until somebody sorts otherwise."""
+    rows = sorted(busy().requests, key=SORTS["waiting"])
+    assert [row.id for row in rows[:3]] == ["swap-0", "01a201fb-a15a-7abd-8892-000000000000", "wait-0"]
+    assert sorted(busy().requests, key=SORTS["age"])[0].id == "run-0"
+    assert sorted(busy().requests, key=SORTS["preempted"])[0].id == "swap-0"
+
+
+def test_scrolling_ends_at_the_end() -> None:
+    """The last row stays the last."""
+    lines = _screen(_state(busy()), View(sort="waiting", offset=10_000))
+    assert "run-19" in lines[-2]
+
+
+def test_keys_change_the_view() -> None:
+    """Each letter and arrow; others do nothing."""
+    view = View()
+    for key in decode("s\x1b[B\x1b[Bp"):
+        view = view.after(key)
+    assert view == View(sort="age", offset=2, is_paused=True)
+    assert view.after(Key.UP).offset == 1 and view.after(Key.LEFT) == View(sort="waiting", is_paused=True)
+    assert View().after(Key.LEFT).sort == tuple(SORTS)[-1]
+    assert View().after(Key.UP).offset == 0 and View().after(Key.QUIT).is_over
+    assert view.after(Key.PAUSE).is_paused is False
+
+
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [
+        ("q", [Key.QUIT]),
+        ("\x1b[C\x1bOD", [Key.RIGHT, Key.LEFT]),
+        ("\x1b[5~\x1b[6~", [Key.PAGE_UP, Key.PAGE_DOWN]),
+        ("\x1b[1;5Cp", [Key.PAUSE]),
+        ("\x1b", []),
+        ("\x1b[", []),
+        ("xyz", []),
+        ("", []),
+    ],
+)
+def test_what_terminals_send(sent: str, keys: list[Key]) -> None:
+    """Sequences of both kinds of terminals; unknown ones are left out whole."""
+    assert decode(sent) == keys
+
+
+# --- bars and text ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [(0, 0, 0), (1, 0, 0), (1, 1, 1), (288, 9, 3), (1, 10_000, 1), (5, 3, 2)])
+@pytest.mark.parametrize("width", [0, 1, 3, 22, 100])
+def test_stacked_bars_fill_their_width(values: tuple[int, ...], width: int) -> None:
+    """To the cell; what is more than nothing is seen where there is room for all."""
+    bar = bars.stacked([(value, character, "") for value, character in zip(values, "abc", strict=True)], width).plain
+    assert len(bar) == (width if sum(values) else 0)
+    if width >= 3:
+        assert {character for value, character in zip(values, "abc", strict=True) if value} == set(bar)
+
+
+def test_bars_and_sparklines() -> None:
+    """Nothing is empty, all is full, the largest value is the highest."""
+    assert bars.filled(0, 10, 4, "").plain == "    " and bars.filled(10, 10, 4, "").plain == "████"
+    assert bars.filled(1, 10_000, 4, "").plain == "█   " and bars.filled(1, 0, 2, "").plain == "  "
+    assert bars.columns([0, 1, 2, 4], 10) == ["▁▂▄█"] and bars.columns([9, 1, 1], 2) == ["██"]
+    assert bars.columns([1, 3, 4], 10, 2) == [" ▄█", "▄██"]
+    assert bars.columns([], 5) == [""] and bars.columns([0.0], 5) == ["▁"]
+
+
+def test_durations_have_few_letters() -> None:
+    """At every size."""
+    assert [duration(s) for s in (0.04, 99.9, 100, 3_599, 7_260)] == ["0.0s", "99.9s", "1m40s", "59m59s", "2h01m"]
+
+
+def test_plain_text_says_the_same_without_colours() -> None:
+    """For pipes: lines, no escapes."""
+    text = plain_text(busy(), View(), "12:03:22")
+    assert "\x1b" not in text and text.startswith("12:03:22  serving  step 400")
+    for fact in ("20 running, 85 waiting, 2 swapped", "288 used, 9 cached, 3 free of 300", "84 waiting: BEHIND", "worker 1",
+                 "tenant acme", "p50 8.00 ms", "23.8% of the prompt"):  # fmt: skip
+        assert fact in text, fact

@@ -1,0 +1,119 @@
+"""What becomes of spans when the collector is slow, ill or gone: nobody waits, memory is bounded, what is lost is counted (2.4)."""
+
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from quire.otlp_receiver import OtlpReceiver
+from svc_common import telemetry, trace_export
+from svc_common.trace_export import BatchSettings, BoundedProcessor
+from tests.scheduler.harness import run_async, stack
+from tests.traces.serving import exporting
+
+_FREE_S = 0.5
+_SHUTDOWN_S = 0.3
+"""Instead of two seconds, so that these tests do not wait as long."""
+_SLACK_S = 1.5
+
+
+@pytest.fixture
+def sending(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+    """Services export to it, with the shortest of timeouts."""
+    monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
+    with exporting(otlp, monkeypatch, OTEL_EXPORTER_OTLP_TIMEOUT="1", OTEL_BSP_SCHEDULE_DELAY="50"):
+        yield otlp
+
+
+def test_settings_are_ours_unless_the_variables_say_otherwise() -> None:
+    """operations.md 2.4: 32,768 spans may wait, 2,048 go out together, after a second at most; a batch fits the queue."""
+    assert BatchSettings.of({}) == BatchSettings(32_768, 2_048, 1_000)
+    environ = {"OTEL_BSP_MAX_QUEUE_SIZE": "1000", "OTEL_BSP_SCHEDULE_DELAY": "20"}
+    assert BatchSettings.of(environ) == BatchSettings(1_000, 1_000, 20)
+    assert BatchSettings.of({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "many"}) == BatchSettings()
+
+
+class Stuck(SpanExporter):
+    """Takes the first batch and is busy with it until it is shut down."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.is_shut = False
+
+    def export(self, spans: object) -> SpanExportResult:
+        assert isinstance(spans, list)
+        self.batches.append(len(spans))
+        while not self.is_shut:
+            time.sleep(0.005)
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.is_shut = True
+
+
+def test_a_full_queue_leaves_spans_out_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for room, and no more is held than may be; shutting down gives up after a while."""
+    assert trace_export._SHUTDOWN_S == 2.0, "operations.md 2.4"
+    monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
+    exporter = Stuck()
+    processor = BoundedProcessor(exporter, BatchSettings(max_queue_size=50, max_batch_size=10, delay_ms=10))
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    tracer = provider.get_tracer("test")
+    began = time.monotonic()
+    for _ in range(1_000):
+        tracer.start_span("one").end()
+    assert time.monotonic() - began < _FREE_S
+    while not exporter.batches:
+        time.sleep(0.005)
+    assert 1_000 - 50 - 10 <= processor.num_dropped <= 1_000 - 50
+    began = time.monotonic()
+    provider.shutdown()
+    assert _SHUTDOWN_S <= time.monotonic() - began < _SHUTDOWN_S + _SLACK_S
+    assert processor.num_dropped == 1_000, "what was queued is lost too"
+
+
+@pytest.mark.parametrize("illness", ["refuses", "hangs", "is gone"])
+def test_an_ill_collector_costs_spans_alone(
+    sending: OtlpReceiver, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are served as ever; spans that did not arrive are counted; shutting down is bounded."""
+    if illness == "refuses":
+        sending.fail = grpc.StatusCode.INVALID_ARGUMENT
+    elif illness == "hangs":
+        sending.hang()
+    else:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    gateway = telemetry.setup("gateway")
+
+    @run_async
+    async def scenario() -> None:
+        async with stack() as s:
+            roots = [gateway.span("chat") for _ in range(20)]
+            handles = [await s.gateway.submit([33, 34], trace=telemetry.trace_context(root)) for root in roots]
+            for handle, root in zip(handles, roots, strict=True):
+                assert len((await s.gateway.end_of(handle)).tokens) == 8
+                root.end()
+
+    scenario()
+    began = time.monotonic()
+    gateway.shutdown()
+    assert time.monotonic() - began < _SHUTDOWN_S + _SLACK_S
+    assert gateway.num_dropped_spans == 20 and not sending.spans()
+
+
+def test_what_waits_while_the_collector_is_away_arrives_when_it_is_back(sending: OtlpReceiver) -> None:
+    """UNAVAILABLE is tried again within the exporter's timeout."""
+    service = telemetry.setup("worker")
+    sending.hang()
+    service.span("worker.step").end()
+    deadline = time.monotonic() + 5
+    while not sending.num_calls and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sending.go_on()
+    assert [span.name for span in sending.wait(bool)] == ["worker.step"]
+    service.shutdown()
+    assert service.num_dropped_spans == 0

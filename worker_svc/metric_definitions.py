@@ -1,0 +1,89 @@
+"""All metrics of a worker, with what each counts (svc_common.metrics)."""
+
+from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
+
+PARTS = ("queued", "cache", "prepare", "model", "sample")
+
+READY = MetricSpec(
+    name="quire_worker_ready",
+    kind=Kind.GAUGE,
+    unit="1",
+    text="1: the model is loaded and steps can run.",
+    formula="1 in the state READY, else 0; what the health service says.",
+    serves="health",
+    query="quire_worker_ready == 0",
+)
+STEPS = MetricSpec(
+    name="quire_worker_steps_total",
+    kind=Kind.COUNTER,
+    unit="steps",
+    text="Steps that ran and did not fail.",
+    formula="One for each result without an error, of a plan with nothing to compute too: rows leave by it.",
+    serves="R5",
+    query="rate(quire_worker_steps_total[1m])",
+)
+STEP_SECONDS = MetricSpec(
+    name="quire_worker_step_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    text="Where the time of a step went.",
+    formula=(
+        "The result's `timings`, one value of each part for each of `quire_worker_steps_total`. `queued`: from arrival to launch, "
+        "behind other steps. `cache`: swaps and copies. `prepare`: inputs. `model`: the forward pass. `sample`: tokens. The last "
+        "four add up to the step's duration at the scheduler."
+    ),
+    labels={"part": ", ".join(f"`{part}`" for part in PARTS)},
+    serves="R5; the same as the step span of a trace",
+    query="sum by (part) (rate(quire_worker_step_seconds_sum[1m])) / on () group_left sum(rate(quire_worker_steps_total[1m]))",
+    buckets=seconds_from(0.00001, 30),
+)
+ROWS = MetricSpec(
+    name="quire_worker_rows",
+    kind=Kind.GAUGE,
+    unit="rows",
+    text="Sequences that the worker holds.",
+    formula="Rows that joined less rows that left, since its present owner took it; what a refused step said does not count.",
+    serves="R5",
+    query="max_over_time(quire_worker_rows[5m])",
+)
+TOKENS = MetricSpec(
+    name="quire_worker_tokens_total",
+    kind=Kind.COUNTER,
+    unit="tokens",
+    text="Tokens that steps computed and drew.",
+    formula="`computed`: tokens whose KV was computed, as the worker counts them. `sampled`: tokens in results, of all rows.",
+    labels={"kind": "`computed`, `sampled`"},
+    serves="R5",
+    query="sum by (kind) (rate(quire_worker_tokens_total[1m]))",
+)
+MOVED = MetricSpec(
+    name="quire_worker_blocks_moved_total",
+    kind=Kind.COUNTER,
+    unit="blocks",
+    text="KV blocks that were moved.",
+    formula="Pairs of the step's three maps, of steps that did not fail.",
+    labels={"kind": "`swap_in`, `swap_out`, `copy`"},
+    serves="R5",
+    query="sum by (kind) (rate(quire_worker_blocks_moved_total[5m]))",
+)
+NOT_FINITE_ROWS = MetricSpec(
+    name="quire_worker_not_finite_rows_total",
+    kind=Kind.COUNTER,
+    unit="rows",
+    text="Rows for which the model's output was NaN or infinite.",
+    formula="Rows with ROW_FLAG_NOT_FINITE in results; their requests fail alone.",
+    serves="faults: what failed, and how often",
+    query="increase(quire_worker_not_finite_rows_total[1h]) > 0",
+)
+FAILED_STEPS = MetricSpec(
+    name="quire_worker_failed_steps_total",
+    kind=Kind.COUNTER,
+    unit="steps",
+    text="Steps that failed as a whole.",
+    formula="One for each result with an error, by its reason.",
+    labels={"reason": "one of [errors](errors.md)"},
+    serves="faults: what failed, and how often",
+    query="sum by (reason) (increase(quire_worker_failed_steps_total[1h])) > 0",
+)
+
+METRICS = (READY, STEPS, STEP_SECONDS, ROWS, TOKENS, MOVED, NOT_FINITE_ROWS, FAILED_STEPS, DROPPED_SPANS)
