@@ -45,17 +45,19 @@ def run(*arguments: str, env: dict[str, str], typed: str = "") -> str:
 
 def test_the_quick_start_is_whole() -> None:
     """The tests below see what they are to see."""
-    assert [words[1] for words in COMMANDS] == ["generate", "chat", "steps", "blocks"]
+    assert [words[1] for words in COMMANDS] == ["generate", "chat", "steps", "blocks", "top", "lab"]
     assert len(PROGRAMS) == 2
 
 
 def test_commands_print_what_they_promise(stack: LocalStack) -> None:
-    """generate and chat (asked a question) print text; steps and blocks then show it."""
-    env = {"QUIRE_TARGET": stack.grpc_address, "QUIRE_ADMIN": stack.admin_address}
+    """generate and chat (asked a question) print text; steps, blocks and a look at `top` then show it; the lab is where it says."""
+    env = {"QUIRE_TARGET": stack.grpc_address, "QUIRE_ADMIN": stack.admin_address, "QUIRE_LAB": stack.admin_url}
     typed = "What does this module do?\n"
-    printed = {words[1]: run("-m", "quire", *words[1:], env=env, typed=typed) for words in COMMANDS}
+    here = {"top": ["top", "--once"], "lab": ["lab"]}
+    printed = {w[1]: run("-m", "quire", *here.get(w[1], w[1:]), env=env, typed=typed) for w in COMMANDS}
     assert all(len(text) > 20 for text in printed.values()), printed
     assert "16" in printed["blocks"]
+    assert stack.admin_url in printed["lab"]
 
 
 def test_the_grpc_program_streams(stack: LocalStack) -> None:

@@ -31,6 +31,7 @@ SERVICES: dict[str, tuple[str, type[BaseModel]]] = {
 OTHER_WORDS = {
     "workers": ("--worker", "one at a time"),
     "adapters": ("--adapter", "one at a time"),
+    "admin_http_names": ("--admin-http-name", "one at a time"),
     "record_ring_bytes": ("--record-memory", "a size, as --kv-cache-memory is"),
     "kv_cache_memory_bytes": ("--kv-cache-memory", "a size"),
     "swap_space_gib": ("--swap-space", "a size; vLLM's word"),
@@ -46,9 +47,10 @@ def _options(module: str) -> dict[str, Any]:
 
 
 def _limits(module: str) -> list[str]:
-    """Those that are made from the settings: they have no default of their own."""
+    """Those that take a value and are made from the settings: they have no default of their own."""
     shown = ("Limits", "Times", "Cost model", "Traces")
-    return [name for name, option in _options(module).items() if option.rich_help_panel in shown]
+    options = _options(module).items()
+    return [name for name, option in options if option.rich_help_panel in shown and not option.is_flag]
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -130,8 +132,9 @@ def test_a_gateway_says_where_each_door_is() -> None:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.fullmatch(r"service gateway pid=(\d+) address=(\S+) http=(\S+) admin=(\S+)\n", line)
-            assert found and found[1] == str(process.pid) and len(set(found.groups())) == 4, line
+            found = re.fullmatch(r"service gateway pid=(\d+) address=(\S+) http=(\S+) admin=(\S+) lab=(\S+)\n", line)
+            assert found and found[1] == str(process.pid) and len(set(found.groups())) == 5, line
             assert httpx.get(f"{found[3]}/health/live").status_code == 200
+            assert httpx.get(f"{found[5]}/metrics").status_code == 200
         finally:
             process.terminate()
