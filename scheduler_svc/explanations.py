@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
-from scheduler_svc.core.timelines import BETWEEN_PLANS, Episode, Timelines, behind
+from scheduler_svc.core.timelines import Episode, Timelines, now_of
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Place
@@ -60,9 +60,7 @@ class Explanations:
         if event is None:
             losses = {"losses": live.num_losses} if live.num_losses else {}
             return queue, Reason.WORKER_LOST if losses else Reason.ARRIVED, losses
-        head = self._heads.get(queue)
-        if head is not None and queue in WAITING_QUEUES and _holds_up(head, event):
-            event = behind(head)
+        event = now_of(event, self._heads.get(queue))
         return queue, event.reason, event.numbers
 
     def core_id(self, tenant: str, request_id: str) -> str:
@@ -130,13 +128,6 @@ class Explanations:
             assert end is not None
             rest = replace(rest, from_time=end)
         yield rest
-
-
-def _holds_up(head: Event, own: Event) -> bool:
-    """What was found of itself in a step holds for it, whatever held up others; see Timelines."""
-    if (head.request_id, head.sample) == (own.request_id, own.sample):
-        return False
-    return head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:

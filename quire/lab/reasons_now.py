@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.core.reasons import Event, Numbers, Reason
 from scheduler_svc.core.request import Place, Request
-from scheduler_svc.core.timelines import BETWEEN_PLANS, behind
+from scheduler_svc.core.timelines import now_of
 
 BEFORE = "BEFORE"
 """In place of a reason that was told before the recording begins."""
@@ -41,14 +41,5 @@ class ReasonsNow:
         if event is None:
             places = {group.place for group in request.groups}
             return (Place.RUNNING if Place.RUNNING in places else next(iter(places))).value, BEFORE, {}
-        head = self._heads.get(event.queue)
-        if head is not None and event.queue in WAITING_QUEUES and _holds_up(head, event):
-            return event.queue, behind(head).reason.value, behind(head).numbers
-        return event.queue, event.reason.value, event.numbers
-
-
-def _holds_up(head: Event, own: Event) -> bool:
-    """What was found of itself in a step holds for it, whatever held up others; see Timelines."""
-    if (head.request_id, head.sample) == (own.request_id, own.sample):
-        return False
-    return head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)
+        now = now_of(event, self._heads.get(event.queue))
+        return event.queue, now.reason.value, now.numbers

@@ -180,6 +180,21 @@ def _last_life(events: list[Numbered]) -> list[Numbered]:
     return events[start:]
 
 
+def now_of(own: Event, head: Event | None) -> Event:
+    """What holds of a request now: its own last event, or what has held up the head of its queue since; `head`: that one's last.
+
+    What was found of itself in a step holds for that step, whatever held up others.
+    """
+    if (
+        head is None
+        or own.queue not in WAITING_QUEUES
+        or (head.request_id, head.sample) == (own.request_id, own.sample)
+    ):
+        return own
+    is_later = head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)
+    return behind(head) if is_later else own
+
+
 def behind(head: Event) -> Event:
     """The head's event as those behind it have it; where nobody was looked at, they wait for the same themselves."""
     if not head.request_id:
