@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway_svc.lab.source import Overview
-from quire.lab.reasons_now import ReasonsNow
+from quire.reasons_now import ReasonsNow
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler

@@ -5,14 +5,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from block_manager.pool import PoolCounts
+from quire.reasons_now import ReasonsNow
 from quire.top.numbers import Pool, Prefixes, RequestRow, TopNumbers, waits_of
 from quire.top.states import State
 from quire.top.steps import StepSample, StepWindow
-from quire.top.words import BEFORE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Place, Request
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.timelines import Episode, Timelines
 from scheduler_svc.recording.events import Aborted, Event, Failed, Returned, StoppedAt
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.replay import Replayer
@@ -76,16 +75,13 @@ class _Events:
 
 
 class _Watcher:
-    """A `Watcher` of the replay: it owns the window of steps and the timelines, and looks at the core when asked."""
+    """A `Watcher` of the replay: it owns the window of steps and the reasons, and looks at the core when asked."""
 
     def __init__(self) -> None:
         self.core: Scheduler | None = None
         self._window = StepWindow()
         self._plans: dict[int, StepPlan] = {}
-        self._timelines = Timelines(self._is_live)
-
-    def _is_live(self, request_id: str) -> bool:
-        return self.core is not None and self.core.request(request_id) is not None
+        self._reasons = ReasonsNow()
 
     def began(self, core: Scheduler) -> None:
         """See `Watcher`."""
@@ -97,7 +93,9 @@ class _Watcher:
 
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
-        self._timelines.observe(plan.events)
+        self._reasons.observe(plan.events)
+        for request_id in plan.finished:
+            self._reasons.forget(request_id)
         if not plan.is_empty:
             self._plans[plan.step] = plan
 
@@ -155,7 +153,7 @@ class _Watcher:
         )
 
     def _row(self, request: Request, at_s: float) -> RequestRow:
-        queue, reason, numbers = self._reason(request)
+        queue, reason, numbers = self._reasons.of(request)
         started_s = request.first_scheduled_time
         return RequestRow(
             id=request.request_id,
@@ -163,7 +161,7 @@ class _Watcher:
             tenant=request.tenant,
             queue=queue,
             reason=reason,
-            numbers=numbers,
+            numbers=dict(numbers),
             priority=-request.priority,
             prompt_tokens=len(request.prompt_token_ids),
             output_tokens=sum(s.num_output_tokens for s in request.sequences),
@@ -173,19 +171,6 @@ class _Watcher:
             age_s=_seconds(request.arrival_time, at_s),
             waited_s=_seconds(request.arrival_time, at_s if started_s is None else started_s),
         )
-
-    def _reason(self, request: Request) -> tuple[str, str, dict[str, int | float | str]]:
-        """That of a sample that waits, where one does."""
-        if request.request_id not in self._timelines:
-            places = {group.place for group in request.groups}
-            return (Place.RUNNING if Place.RUNNING in places else next(iter(places))).value, BEFORE, {}
-        open_ones = [e for e in self._timelines.episodes(request.request_id) if e.to_step is None]
-        episode = min(open_ones, key=lambda e: not e.is_wait, default=None)
-        return ("running", BEFORE, {}) if episode is None else _told(episode)
-
-
-def _told(episode: Episode) -> tuple[str, str, dict[str, int | float | str]]:
-    return episode.queue, episode.reason.value, dict(episode.numbers)
 
 
 def _pool(tier: str, counts: PoolCounts) -> Pool:

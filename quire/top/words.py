@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from quire.reasons_now import BEFORE
 from scheduler_svc.core.reasons import KEYS, Reason
 
 WORDS: dict[Reason, str] = {
@@ -35,8 +36,6 @@ WORDS: dict[Reason, str] = {
 }
 _OF_BEHIND = ("head", "head_reason")
 _ID_WIDTH = 13
-BEFORE = "BEFORE"
-"""In place of a reason that a recording does not know."""
 
 Numbers = Mapping[str, int | float | str]
 
