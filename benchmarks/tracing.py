@@ -9,7 +9,7 @@ Lives here: the runs and their tables. The collector: benchmarks.tracing_sink; t
 import asyncio
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -38,7 +38,8 @@ _HELP_END = """
 Stacks of three processes each, all of them up during all runs, and this client, on one machine. Throughput: --clients that each
 send the next request when one is over, for --seconds; the first tenth does not count. In each of --rounds every stack has a run, in
 an order that turns; a ratio is that of two runs of one round. Two stacks have no traces: their ratio says what chance does. The
-collector takes messages and does not look at them.
+collector takes messages and does not look at them. Processor time of a request (gateway + scheduler + worker) depends less on what
+else the machine does.
 
 Goals: with all requests traced at least 0.98 of the throughput without traces, with 1 % of them 0.995. Latency: Poisson arrivals at
 --rate per second, every request traced, with a collector that is not there and with one that never answers, beside none.
@@ -56,6 +57,11 @@ class Traced:
     stack: LocalStack
     sink: Sink | None = None
     runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time so far, by service."""
+        times = {name: psutil.Process(pid).cpu_times() for name, pid in self.stack.pids.items()}
+        return {name: time.user + time.system for name, time in times.items()}
 
     def rss_mb(self) -> dict[str, float]:
         """Resident memory by service."""
@@ -98,12 +104,20 @@ def throughput(worker: str, flow: Flow, seconds: float, rounds: int) -> dict[str
     ratios = {name: [a / b for a, b in zip(rates[name], rates[_OFF], strict=True)] for name in rates if name != _OFF}
     spans = {traced.name: sum(run["spans"] for run in traced.runs) for traced in stacks}
     calls = {traced.name: sum(run["calls_in_all"] for run in traced.runs) for traced in stacks}
+    costs = {traced.name: _cpu_ms(traced.runs) for traced in stacks}
     return {
         "served_per_s": rates,
         "ratios": {name: _spread(values) for name, values in ratios.items()},
         "spans_per_request": {name: round(spans[name] / calls[name], 2) for name in spans},
+        "cpu_ms_per_request": costs,
         "rss_mb": memory,
     }
+
+
+def _cpu_ms(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of a request, by service: what a busy machine does not change much."""
+    calls = sum(run["calls_in_all"] for run in runs)
+    return {name: round(1e3 * sum(run["cpu_s"][name] for run in runs) / calls, 3) for name in runs[0]["cpu_s"]}
 
 
 def _start(stack: ExitStack, worker: str, name: str, *, collector: int = 0) -> Traced:
@@ -132,7 +146,9 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
             await asyncio.sleep(_FLUSH_S)  # what is sent after the run is not sent during the next one
         return {**figures(sent, seconds), "calls_in_all": len(sent), "latency_s": took}
 
+    before = traced.cpu_s()
     found = asyncio.run(run())
+    found["cpu_s"] = {name: after - before[name] for name, after in traced.cpu_s().items()}
     return found | (traced.sink.take_figures() if traced.sink is not None else {"spans": 0})
 
 
@@ -165,13 +181,16 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def _show(result: dict[str, Any], console: Console) -> None:
     found = result["throughput"]
-    table = Table("traced", "requests/s", "of off: median (least - most)", "goal", "spans per request")
+    table = Table(
+        "traced", "requests/s", "of off: median (least - most)", "goal", "spans per request", "CPU ms per request"
+    )
     for name, rates in found["served_per_s"].items():
         ratio = found["ratios"].get(name)
         share = f"{ratio['median']:.3f} ({ratio['least']:.3f} - {ratio['most']:.3f})" if ratio else ""
         goal = f"{GOALS[name]:g}" if name in GOALS else ""
         spans = f"{found['spans_per_request'][name]:.2f}"
-        table.add_row(name, f"{statistics.median(rates):.1f}", share, goal, spans)
+        costs = " + ".join(f"{cost:.1f}" for cost in found["cpu_ms_per_request"][name].values())
+        table.add_row(name, f"{statistics.median(rates):.1f}", share, goal, spans, costs)
     console.print(table)
     if "ill" in result:
         sick = Table("collector", "first token p50 ms", "whole p50 ms", "memory MB: gateway, scheduler, worker")

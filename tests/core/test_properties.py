@@ -154,7 +154,7 @@ def live_for(policy: str, num_steps: int, first_seed: int) -> str:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_many_steps(policy: str, record_property: Record) -> None:
     """R3, R28, R97, R198, R200, R208: 20,000 random steps over all presets."""
-    record_property("size", live_for(policy, 3_400, 0))
+    record_property("size", live_for(policy, 2_000, 0))
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ def test_many_steps(policy: str, record_property: Record) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_very_many_steps(policy: str, record_property: Record) -> None:
     """R3, R28, R97, R198, R200, R208: 1,000,000 random steps over all presets."""
-    record_property("size", live_for(policy, 167_000, 1_000_000))
+    record_property("size", live_for(policy, 100_000, 1_000_000))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

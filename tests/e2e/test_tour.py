@@ -91,7 +91,11 @@ def test_requests_that_come_at_once(stack: LocalStack) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(_LIMIT_S + 60)
 def test_the_whole_tour(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """M: every stop holds, each screen is a page, its numbers come out of its steps again, and the page has all of it."""
+    """M: every stop holds, each screen is a page, its numbers come out of its steps again, and the page has all of it.
+
+    v0: R47, R50, R53, R57, R60, R73, R76, R77, R82, R85. Overlap: R147, R159. Chitu: R168-R170, R173-R175, R179, R183, R184,
+    R188-R190, R194. Every stop: R200.
+    """
     page, began = tmp_path / "tour.html", time.monotonic()
     command = [sys.executable, "-m", "quire", "tour", "--all", "--html", str(page), "--steps", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)

@@ -1,38 +1,21 @@
-"""Stops of `quire tour` on real stacks: they pass, and their numbers can be computed from `quire steps --json` alone (issue 7).
+"""Numbers of the stops about policies, order and faults: `preempt`, `policy-v0`, `chitu`, `chitu-threshold`, `skew`, `dp`,
+`overlap`, `explain`, `crash`."""
 
-What is computed here is computed from the files that `--steps` writes, by other code than the stops'.
-"""
-
-import io
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import pytest
-
-from quire.tour import route
-from quire.tour.console import screen_console
-from quire.tour.guide import Guide
-from quire.tour.screen import HEIGHT
 from quire.tour.stops.chitu import TYPES
 
-Steps = list[dict[str, Any]]
+Steps = Sequence[Mapping[str, Any]]
 Numbers = dict[str, int | float | str]
 
-OTHER_SOURCES = {
-    "explain": {"spans of its trace", "reasons to wait"},
-    "crash": {"s from the kill to the next tokens"},
-}
-"""Numbers that steps do not have: from the trace, from `quire why`, and when the tour killed."""
 
-
-def groups(steps: Steps, name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def groups(steps: Steps, name: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     return ((step, group) for step in steps for group in step["scheduled"] if group["id"] == name)
 
 
-def of(steps: Steps, *wanted: str) -> Steps:
+def of(steps: Steps, *wanted: str) -> list[Mapping[str, Any]]:
     """Steps in which one of those runs or leaves."""
     found = set(wanted)
     return [
@@ -42,11 +25,11 @@ def of(steps: Steps, *wanted: str) -> Steps:
     ]
 
 
-def prompts(steps: Steps) -> Steps:
+def prompts(steps: Steps) -> list[Mapping[str, Any]]:
     return [step for step in steps if any(group["prefill"] for group in step["scheduled"])]
 
 
-def leaves(steps: Steps, first_letter: str, mode: str) -> list[tuple[dict[str, Any], str]]:
+def leaves(steps: Steps, first_letter: str, mode: str) -> list[tuple[Mapping[str, Any], str]]:
     """(step, who) of those that left in that way, of requests that begin with the letter."""
     return [
         (step, name)
@@ -155,7 +138,7 @@ def skew(steps: Steps) -> Numbers:
 
 
 def dp(steps: Steps) -> Numbers:
-    rounds: dict[int, Steps] = {}
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
     for step in steps:
         rounds.setdefault(step["times"]["planned_ns"], []).append(step)
     with_prompts = [planned for planned in rounds.values() if prompts(planned)]
@@ -213,42 +196,27 @@ def crash(steps: Steps) -> Numbers:
     }
 
 
-STOPS: dict[str, Callable[..., Numbers]] = {
-    "preempt": preempt,
-    "policy-v0": policy_v0,
-    "chitu": chitu,
-    "chitu-threshold": chitu_threshold,
-    "skew": skew,
-    "dp": dp,
-    "overlap": overlap,
-    "explain": explain,
-    "crash": crash,
+def printed_as(recompute: Callable[..., Numbers]) -> Callable[[Sequence[Steps], Mapping[str, str]], dict[str, str]]:
+    """The numbers as a screen prints them: others than whole ones with up to four digits."""
+
+    def texts(files: Sequence[Steps], _printed: Mapping[str, str]) -> dict[str, str]:
+        numbers = recompute(*files)
+        return {what: f"{value:.4g}" if isinstance(value, float) else str(value) for what, value in numbers.items()}
+
+    return texts
+
+
+RECOMPUTED = {
+    name: printed_as(recompute)
+    for name, recompute in {
+        "preempt": preempt,
+        "policy-v0": policy_v0,
+        "chitu": chitu,
+        "chitu-threshold": chitu_threshold,
+        "skew": skew,
+        "dp": dp,
+        "overlap": overlap,
+        "explain": explain,
+        "crash": crash,
+    }.items()
 }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", STOPS)
-def test_numbers_are_those_of_the_steps(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """The stop passes, fits its page, and each of its numbers is what `quire steps --json` gives.
-
-    v0: R47, R50, R53, R57, R60, R73, R76, R77, R82, R85. Overlap: R147, R159. Chitu: R168-R170, R173-R175, R179, R183, R184,
-    R188-R190, R194. Every stop: R200.
-    """
-    printed = io.StringIO()
-    [visit] = Guide(screen_console(printed), steps_folder=tmp_path).lead(route.chosen([name]))
-    assert visit.passed and visit.screen is not None, f"{visit.verdict}\n{printed.getvalue()}"
-    files = [tmp_path / f"{name}.json", *sorted(tmp_path.glob(f"{name}-[0-9].json"))]
-    stacks = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
-    read = {number.what: number.value for number in visit.screen.numbers}
-    assert read.keys() >= OTHER_SOURCES.get(name, set())
-    from_steps = {what: value for what, value in read.items() if what not in OTHER_SOURCES.get(name, set())}
-    expected = STOPS[name](*stacks)
-    exact = {what: value for what, value in expected.items() if not isinstance(value, float)}
-    assert {what: value for what, value in from_steps.items() if what in exact} == exact
-    for what in expected.keys() - exact.keys():
-        assert from_steps[what] == pytest.approx(expected[what], rel=1e-6), what
-    assert from_steps.keys() == expected.keys()
-    assert printed.getvalue().count("\n") <= HEIGHT, "the screen is longer than a page"
-    record_property("size", f"{name}: {len(from_steps)} numbers from {sum(map(len, stacks))} steps")
