@@ -146,6 +146,12 @@ bench: setup ## start-up, scheduler core, memory, simulated run, load on models/
 	$(VENV_PYTHON) -m benchmarks.simulated_stack
 	$(VENV_PYTHON) -m benchmarks.load --up models/tiny --workload all --plot benchmarks/results/load-tiny.png $(ARGS)
 
+PEERS ?= vllm openvino llamacpp
+
+.PHONY: peers
+peers: setup ## what Quire is compared with on a CPU (PEERS), each in .venv/peers/NAME; what cannot be installed is left out
+	$(VENV_PYTHON) -m benchmarks.compare.install --pip-flags "$(PIP_FLAGS)" $(PEERS)
+
 .PHONY: up
 up: ## the three services in containers, with Jaeger, Prometheus and Grafana (docs/containers.md)
 	$(COMPOSE) up --build --detach --wait $(ARGS)

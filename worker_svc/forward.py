@@ -12,7 +12,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from worker_svc.device.queue import DeviceQueue
 from worker_svc.device.tokens import LastTokens
-from worker_svc.invariance import RowRule
+from worker_svc.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.model.pooling import Pools
@@ -36,16 +36,16 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """`logits`: float32 [places, vocab], [0, 0] when there is none. None: no row wants that."""
+    """`logits`: float32 [places, vocab], [0, 0] when there is none. `hidden`: None = no row wants vectors."""
 
     logits: torch.Tensor
     hidden: Hidden | None = None
-    prompts: PromptScores | None = None
+    prompts: tuple[PromptScores, ...] = ()
 
     @property
     def bad_rows(self) -> set[int]:
         """Rows whose logits are not finite at some prompt token."""
-        return self.prompts.bad_rows if self.prompts is not None else set()
+        return {row for scores in self.prompts for row in scores.bad_rows}
 
     def vectors(self, pools: Pools) -> list[tuple[int, NDArray[np.float32]]]:
         """Takes the hidden states into `pools`; (row, vector) of those that are ready."""
@@ -69,19 +69,30 @@ class Forward:
     last_tokens: LastTokens
 
     def compute(self, batch: StepBatch, timings: Timings) -> Computed:
-        """All passes of the batch."""
+        """All passes of the batch.
+
+        Rows with adapters have a fused model's modules compute; others must get the bits that they get without such company. The
+        two kinds never share blocks: an adapter changes keys and values.
+        """
+        adapted = self.table.options.adapter_ids[batch.rows] > 0
+        if not self.model.is_fused or adapted.all() or not adapted.any():
+            return self._one_way(batch, timings)
+        with_adapters, without = (self._one_way(batch.part(rows), timings) for rows in (adapted, ~adapted))
+        logits = _merged(_owners(batch, adapted), with_adapters.logits, without.logits)
+        return Computed(logits, _both(with_adapters.hidden, without.hidden), with_adapters.prompts + without.prompts)
+
+    def _one_way(self, batch: StepBatch, timings: Timings) -> Computed:
         wanting = prompt_scores.wanting_rows(self.table, batch)
         if not wanting.any():
             return self._together(batch, timings)
         prompts, apart = self._apart(batch.part(wanting), timings)
         rest = self._together(batch.part(~wanting), timings)
-        owners = np.repeat(wanting[batch.samples], batch.sampled_drafts + 1)
-        return Computed(_merged(owners, apart, rest.logits), rest.hidden, prompts)
+        return Computed(_merged(_owners(batch, wanting), apart, rest.logits), rest.hidden, (prompts,))
 
     def _together(self, batch: StepBatch, timings: Timings) -> Computed:
         with lap(timings, "prepare_ns"):
             packed = self.table.pack(batch)
-            inputs = self._inputs(packed, self.rule)
+            inputs = self._inputs(packed, self._rule_of(packed))
         with lap(timings, "model_ns"):
             if not self.pools.wants(batch.rows):
                 return Computed(self.model.logits(inputs))
@@ -90,6 +101,10 @@ class Forward:
             else:
                 logits, states = torch.empty(0, 0), self.model.hidden(inputs)
             return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
+
+    def _rule_of(self, packed: PackedTokens) -> RowRule:
+        """A fused decoder's rows keep their bits whatever their count."""
+        return FREE if self.model.is_fused and packed.adapter_ids is None else self.rule
 
     def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
         """On the device, with the tokens that only the device knows."""
@@ -101,10 +116,10 @@ class Forward:
 
     def _apart(self, batch: StepBatch, timings: Timings) -> tuple[PromptScores, torch.Tensor]:
         """The scores, and the logits of the places to draw at."""
-        rule = prompt_scores.piece_rule(self.rule, self.table.limits.vocab_size)
         with lap(timings, "prepare_ns"):
             scores = PromptScores(self.table, self.table.pack(batch))
             packed = scores.wanted
+            rule = prompt_scores.piece_rule(self._rule_of(packed), self.table.limits.vocab_size)
             inputs = self._inputs(packed, rule)
         begin = 0
         with lap(timings, "model_ns"):
@@ -113,6 +128,22 @@ class Forward:
                 scores.take(packed.sampled_at[begin:end], self.model.logits([step]))
                 begin = end
         return scores, scores.sampled_logits()
+
+
+def _owners(batch: StepBatch, chosen: BoolArray) -> BoolArray:
+    """Whether each place whose logits are wanted is of a chosen row; `chosen` [n]."""
+    return np.repeat(chosen[batch.samples], batch.sampled_drafts + 1)
+
+
+def _both(first: Hidden | None, second: Hidden | None) -> Hidden | None:
+    if first is None or second is None:
+        return first or second
+    return Hidden(
+        torch.cat([first.states, second.states]),
+        np.concatenate([first.rows, second.rows]),
+        np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
+        np.concatenate([first.reaches_end, second.reaches_end]),
+    )
 
 
 def _merged(is_apart: BoolArray, apart: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:

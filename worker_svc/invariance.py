@@ -83,7 +83,10 @@ FREE = RowRule()
 
 @dataclass(slots=True)
 class RowModules:
-    """Distinct modules that map rows to rows (same weight shapes = the same), each with the form of its input."""
+    """Distinct modules that map rows to rows (same weight shapes = the same), each with the form of its input.
+
+    Modules that say `keeps_row_bits` are left out: theirs depend on nothing but the row.
+    """
 
     _found: dict[tuple[object, ...], tuple[nn.Module, int, int, torch.dtype]] = field(default_factory=dict)
 
@@ -103,6 +106,8 @@ class RowModules:
 
     def _see(self, module: nn.Module, given: tuple[object, ...], out: object) -> None:
         if len(given) != 1 or not isinstance(given[0], torch.Tensor) or not isinstance(out, torch.Tensor):
+            return
+        if getattr(module, "keeps_row_bits", False):
             return
         x = given[0]
         if not x.is_floating_point() or x.ndim not in {2, 3} or out.shape[:-1] != x.shape[:-1]:

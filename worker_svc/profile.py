@@ -4,7 +4,6 @@ Both use made-up tokens in a scratch cache; nothing of it stays.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,33 +11,11 @@ import torch
 from worker_svc.invariance import RowRule, measure
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel
-from worker_svc.rows.batch import PackedTokens
+from worker_svc.model.made_up import Chunk, pack
 from worker_svc.sampling.sampler import SamplingRows, sample
 
 _CHECK_TOKENS = 6
 _CHECK_FILLER = 21
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one made-up sequence: row of the block tables, first position, token ids; `samples`: logits wanted."""
-
-    row: int
-    start: int
-    token_ids: Sequence[int]
-    samples: bool = False
-
-
-def pack(chunks: Sequence[Chunk], tables: np.ndarray, block_size: int) -> PackedTokens:
-    """The chunks as one packed row."""
-    counts = [len(chunk.token_ids) for chunk in chunks]
-    offsets = np.cumsum([0, *counts], dtype=np.int32)
-    positions = np.concatenate([np.arange(c.start, c.start + len(c.token_ids), dtype=np.int32) for c in chunks])
-    rows = np.repeat(np.array([c.row for c in chunks], np.int32), counts)
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    tokens = np.concatenate([np.array(c.token_ids, np.int32) for c in chunks])
-    sampled = np.array([end - 1 for c, end in zip(chunks, offsets[1:], strict=True) if c.samples], np.int32)
-    return PackedTokens(tokens, positions, rows, slots, offsets, sampled)
 
 
 def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens: int, max_num_seqs: int) -> None:

@@ -79,6 +79,8 @@ class WorkerSettings(ShellSettings):
     """The invariance contract (design.md 6); None = on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads on CPU; None = what the container has."""
+    fuse: bool = True
+    """Run the decoder as one program over packed weights where its build is known (CPU); False: module by module."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
     """Largest rank of an adapter's matrices."""
 

@@ -144,11 +144,11 @@ class StepRunner:
             computed = self._forward.compute(batch, step.timings)
             with lap(step.timings, "sample_ns"):
                 flight = self._flight(batch, computed)
-        if computed.prompts is not None:
-            computed.prompts.report(step.results)
+        for scores in computed.prompts:
+            scores.report(step.results)
         step.flights.append(flight)
         self._flying.append((step, flight))
-        counts_known = not batch.num_drafts.any() and computed.hidden is None and computed.prompts is None
+        counts_known = not batch.num_drafts.any() and computed.hidden is None and not computed.prompts
         if flight.fetched.is_ready or not counts_known:
             self._land_all()
         else:

@@ -1,4 +1,4 @@
-"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: paged_attention.cpp."""
+"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: cpu/attention.h."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.cpu_decoder import CpuDecoders
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
@@ -17,7 +18,7 @@ Key = TypeVar("Key")
 
 
 class CompiledCpuBackend:
-    """Threads: as many as torch computes with when called."""
+    """Threads: as many as torch computes with when called. `decoder`: the same library's kernels for whole decoders."""
 
     name = "cpu"
     invariant = True
@@ -28,6 +29,7 @@ class CompiledCpuBackend:
         names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _NAMES.items()}
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
         self._write = _functions(library, "quire_write_kv", _NAMES, _WRITE_TYPES)
+        self.decoder = CpuDecoders(library)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape

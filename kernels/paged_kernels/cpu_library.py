@@ -18,8 +18,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("paged_attention.cpp")
-ABI = 2
+FOLDER = Path(__file__).with_name("cpu")
+SOURCE = FOLDER / "library.cpp"
+ABI = 3
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"
@@ -104,7 +105,8 @@ def _private_folder(environ: Mapping[str, str]) -> Path:
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
-    parts = [SOURCE.read_bytes(), " ".join(flags).encode(), compiler.encode(), version, _processor().encode()]
+    sources = [file.read_bytes() for file in sorted(FOLDER.iterdir()) if file.suffix in {".cpp", ".h"}]
+    parts = [*sources, " ".join(flags).encode(), compiler.encode(), version, _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 

@@ -10,6 +10,7 @@ from paged_kernels.backend import KernelBackend
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import NoCompiledKernels, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
+from paged_kernels.decoder import DecoderKernels
 from paged_kernels.reference import ReferenceBackend
 from svc_common.errors import ConfigError
 
@@ -51,6 +52,11 @@ def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
     from paged_kernels import triton_sampling  # noqa: PLC0415 (optional, see _cuda)
 
     return triton_sampling
+
+
+def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
+    """Kernels of `backend` for whole decoders; None: it has none, a model's own modules compute."""
+    return backend.decoder if isinstance(backend, CompiledCpuBackend) else None
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

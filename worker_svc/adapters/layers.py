@@ -147,6 +147,11 @@ class AdapterLayers:
         self._hook(frozenset())
         self._adapters, self._rules = dict(adapters), dict(rules)
 
+    @property
+    def is_used(self) -> bool:
+        """The pass that was begun has tokens of adapters: modules change what they make."""
+        return bool(self._hooked)
+
     def begin(self, ids: AdapterIds | None, logit_rows: torch.Tensor) -> None:
         """The next pass has packed tokens of these adapters: int32 [T], 0 = none; None = none has one.
 
@@ -192,4 +197,4 @@ class AdapterLayers:
                 reduced = functional.linear(rows.index_select(0, share.gathered), change.down).mul_(change.scale)
                 added = functional.linear(reduced, change.up)[: len(share.places)]
                 # In place: the module's own result, which nobody else has seen yet.
-                results.index_add_(0, share.places, added)
+                results.index_add_(0, share.places, added.to(results.dtype))

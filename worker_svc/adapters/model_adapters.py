@@ -104,7 +104,7 @@ class Adapters:
 
     def _num_bytes(self, name: str, rank: int) -> int:
         target = self._target(name)
-        return _padded(rank) * (target.num_in + target.num_out) * target.weight.element_size()
+        return _padded(rank) * (target.num_in + target.num_out) * target.dtype.itemsize
 
 
 def _no_memory(folder: AdapterFolder, what: str) -> ResourceExhausted:
@@ -121,6 +121,6 @@ def _padded(rank: int) -> int:
 
 def _filled(stored: torch.Tensor, shape: tuple[int, int], target: Target) -> torch.Tensor:
     """The matrix in the module's dtype and on its device, filled up with zeros to `shape`."""
-    made = torch.zeros(shape, dtype=target.weight.dtype, device=target.weight.device)
+    made = torch.zeros(shape, dtype=target.dtype, device=target.device)
     made[: stored.shape[0], : stored.shape[1]] = stored
     return made

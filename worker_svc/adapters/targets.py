@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from svc_common.errors import InvalidArgument
 from worker_svc.adapters.config import refused
 from worker_svc.adapters.files import AdapterFolder, PairShapes
+from worker_svc.model.fused.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +23,13 @@ class Target:
     num_in: int
     num_out: int
     of_logits: bool
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """Its matrix, for dtype and device."""
-        return self.module.get_parameter("weight")
+    dtype: torch.dtype
+    device: torch.device
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """(in, out) of a linear module; None for any other."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | PackedLinear):
         return module.in_features, module.out_features
     if isinstance(module, Conv1D):
         return int(module.weight.shape[0]), int(module.weight.shape[1])
@@ -69,7 +67,8 @@ class Targets:
             self.kinds[name] = type(module).__name__
             sizes = _sizes(module)
             if sizes is not None and module in reached:
-                self.by_name[name] = Target(module, *sizes, of_logits=module is head)
+                model = self._model
+                self.by_name[name] = Target(module, *sizes, module is head, model.dtype, model.device)
 
     def check(self, folder: AdapterFolder, max_rank: int) -> None:
         """InvalidArgument naming the module (and the shapes) when the adapter is of another base, or of too high a rank."""

@@ -70,15 +70,20 @@ def _rule(options: dict[str, Any], head_dim: int) -> AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One attention call as a probe saw it. `window`: tokens it looks back, None = all. `problem`: why it cannot be served; empty =
-    it can."""
+    """One attention call as a probe saw it. `problem`: why it cannot be served; empty = it can."""
 
     layer: int
     module: str
+    num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int | None
+    rule: AttentionRule
     problem: str
+
+    @property
+    def window(self) -> int | None:
+        """Tokens it looks back, None = all."""
+        return self.rule.sliding_window
 
 
 class ProbeAttention:
@@ -93,8 +98,8 @@ class ProbeAttention:
         """See Attention."""
         problem = _problem(module, query, key, value, options)
         layer = int(getattr(module, "layer_idx", -1))
-        window = options.get("sliding_window")
-        self.calls.append(LayerCall(layer, type(module).__name__, key.shape[1], key.shape[3], window, problem))
+        rule, kind = _rule(options, key.shape[3]), type(module).__name__
+        self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], key.shape[3], rule, problem))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 

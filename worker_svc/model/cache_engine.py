@@ -2,10 +2,10 @@
 
 import math
 
-import numpy as np
 import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
+from paged_kernels.host_memory import host_bytes
 
 
 class CacheEngine:
@@ -61,6 +61,4 @@ def _pinned_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _host_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages come to be when they are first written; `torch.zeros` writes them all, which takes about a second."""
-    if 0 in sizes:
-        return torch.zeros(sizes, dtype=dtype)
-    return torch.from_numpy(np.zeros(math.prod(sizes) * dtype.itemsize, np.uint8)).view(dtype).view(sizes)
+    return host_bytes(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
-from paged_kernels.registry import interprets_triton, make_backend
+from paged_kernels.registry import decoder_kernels, interprets_triton, make_backend
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, bundle, checkpoint, memory, rotary
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.fused.fused_decoder import Fusing
+from worker_svc.model.fused.trial import fuse_tried
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.settings import WorkerSettings
 
@@ -122,6 +124,10 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
     calls = model.probe()
     shape = architecture.check_calls(loaded, found.text_config, calls, settings.block_size)
     architecture.check_hidden(loaded, model.hidden_size)
+    cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
+    fast = decoder_kernels(kernels) if settings.fuse and model.hidden_size else None
+    if fast is not None:
+        fuse_tried(model, Fusing(fast, calls, shape, cache_dtype, max_model_len), found.text_config.vocab_size)
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)
     made = bundle.make_bundle(found.path, limits)
@@ -134,7 +140,7 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         shape=shape,
         num_layers=found.text_config.num_hidden_layers,
         dtype=dtype,
-        cache_dtype=checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype),
+        cache_dtype=cache_dtype,
         device=torch.device(device),
         blocks=kernels.blocks,
         may_be_invariant=kernels.invariant,

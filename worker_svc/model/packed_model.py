@@ -14,26 +14,39 @@ from paged_kernels.backend import CacheShape, KernelBackend
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
+from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
+from worker_svc.model.fused.operators import packed_bytes
 from worker_svc.model.input_batch import ModelInput
 
 _PROBE_TOKENS = 4
 
 
 class PackedModel:
-    """Call `probe` once, `bind` for each cache, then `logits`, `hidden` or both for each step."""
+    """Call `probe` once, `fuse` if you like, `bind` for each cache, then `logits`, `hidden` or both for each step."""
 
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
         self._model, self._backend = model, backend
         self._paged: attention.PagedAttention | None = None
+        self._fused: FusedDecoder | None = None
         self._hidden = _LastHidden(model)
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of parameters and buffers, shared ones once."""
+        """Bytes of parameters, buffers and packed weights, shared ones once."""
         tensors = {t.data_ptr(): t.nbytes for t in (*self._model.parameters(), *self._model.buffers())}
-        return sum(tensors.values())
+        return sum(tensors.values()) + packed_bytes(self._model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self._model.dtype
+
+    @property
+    def is_fused(self) -> bool:
+        """Its decoder runs as a program wherever its modules need not be seen."""
+        return self._fused is not None
 
     def probe(self) -> list[attention.LayerCall]:
         """Runs a few tokens: the attention calls made, and the row-wise modules met, stay in `row_modules`."""
@@ -45,8 +58,22 @@ class PackedModel:
             self._model(input_ids=places, position_ids=places, use_cache=False)
         return recorder.calls
 
+    def fuse(self, given: Fusing) -> None:
+        """Packs the weights for good, and makes a program of the decoder where that can be done."""
+        self._fused = fuse(self._model, given)
+        self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
+        self.probe()
+
+    def unfuse(self) -> None:
+        """The decoder's modules compute from now on, with packed weights."""
+        if self._fused is not None:
+            self._fused.remove()
+            self._fused = None
+
     def bind(self, shape: CacheShape, pool: torch.Tensor) -> None:
         """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
+        if self._fused is not None:
+            self._fused.bind(pool)
         self._paged = attention.PagedAttention(self._backend, shape, pool)
         attention.attach(self._model, self._paged)
 
@@ -96,10 +123,14 @@ class PackedModel:
         self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
         step = step.to(self._model.device)
         self._paged.begin(step.attention)
+        if self._fused is not None:
+            self._fused.begin(step.attention, uses_modules=self.adapter_layers.is_used)
         return step
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat(parts) if parts else torch.empty(0, 0)
 
 

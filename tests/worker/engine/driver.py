@@ -10,7 +10,9 @@ import torch
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from tests.cuda import TEST_DEVICE
+from worker_svc.forward import Computed, Forward
 from worker_svc.model_engine import ModelEngine
+from worker_svc.rows.batch import StepBatch
 from worker_svc.settings import WorkerSettings
 
 BLOCK_SIZE = 16
@@ -142,13 +144,12 @@ class Driver:
         share = {row.index: n for row, n in self.step.added} | {row.index: n for row, n, _ in self.step.changed}
         message = self._message(num_decode_steps)
         seen: list[torch.Tensor] = []
-        model = self.engine._loaded.model
-        inner = type(model).logits.__get__(model)
-        model.logits = lambda inputs: seen.append(inner(inputs)) or seen[-1]
+        runner = self.engine._runner
+        inner, runner._forward = runner._forward, Watched(runner._forward, seen)
         try:
             outputs = self.engine.execute(message)
         finally:
-            del model.logits
+            runner._forward = inner
         self.num_computed += outputs.num_computed_tokens
         self._take_in(outputs, share, seen)
         self.step = Step()
@@ -205,6 +206,22 @@ class Driver:
             row.token_ids += new
             self.tokens[name] += new
             self.logprobs[name] += [next(logprobs, 0.0) for _ in range(count)]
+
+
+class Watched:
+    """A `Forward` that keeps the logits of each decode step."""
+
+    def __init__(self, inner: Forward, seen: list[torch.Tensor]) -> None:
+        self._inner, self._seen = inner, seen
+
+    def compute(self, batch: StepBatch, timings: worker_pb2.StepTimings) -> Computed:
+        """See Forward."""
+        computed = self._inner.compute(batch, timings)
+        self._seen.append(computed.logits)
+        return computed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:

@@ -22,9 +22,9 @@ from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.made_up import Chunk, pack
 from worker_svc.model.pooling import LAST, MEAN, Pools
 from worker_svc.model_engine import ModelEngine
-from worker_svc.profile import Chunk, pack
 
 # A few more than asked for may come: rows run several decode steps at a time.
 _SPARE = 3
@@ -109,6 +109,7 @@ def test_what_is_left_out_is_seen(part, families, monkeypatch):
     world = make_world(families["gemma2"], _SAMPLE_TOKENS)
     inner, plain = attention._rule, AttentionRule(16**-0.5)
     monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), **{part: getattr(plain, part)}))
+    world = replace(world, engine=make_engine(families["gemma2"].path))
     with pytest.raises(AssertionError):
         check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 

@@ -1,0 +1,195 @@
+"""Quire and its peers side by side on this CPU.
+
+    python -m benchmarks.compare
+    python -m benchmarks.compare --workloads W1,W4 --engines quire,vllm --rounds 3
+    python -m benchmarks.compare --model bench-135m:layers=12 --seed 7 --set W2.prompt=lognormal:256:0.5:32:1024
+    python -m benchmarks.compare --from benchmarks/results/compare.json --plot compare.png
+
+Lives here: the command line. The order of work is in benchmarks.compare.session.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.compare import checkpoints, plot, session, shapes, table, workloads
+from benchmarks.compare.engines.registry import is_quire
+from benchmarks.compare.workloads import Lengths
+from quire.bench.workloads import Length
+
+ENGINES = (
+    *("quire", "quire-http", "quire-offline"),
+    *("vllm", "vllm-offline", "llamacpp", "openvino", "transformers"),
+)
+_MODEL_HELP = (
+    "bench-135m or bench-15m, or one changed: bench-135m:layers=12,hidden=768,intermediate=2048,heads=12,kv-heads=4."
+)
+_SET_HELP = (
+    "Changes a workload; repeatable: W1.requests=16, W2.prompt=lognormal:256:0.5:32:1024, W2.output=64, W3.shared=256, W5.rate=2.5 "
+    "(requests/s; 0 = 65 % of what the first peer that is a server gets done)."
+)
+
+
+def main(
+    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "bench-135m",
+    workload: Annotated[
+        str, typer.Option("--workloads", help="Of W1, W2, W3, W4, W5 and P, with commas.")
+    ] = "W1,W2,W3,W4,W5,P",
+    engine: Annotated[
+        str, typer.Option("--engines", help=f"Of {', '.join(ENGINES)}, with commas; what is not installed is left out.")
+    ] = (",".join(ENGINES)),
+    rounds: Annotated[int, typer.Option(min=1, help="How often each workload goes to each engine in turn.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of weights, prompts, lengths and arrivals.")] = 0,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests of each workload but W4.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
+    checked: Annotated[
+        int, typer.Option(min=0, help="Requests of each run whose tokens must be those of the request alone.")
+    ] = 2,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads of the peers. Default: the cores.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences (slots) of the peers.")] = 64,
+    kv_gib: Annotated[int, typer.Option(min=1, help="Memory for keys and values of each engine.")] = 2,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start every engine anew in each round; else vLLM is kept, frozen.")
+    ] = False,
+    quire_options: Annotated[str, typer.Option(help='More options of `quire up`: "--num-threads 2".')] = "",
+    variant: Annotated[
+        list[str] | None, typer.Option(help='A further stack, repeatable: loose="--no-invariant" runs as quire-loose.')
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints and logs. Default: quire-bench in ~/.cache.")
+    ] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="Show a saved result; nothing is run.")] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write benchmarks/results/compare.json and compare.png.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the result there.")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Draw a PNG there.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
+) -> None:
+    """Measures Quire and its peers in turn, in one run: same model, same requests, same precision, same machine.
+
+    Each round gives every workload to every engine, in an order that turns; a ratio is that of two runs of one round. Peers are
+    installed by `make peers`. Ends with status 1 where Quire failed or its tokens were not those of the request alone.
+    """
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    if from_ is None:
+        plan = session.Plan(
+            model=_checked_model(model),
+            seed=seed,
+            num_rounds=rounds,
+            lengths=_lengths(workload.split(","), requests, change or []),
+            engines=_names(engine, variant or []),
+            cache=cache or checkpoints.cache_folder(),
+            threads=threads or len(os.sched_getaffinity(0)),
+            max_num_seqs=max_num_seqs,
+            kv_gib=kv_gib,
+            num_checked=checked,
+            fresh=fresh,
+            quire_options=quire_options,
+            variants=_variants(variant or []),
+        )
+        result = {**report.provenance(), **session.run(plan, _say)}
+    else:
+        result = json.loads(from_.read_text(encoding="utf-8"))
+    _deliver(result, save=save, out=out, picture=picture, as_json=json_)
+    if problem := _problem(result):
+        typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(1)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Leaves by an exception, so that engines are ended on the way."""
+    raise SystemExit(128 + number)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _deliver(result: dict[str, Any], *, save: bool, out: Path | None, picture: Path | None, as_json: bool) -> None:
+    if save or out:
+        report.save("compare", result, out)
+    if save or picture:
+        plot.draw(result, picture or report.RESULTS / "compare.png")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        table.show(result, Console(width=None if sys.stdout.isatty() else 160))
+
+
+def _problem(result: dict[str, Any]) -> str:
+    """What makes a result a failure; empty where nothing does."""
+    failed = [name for name, facts in result["engines"].items() if is_quire(name) and "failure" in facts]
+    unanswered = [row for row in result["runs"] if is_quire(row["engine"]) and row["failed"]]
+    if failed:
+        return f"{', '.join(failed)} failed"
+    if unanswered:
+        return f"requests failed in {len(unanswered)} runs of Quire"
+    return "tokens differ from those of requests computed alone" if result["tokens"]["different"] else ""
+
+
+def _checked_model(text: str) -> str:
+    try:
+        shapes.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+def _variants(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise typer.BadParameter('a variant is NAME="OPTIONS of quire up"')
+    return {name: options for name, _, options in pairs}
+
+
+def _names(text: str, variant: Sequence[str]) -> list[str]:
+    names = [part.strip() for part in text.split(",")]
+    unknown = set(names) - set(ENGINES)
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(ENGINES)}")
+    return [*names, *(f"quire-{name}" for name in _variants(variant))]
+
+
+def _lengths(names: Sequence[str], requests: int | None, changes: Sequence[str]) -> dict[str, Lengths]:
+    """The chosen workloads, changed. A usage error for a name or a change that there is not."""
+    found = {**workloads.DEFAULTS, "W5": workloads.at_rate(workloads.DEFAULTS["W5"], 0.0)}
+    if requests is not None:
+        found = {name: one if name == "W4" else replace(one, num_requests=requests) for name, one in found.items()}
+    for text in changes:
+        place, _, value = text.partition("=")
+        name, _, key = place.partition(".")
+        if name not in found:
+            raise typer.BadParameter(f"--set {text}: there are {', '.join(found)}")
+        found[name] = _changed(found[name], key, value, text)
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(found)}")
+    return {name: found[name] for name in names}
+
+
+def _changed(lengths: Lengths, key: str, value: str, text: str) -> Lengths:
+    readers = {"requests": int, "prompt": Length.parse, "output": Length.parse, "shared": int, "rate": float}
+    fields = {"requests": "num_requests"}
+    try:
+        return replace(lengths, **{fields.get(key, key): readers[key](value)})
+    except KeyError:
+        raise typer.BadParameter(f"--set {text}: there are {', '.join(readers)}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"--set {text}: {error}") from error
+
+
+if __name__ == "__main__":
+    typer.run(main)

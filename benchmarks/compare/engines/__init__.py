@@ -1,0 +1,1 @@
+"""What is compared: a file for each peer, behind `Engine` (base)."""

@@ -1,0 +1,77 @@
+"""llama.cpp: its server with as many slots as sequences run, built for this processor (benchmarks.compare.build_llamacpp).
+
+At its best: both thread counts at the machine's cores, one pool of context that the slots share, bfloat16 weights as GGUF.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare.engines.base import Host
+from benchmarks.compare.engines.environments import PeerEnvironment
+from benchmarks.compare.engines.processes import Child, free_port
+from benchmarks.compare.engines.vllm import installed_versions, until_healthy
+from benchmarks.compare.wires import LlamaCppWire, Wire
+
+NAME = "llamacpp"
+
+
+class LlamaCppServer:
+    """`llama-server`."""
+
+    name = NAME
+    starts_slowly = False
+
+    def __init__(self, host: Host, kv_token_bytes: int) -> None:
+        self._host, self._peer = host, PeerEnvironment(host.peers, NAME)
+        self._num_positions = (host.kv_gib << 30) // kv_token_bytes
+        self._port = 0
+
+    def missing(self) -> str:
+        """See Server."""
+        return self._peer.missing()
+
+    def settings(self) -> Mapping[str, Any]:
+        """See Server."""
+        return {"command": ["llama-server", *self._arguments("MODEL.gguf")]}
+
+    def _arguments(self, model: str) -> list[str]:
+        threads = str(self._host.threads)
+        return [
+            *("--model", model, "--ctx-size", str(self._num_positions), "--kv-unified"),
+            *("--parallel", str(self._host.max_num_seqs), "--threads", threads, "--threads-batch", threads),
+        ]
+
+    def versions(self) -> Mapping[str, str]:
+        """See Server."""
+        built = self._peer.folder / "llama.cpp.version"
+        return {
+            **installed_versions(self._peer, ("gguf",)),
+            "llama-cpp-python": built.read_text(encoding="utf-8").strip(),
+        }
+
+    @property
+    def _gguf(self) -> Path:
+        return self._host.checkpoint.with_name(f"{self._host.checkpoint.name}.gguf")
+
+    def prepare(self) -> None:
+        """The checkpoint as GGUF."""
+        if not self._gguf.exists():
+            unfinished = self._gguf.with_suffix(".part")
+            self._peer.call("benchmarks.compare.offline.to_gguf", [str(self._host.checkpoint), str(unfinished)])
+            unfinished.rename(self._gguf)
+
+    def spawn(self) -> Child:
+        """See Server."""
+        self._port = free_port()
+        listen = ["--host", "127.0.0.1", "--port", str(self._port)]
+        command = [str(self._peer.folder / "bin" / "llama-server"), *self._arguments(str(self._gguf)), *listen]
+        return Child(command, self._peer.environ(), self._host.logs / "llamacpp.log", answers=False)
+
+    async def ready(self, child: Child) -> None:
+        """See Server."""
+        await until_healthy(child, self._port)
+
+    def wire(self) -> Wire:
+        """See Server."""
+        return LlamaCppWire("127.0.0.1", self._port)

@@ -1,0 +1,153 @@
+"""An engine behind a wire: its process, the client's event loop, what is measured of a run.
+
+Not here: how each server is started and asked (`Server`: quire, vllm, llamacpp).
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from benchmarks.compare.engines.base import Form, Memory, Run, complete
+from benchmarks.compare.engines.processes import Child
+from benchmarks.compare.wires import Wire
+from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
+from quire.bench.measure import Record
+from quire.bench.targets import error_name
+from quire.bench.workloads import Planned
+
+_START_S = 600.0
+
+
+class Server(Protocol):
+    """How one server is started and asked."""
+
+    name: str
+    starts_slowly: bool
+
+    def missing(self) -> str:
+        """See Engine.missing."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """See Engine.settings."""
+
+    def versions(self) -> Mapping[str, str]:
+        """See Engine.versions."""
+
+    def prepare(self) -> None:
+        """What is made once and not part of the start, such as another form of the checkpoint."""
+
+    def spawn(self) -> Child:
+        """Its process, just started."""
+
+    async def ready(self, child: Child) -> None:
+        """Returns when it serves. RuntimeError where it ends before."""
+
+    def wire(self) -> Wire:
+        """A client of the process started last."""
+
+
+class ServerEngine:
+    """Owner of a server's process. `vocab_size`: ids of warm-up prompts are below it."""
+
+    form = Form.SERVER
+
+    def __init__(self, server: Server, vocab_size: int) -> None:
+        self.name, self.starts_slowly = server.name, server.starts_slowly
+        self.missing, self.settings, self.versions = server.missing, server.settings, server.versions
+        self._server = server
+        self._vocab_size = vocab_size
+        self._num_runs = 0
+        self._child: Child | None = None
+
+    def can(self, workload: str) -> bool:
+        """All of them."""
+        return True
+
+    def start(self) -> float:
+        """See Engine.start."""
+        self._server.prepare()
+        began = time.perf_counter()
+        with ExitStack() as failed:
+            child = failed.enter_context(self._server.spawn())
+            asyncio.run(self._first_token(child))
+            failed.pop_all()
+        self._child = child
+        return time.perf_counter() - began
+
+    async def _first_token(self, child: Child) -> None:
+        await asyncio.wait_for(self._server.ready(child), _START_S)
+        one = drawn("start", Lengths(1, fixed(16), fixed(1)), seed=0, round_=0, vocab_size=self._vocab_size)
+        wire = self._server.wire()
+        try:
+            [answered] = (await _ask_all(wire, one.requests)).records
+        finally:
+            await wire.close()
+        if answered.error:
+            raise RuntimeError(f"its first request failed: {answered.error}")
+
+    def run(self, workload: Workload) -> Run:
+        """See Engine.run."""
+        self._num_runs += 1
+        return asyncio.run(self._run(workload))
+
+    async def _run(self, workload: Workload) -> Run:
+        wire = self._server.wire()
+        try:
+            await _ask_all(wire, warm_up(self._vocab_size, self._num_runs).requests)
+            gc.collect()
+            gc.disable()
+            return await _ask_all(wire, workload.requests)
+        finally:
+            gc.enable()
+            await wire.close()
+
+    def pause(self) -> None:
+        """Frozen, whether it would spin or not."""
+        if self._child is not None:
+            self._child.suspend()
+
+    def resume(self) -> None:
+        """See Engine.resume."""
+        if self._child is not None:
+            self._child.resume()
+
+    def memory(self) -> Memory:
+        """See Engine.memory."""
+        return Memory(0.0, 0.0) if self._child is None else self._child.memory()
+
+    def cpu_s(self) -> float:
+        """See Engine.cpu_s."""
+        return 0.0 if self._child is None else self._child.cpu_s()
+
+    def stop(self) -> None:
+        """See Engine.stop."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+async def _ask_all(wire: Wire, requests: Sequence[Planned]) -> Run:
+    """Each at its time, whatever became of the others."""
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - began
+
+    async def one(planned: Planned) -> tuple[Record, list[int]]:
+        record, tokens = Record(planned.index, planned.at_s), list[int]()
+        if planned.at_s:
+            await asyncio.sleep(max(0.0, planned.at_s - clock()))
+        record.sent_s = clock()
+        try:
+            tokens = await wire.ask(planned, record, clock)
+        except Exception as error:  # a failed request is a figure, not the end of the run
+            record.error = error_name(error)
+        record.ended_s = clock()
+        complete(record, planned.max_tokens)
+        return record, tokens
+
+    answered = await asyncio.gather(*map(one, requests))
+    return Run([record for record, _ in answered], [tokens for _, tokens in answered])

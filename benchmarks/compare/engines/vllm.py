@@ -1,0 +1,144 @@
+"""vLLM's CPU build: its OpenAI server, and its `LLM` in process.
+
+At its best on few cores: compute threads bound to all of them (left alone it keeps one for itself), bfloat16, room for all
+requests, prefixes cached, and Intel's OpenMP in front, as its documentation has it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import sse
+from benchmarks.compare.engines.base import Host
+from benchmarks.compare.engines.environments import PeerEnvironment
+from benchmarks.compare.engines.processes import Child, free_port
+from benchmarks.compare.wires import OpenAIWire, Wire
+
+NAME = "vllm"
+_MODEL = "model"
+_POLL_S = 0.1
+
+
+def _environ(host: Host, peer: PeerEnvironment) -> dict[str, str]:
+    bound = {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{host.threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": str(host.kv_gib),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    openmp = peer.file("lib/libiomp5.so")
+    return bound if openmp is None else {**bound, "LD_PRELOAD": str(openmp)}
+
+
+def _limits(host: Host) -> dict[str, Any]:
+    return {"max_num_seqs": host.max_num_seqs, "max_model_len": host.max_model_len}
+
+
+class VllmServer:
+    """`vllm serve`."""
+
+    name = NAME
+    starts_slowly = True
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._peer = host, PeerEnvironment(host.peers, NAME)
+        self._port = 0
+
+    def missing(self) -> str:
+        """See Server."""
+        return self._peer.missing()
+
+    def settings(self) -> Mapping[str, Any]:
+        """See Server."""
+        return {"command": ["vllm", *self._arguments("MODEL")], "environment": self._shown_environment()}
+
+    def _shown_environment(self) -> dict[str, str]:
+        return {name: Path(value).name if name == "LD_PRELOAD" else value for name, value in self._environ().items()}
+
+    def _environ(self) -> dict[str, str]:
+        return _environ(self._host, self._peer)
+
+    def _arguments(self, model: str) -> list[str]:
+        limits = [
+            part for name, value in _limits(self._host).items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        return [
+            "serve",
+            model,
+            "--served-model-name",
+            _MODEL,
+            "--dtype",
+            "bfloat16",
+            *limits,
+            "--enable-prefix-caching",
+        ]
+
+    def versions(self) -> Mapping[str, str]:
+        """See Server."""
+        return installed_versions(self._peer, ("vllm-cpu", "torch", "transformers"))
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def spawn(self) -> Child:
+        """See Server."""
+        self._port = free_port()
+        listen = ["--host", "127.0.0.1", "--port", str(self._port), "--disable-uvicorn-access-log"]
+        command = [str(self._peer.folder / "bin" / "vllm"), *self._arguments(str(self._host.checkpoint)), *listen]
+        environ = self._peer.environ(**self._environ())
+        return Child(command, environ, self._host.logs / "vllm.log", answers=False)
+
+    async def ready(self, child: Child) -> None:
+        """See Server."""
+        await until_healthy(child, self._port)
+
+    def wire(self) -> Wire:
+        """See Server."""
+        return OpenAIWire("127.0.0.1", self._port, _MODEL, {"return_token_ids": True})
+
+
+class VllmProgram:
+    """`LLM` in a child process."""
+
+    name = "vllm-offline"
+    starts_slowly = True
+    workloads: Sequence[str] = ()
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._peer = host, PeerEnvironment(host.peers, NAME)
+
+    def missing(self) -> str:
+        """See Program."""
+        return self._peer.missing()
+
+    def settings(self) -> Mapping[str, Any]:
+        """See Program."""
+        return {"dtype": "bfloat16", "enable_prefix_caching": True, **_limits(self._host)}
+
+    def prepare(self) -> Path:
+        """The checkpoint as it is."""
+        return self._host.checkpoint
+
+    def spawn(self) -> Child:
+        """See Program."""
+        command = [str(self._peer.python), "-m", "benchmarks.compare.offline.with_vllm"]
+        environ = self._peer.environ(**_environ(self._host, self._peer))
+        return Child(command, environ, self._host.logs / "vllm-offline.log", answers=True)
+
+
+async def until_healthy(child: Child, port: int) -> None:
+    """Returns when `/health` says 200. RuntimeError where the process ends before."""
+    while await sse.get_status("127.0.0.1", port, "/health") != 200:
+        child.check()
+        await asyncio.sleep(_POLL_S)
+
+
+def installed_versions(peer: PeerEnvironment, packages: Sequence[str]) -> dict[str, str]:
+    """As the peer's environment has them, by the names of its metadata folders."""
+    found = {}
+    for name in packages:
+        folder = peer.file(f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info")
+        if folder is not None:
+            found[name] = folder.name.removesuffix(".dist-info").partition("-")[2]
+    return found

@@ -1,0 +1,91 @@
+"""The goals C1 to C9 of the CPU, read from a result: what was measured, what is wanted, whether it is met.
+
+A goal is left out where the result has not what it is about: an engine that did not run, a workload that was not asked for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.compare import figures
+from benchmarks.compare.figures import THROUGHPUT, Row, Spread
+
+_US, _VLLM = "quire", "vllm"
+_OFFLINE_PEERS = ("vllm-offline", "openvino", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One goal. `most`: the figure is to be at most `wanted`, else at least."""
+
+    goal: str
+    what: str
+    measured: Spread
+    wanted: float
+    most: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        """By the median."""
+        return self.measured.median <= self.wanted if self.most else self.measured.median >= self.wanted
+
+
+def verdicts(result: Mapping[str, Any]) -> list[Verdict]:
+    """Those that the result says something about."""
+    rows = result["runs"]
+    found = [*_against_vllm(rows), *_against_offline(rows), *_single(result), *_own(result), *_start(result)]
+    return sorted(found, key=lambda verdict: verdict.goal)
+
+
+def _ratio(rows: Sequence[Row], goal: str, workload: str, other: str, wanted: float, **how: Any) -> Iterator[Verdict]:
+    figure, ours = how.get("figure", THROUGHPUT), how.get("ours", _US)
+    found = figures.ratio(rows, workload, figure, ours, other)
+    if found is not None:
+        yield Verdict(goal, f"{workload} {figure} / {other}", found, wanted, how.get("most", False))
+
+
+def _against_vllm(rows: Sequence[Row]) -> Iterator[Verdict]:
+    yield from _ratio(rows, "C1", "W1", _VLLM, 1.4)
+    yield from _ratio(rows, "C1", "W2", _VLLM, 1.4)
+    yield from _ratio(rows, "C3", "W3", _VLLM, 1.3)
+    for figure in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"):
+        yield from _ratio(rows, "C5", "W5", _VLLM, 0.6, figure=figure, most=True)
+
+
+def _against_offline(rows: Sequence[Row]) -> Iterator[Verdict]:
+    """The peer that is best at this workload, in whatever form."""
+    for workload in ("W1", "W2"):
+        known = {name: figures.spread(rows, workload, name, THROUGHPUT) for name in (_VLLM, *_OFFLINE_PEERS)}
+        medians = {name: one.median for name, one in known.items() if one is not None}
+        if medians:
+            yield from _ratio(rows, "C2", workload, max(medians, key=medians.__getitem__), 1.15)
+
+
+def _single(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result["runs"]
+    yield from _ratio(rows, "C4", "W4", "llamacpp", 0.9, figure="tpot_p50_ms", most=True)
+    yield from _share(result, "C4", "W4", 0.8)
+    yield from _ratio(rows, "C9", "W4", _US, 1.6, ours="quire-int8")
+
+
+def _own(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for workload in ("W1", "W2", "W3"):
+        yield from _ratio(result["runs"], "C7", workload, "quire-offline", 0.95)
+    yield from _share(result, "C8", "P", 0.8)
+
+
+def _share(result: Mapping[str, Any], goal: str, workload: str, wanted: float) -> Iterator[Verdict]:
+    limit = result["limits"]["tokens_per_s"].get(workload)
+    reached = list(figures.values(result["runs"], workload, _US, THROUGHPUT).values())
+    found = Spread.of([one / limit for one in reached]) if limit else None
+    if found is not None:
+        yield Verdict(goal, f"{workload} share of the limit", found, wanted)
+
+
+def _start(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    ours, peer = result["engines"].get(_US), result["engines"].get(_VLLM)
+    if ours and (starts := Spread.of(ours["starts_s"])):
+        yield Verdict("C6", "start to the first token, s", starts, 5.0, most=True)
+    if ours and peer and ours.get("peak_mb") and peer.get("peak_mb"):
+        share = ours["peak_mb"] / peer["peak_mb"]
+        yield Verdict("C6", f"peak memory / {_VLLM}", Spread(share, share, share), 0.2, most=True)

@@ -1,0 +1,113 @@
+"""Installs peers, each into an environment of its own: what `make peers` runs.
+
+    python -m benchmarks.compare.install vllm openvino llamacpp
+
+An environment is made again when its pins change. A peer that cannot be installed is said and left out; the others go on.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.compare.engines.environments import ROOT
+
+HERE = Path(__file__).resolve().parent
+PEERS = ("vllm", "openvino", "llamacpp")
+LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
+# Native instructions, the server and nothing else.
+_CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_TOOLS=ON",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+
+
+def requirements(name: str) -> Path:
+    """The pins of a peer."""
+    return HERE / f"requirements-{name}.txt"
+
+
+def digest(name: str) -> str:
+    """Of everything that decides what is installed."""
+    return hashlib.sha256(requirements(name).read_bytes() + LLAMA_CPP_SOURCE.encode()).hexdigest()
+
+
+def is_current(folder: Path, name: str) -> bool:
+    """Whether it is installed with these pins."""
+    mark = folder / ".installed"
+    return mark.is_file() and mark.read_text(encoding="utf-8") == digest(name)
+
+
+def install(name: str, peers: Path, pip_flags: Sequence[str]) -> None:
+    """From nothing to ready. CalledProcessError or OSError where something fails; nothing counts as installed then."""
+    folder = peers / name
+    venv.create(folder, clear=True, with_pip=True)
+    python = str(folder / "bin" / "python")
+    _run(python, "-m", "pip", "install", "--no-compile", *pip_flags, "-r", str(requirements(name)))
+    if name == "llamacpp":
+        _build_llama_server(folder, pip_flags)
+    (folder / ".installed").write_text(digest(name), encoding="utf-8")
+
+
+def _build_llama_server(folder: Path, pip_flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        source = _llama_cpp_source(folder, Path(place), pip_flags)
+        build, tool = Path(place) / "build", folder / "bin" / "cmake"
+        ninja = f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}"
+        _run(str(tool), "-G", "Ninja", ninja, "-S", str(source), "-B", str(build), *_CMAKE_OPTIONS)
+        _run(str(tool), "--build", str(build), "--target", "llama-server")
+        shutil.copy2(build / "bin" / "llama-server", folder / "bin" / "llama-server")
+    (folder / "llama.cpp.version").write_text(LLAMA_CPP_SOURCE.partition("==")[2], encoding="utf-8")
+
+
+def _llama_cpp_source(folder: Path, place: Path, pip_flags: Sequence[str]) -> Path:
+    """Unpacked; what `place` had before is left alone."""
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python")
+    _run(*pip, *pip_flags, "--dest", str(place), LLAMA_CPP_SOURCE)
+    with tarfile.open(next(place.glob("*.tar.gz"))) as archive:
+        archive.extractall(place, filter="data")
+    return next(place.glob("*/vendor/llama.cpp"))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def main(
+    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(PEERS)}.")],
+    pip_flags: Annotated[str, typer.Option(help="More options of pip, such as --extra-index-url.")] = "",
+    peers: Annotated[Path, typer.Option(help="Folder of the environments.")] = ROOT / ".venv" / "peers",
+) -> None:
+    """Installs what is not installed yet. Status 0 also where one cannot be: peers are optional."""
+    unknown = set(names) - set(PEERS)
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
+    for name in names:
+        if is_current(peers / name, name):
+            print(f"{name} is installed")
+            continue
+        try:
+            install(name, peers, pip_flags.split())
+            print(f"{name} is installed now")
+        except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+            print(f"{name} cannot be installed and is left out: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,115 @@
+"""How servers are asked: each wire sends one request and stamps its record as tokens come.
+
+All take prompts as token ids, ask for greedy tokens and exactly as many of them as planned.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from benchmarks.compare import sse
+from quire.async_client import AsyncClient
+from quire.bench.measure import Record
+from quire.bench.workloads import Planned
+from quire.sampling_params import SamplingParams
+
+Clock = Callable[[], float]
+_LIMIT_S = 600.0
+
+
+class Wire(Protocol):
+    """Belongs to the event loop that it is made in."""
+
+    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+        """Sends it, fills `record`; the tokens, where the wire tells them (else none). Any error is raised."""
+
+    async def close(self) -> None:
+        """Ends connections."""
+
+
+class GrpcWire:
+    """Quire's own client at HOST:PORT."""
+
+    def __init__(self, address: str) -> None:
+        self._client = AsyncClient(address)
+
+    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+        """See Wire."""
+        params = SamplingParams(temperature=0.0, max_tokens=planned.max_tokens, ignore_eos=True)
+        stream = self._client.generate_stream(planned.token_ids, params, timeout_s=_LIMIT_S)
+        async for delta in stream:
+            if delta.token_ids:
+                record.token_times_s.append(clock())
+                record.output_tokens += len(delta.token_ids)
+        record.cached_tokens = stream.result.num_cached_tokens or 0
+        return stream.result.outputs[0].token_ids
+
+    async def close(self) -> None:
+        """See Wire."""
+        await self._client.close()
+
+
+class OpenAIWire:
+    """`/v1/completions` at HOST:PORT. `more`: further fields of each request."""
+
+    def __init__(self, host: str, port: int, model: str, more: Mapping[str, Any]) -> None:
+        self._host, self._port = host, port
+        self._common = {
+            "model": model,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            **more,
+        }
+
+    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+        """See Wire; tokens where the server sends `token_ids`."""
+        body = {**self._common, "prompt": planned.token_ids, "max_tokens": planned.max_tokens}
+        tokens: list[int] = []
+        async with aclosing(sse.post(self._host, self._port, "/v1/completions", json.dumps(body).encode())) as events:
+            async for payload in events:
+                now, event = clock(), json.loads(payload)
+                for choice in event.get("choices") or ():
+                    if choice.get("token_ids") or choice.get("text"):
+                        record.token_times_s.append(now)
+                        tokens += choice.get("token_ids") or ()
+                record.output_tokens = (event.get("usage") or {}).get("completion_tokens", record.output_tokens)
+        return tokens
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class LlamaCppWire:
+    """`/completion` of llama-server at HOST:PORT."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+
+    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+        """See Wire."""
+        body = {
+            "prompt": planned.token_ids,
+            "n_predict": planned.max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": True,
+            "return_tokens": True,
+            "stream": True,
+        }
+        tokens: list[int] = []
+        async with aclosing(sse.post(self._host, self._port, "/completion", json.dumps(body).encode())) as events:
+            async for payload in events:
+                now, event = clock(), json.loads(payload)
+                if "error" in event:
+                    raise RuntimeError(str(event["error"]))
+                if event.get("tokens") and not event.get("stop"):
+                    record.token_times_s.append(now)
+                    tokens += event["tokens"]
+        record.output_tokens = len(tokens)
+        return tokens
+
+    async def close(self) -> None:
+        """Nothing is kept open."""

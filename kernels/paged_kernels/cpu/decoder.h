@@ -1,0 +1,166 @@
+// A list of operators that takes packed rows through all layers of a decoder, in one parallel region.
+//
+// Each operator's work is cut into shares that threads take as they come; after each they wait for each other.
+#pragma once
+
+#include <omp.h>
+
+#include <memory>
+
+#include "attention.h"
+#include "products.h"
+#include "rows.h"
+#include "team.h"
+
+namespace quire {
+
+enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4 };
+
+}  // namespace quire
+
+// One operator, as Python fills it in (cpu_decoder.py). Of the pointers, those that an operator does not name are null.
+extern "C" struct QuireOperator {
+  int32_t kind, in, out, adds;           // buffers; adds: to what is in `out`
+  int32_t columns, depth;                // LINEAR, GATED: of the weights
+  int32_t activation, one_plus;          // GATED; NORM, PLACE
+  int32_t layer, window;                 // PLACE, ATTEND
+  float eps, scale, softcap;             // NORM, PLACE; ATTEND
+  int32_t rotary;                        // PLACE: elements of a head that are turned
+  const void *weights, *bias;            // LINEAR, GATED (the gate's); NORM; PLACE: norm of queries, of keys
+  const void *second, *second_bias;      // GATED (the other's); PLACE: cosines, sines [positions, rotary]
+};
+
+// What a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
+extern "C" struct QuireStep {
+  void** buffers;
+  const int64_t* widths;  // elements of a row, by buffer
+  void* pool;
+  int64_t num_blocks;
+  const int32_t* tables;
+  int64_t table_stride;
+  const int32_t *sequences, *positions;
+  const int64_t* slots;
+  int64_t tokens;
+  int32_t heads, kv_heads, head_dim, block_size;
+  int32_t threads, reserved;
+};
+
+namespace quire {
+
+constexpr int ROWS_A_SHARE = 4;
+
+// E: what rows hold, T: what the cache holds.
+template <class E, class T>
+class Decoder {
+ public:
+  Decoder(const QuireOperator* operators, int count, const QuireStep& step)
+      : operators_(operators), count_(count), step_(step), shares_(new Shares[count]),
+        shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
+        places_{step.tables, step.table_stride, step.sequences, step.positions, step.slots, step.tokens},
+        tiles_(places_.tiles(shape_)) {}
+
+  void run() {
+    std::unique_ptr<Team> team;
+#pragma omp parallel num_threads(step_.threads)
+    {
+#pragma omp single
+      team.reset(new Team(omp_get_num_threads()));
+      Scratch scratch;
+      for (int i = 0; i < count_; ++i) {
+        const int64_t count = num_shares(operators_[i]);
+        for (int64_t share; shares_[i].next(count, share);) perform(operators_[i], share, scratch);
+        if (i + 1 < count_) team->wait();
+      }
+    }
+  }
+
+ private:
+  E* buffer(int number) const { return static_cast<E*>(step_.buffers[number]); }
+  static const E* of(const void* p) { return static_cast<const E*>(p); }
+  static Weights<E> weights(const QuireOperator& op) {
+    return {static_cast<const char*>(op.weights), of(op.bias), op.columns, op.depth};
+  }
+  static Weights<E> second(const QuireOperator& op) {
+    return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth};
+  }
+
+  int64_t num_shares(const QuireOperator& op) const {
+    switch (op.kind) {
+      case LINEAR: case GATED: return quire::num_shares(weights(op), step_.tokens);
+      case ATTEND: return int64_t(tiles_.size()) * shape_.kv_heads;
+      default: return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE;
+    }
+  }
+
+  void perform(const QuireOperator& op, int64_t share, Scratch& scratch) const {
+    switch (op.kind) {
+      case LINEAR:
+        return linear_share(weights(op), buffer(op.in), buffer(op.out), step_.widths[op.out], step_.tokens, op.adds, share);
+      case GATED:
+        return gated_share(weights(op), second(op), op.activation, buffer(op.in), buffer(op.out), step_.tokens, share);
+      case ATTEND: return attend_share(op, share, scratch);
+    }
+    const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
+    for (int64_t row = begin; row < end; ++row) {
+      if (op.kind == NORM) norm_row(op, row);
+      else place_row(op, row);
+    }
+  }
+
+  void norm_row(const QuireOperator& op, int64_t row) const {
+    const int64_t width = step_.widths[op.in];
+    const RmsNorm<E> norm{of(op.weights), op.eps, op.one_plus != 0};
+    norm.apply(buffer(op.in) + row * width, buffer(op.out) + row * width, int(width), op.adds);
+  }
+
+  T* cached(int layer, int which) const {
+    const size_t elements = size_t(shape_.block_size) * shape_.kv_heads * shape_.head_dim;
+    return static_cast<T*>(step_.pool) + (size_t(layer) * 2 + which) * step_.num_blocks * elements;
+  }
+
+  // A row [queries, keys, values] turned to its position; its key and value go to their slot.
+  void place_row(const QuireOperator& op, int64_t row) const {
+    if (step_.slots[row] < 0) return;
+    const int dim = shape_.head_dim;
+    E* heads = buffer(op.in) + row * step_.widths[op.in];
+    E *keys = heads + size_t(shape_.heads) * dim, *values = keys + size_t(shape_.kv_heads) * dim;
+    const E* cosines = op.rotary ? of(op.second) + size_t(step_.positions[row]) * op.rotary : nullptr;
+    const E* sines = op.rotary ? of(op.second_bias) + size_t(step_.positions[row]) * op.rotary : nullptr;
+    turn(op, heads, shape_.heads, of(op.weights), cosines, sines);
+    turn(op, keys, shape_.kv_heads, of(op.bias), cosines, sines);
+    std::vector<T> kept(size_t(2) * dim);
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      for (int d = 0; d < dim; ++d) {
+        store(kept[d], load(keys[head * dim + d]));
+        store(kept[dim + d], load(values[head * dim + d]));
+      }
+      write_kv(kept.data(), kept.data() + dim, cached(op.layer, 0), cached(op.layer, 1), step_.slots[row], head, shape_);
+    }
+  }
+
+  void turn(const QuireOperator& op, E* heads, int count, const E* norm, const E* cosines, const E* sines) const {
+    for (int head = 0; head < count; ++head) {
+      E* at = heads + size_t(head) * shape_.head_dim;
+      if (norm) RmsNorm<E>{norm, op.eps, op.one_plus != 0}.apply(at, at, shape_.head_dim, false);
+      if (op.rotary) rotate(at, cosines, sines, op.rotary);
+    }
+  }
+
+  // The longest contexts come last in a packed row of prompts; short work at the end keeps threads level.
+  void attend_share(const QuireOperator& op, int64_t share, Scratch& scratch) const {
+    const Tile& tile = tiles_[tiles_.size() - 1 - size_t(share / shape_.kv_heads)];
+    const Queries<E> queries{buffer(op.in), size_t(step_.widths[op.in]), buffer(op.out), size_t(step_.widths[op.out])};
+    const Cache<T> cache{cached(op.layer, 0), cached(op.layer, 1), shape_};
+    attend<E, T>(queries, cache, places_, Rule{op.scale, op.window, op.softcap}, tile, int(share % shape_.kv_heads), scratch);
+  }
+
+  const QuireOperator* operators_;
+  const int count_;
+  const QuireStep& step_;
+  std::unique_ptr<Shares[]> shares_;
+  const Shape shape_;
+  const Places places_;
+  const std::vector<Tile> tiles_;
+};
+
+}  // namespace quire

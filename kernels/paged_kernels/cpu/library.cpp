@@ -1,0 +1,107 @@
+// The CPU kernels as C functions over raw pointers, for ctypes. Built by cpu_library.py; no torch headers.
+
+#include "decoder.h"
+
+namespace {
+
+using namespace quire;
+
+template <class Q, class T>
+void paged_attention(const Q* query, Q* out, const T* keys, const T* values, const Places& places, const Shape& shape,
+                     const Rule& rule, int threads) {
+  const std::vector<Tile> tiles = places.tiles(shape);
+  const size_t stride = size_t(shape.heads) * shape.head_dim;
+  const Queries<Q> queries{query, stride, out, stride};
+  const Cache<T> cache{keys, values, shape};
+  const int64_t shares = int64_t(tiles.size()) * shape.kv_heads;
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch scratch;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t share = 0; share < shares; ++share)
+      attend<Q, T>(queries, cache, places, rule, tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)],
+                   int(share % shape.kv_heads), scratch);
+  }
+}
+
+template <class T>
+void write_all(const T* key, const T* value, T* keys, T* values, const int64_t* slots, int64_t tokens, const Shape& shape,
+               int threads) {
+#pragma omp parallel for num_threads(tokens < 64 ? 1 : threads) schedule(static)
+  for (int64_t share = 0; share < tokens * shape.kv_heads; ++share) {
+    const int64_t token = share / shape.kv_heads;
+    if (slots[token] < 0) continue;
+    write_kv(key + share * shape.head_dim, value + share * shape.head_dim, keys, values, slots[token],
+             int(share % shape.kv_heads), shape);
+  }
+}
+
+template <class E>
+void pack(const E* plain, char* packed, int columns, int depth, int threads) {
+  const int panels = (columns + LANES - 1) / LANES;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int panel = 0; panel < panels; ++panel) pack_panel(plain, columns, depth, panel, packed);
+}
+
+template <class E, class O>
+void linear(const Weights<E>& weights, const E* in, O* out, int64_t rows, int threads) {
+  const int64_t shares = num_shares(weights, rows);
+#pragma omp parallel for num_threads(shares < 2 ? 1 : threads) schedule(dynamic, 1)
+  for (int64_t share = 0; share < shares; ++share) linear_share(weights, in, out, weights.columns, rows, false, share);
+}
+
+}  // namespace
+
+// QUERIES_CACHE: queries and results are of the cache's type, or of float32.
+#define QUIRE_ATTENTION(NAME, Q, T)                                                                                    \
+  extern "C" void quire_paged_attention_##NAME(                                                                        \
+      const void* query, void* out, const void* keys, const void* values, const int32_t* tables, int64_t table_stride, \
+      const int32_t* sequences, const int32_t* positions, const int64_t* slots, int64_t tokens, int heads,             \
+      int kv_heads, int head_dim, int block_size, float scale, int window, float softcap, int threads) {               \
+    paged_attention<Q, T>((const Q*)query, (Q*)out, (const T*)keys, (const T*)values,                                  \
+                          Places{tables, table_stride, sequences, positions, slots, tokens},                           \
+                          Shape{heads, kv_heads, head_dim, block_size}, Rule{scale, window, softcap}, threads);        \
+  }
+
+#define QUIRE_WRITE(NAME, T)                                                                                           \
+  extern "C" void quire_write_kv_##NAME(const void* key, const void* value, void* keys, void* values,                  \
+                                        const int64_t* slots, int64_t tokens, int kv_heads, int head_dim,              \
+                                        int block_size, int threads) {                                                 \
+    write_all<T>((const T*)key, (const T*)value, (T*)keys, (T*)values, slots, tokens,                                  \
+                 Shape{kv_heads, kv_heads, head_dim, block_size}, threads);                                            \
+  }
+
+// `out` is float32; its values are rounded as E holds them.
+#define QUIRE_PRODUCTS(NAME, E)                                                                                        \
+  extern "C" void quire_pack_##NAME(const void* plain, void* packed, int columns, int depth, int threads) {            \
+    pack<E>((const E*)plain, (char*)packed, columns, depth, threads);                                                  \
+  }                                                                                                                    \
+  extern "C" void quire_linear_##NAME(const void* packed, const void* bias, int columns, int depth, const void* in,    \
+                                      void* out, int64_t rows, int wide, int threads) {                                \
+    const Weights<E> weights{(const char*)packed, (const E*)bias, columns, depth};                                     \
+    if (wide) linear<E, Float32>(weights, (const E*)in, (Float32*)out, rows, threads);                                 \
+    else linear<E, E>(weights, (const E*)in, (E*)out, rows, threads);                                                  \
+  }
+
+#define QUIRE_DECODER(NAME, E, T)                                                                                      \
+  extern "C" void quire_decode_##NAME(const QuireOperator* operators, int count, const QuireStep* step) {              \
+    Decoder<E, T>(operators, count, *step).run();                                                                      \
+  }
+
+QUIRE_ATTENTION(float32_float32, Float32, Float32)
+QUIRE_ATTENTION(bfloat16_bfloat16, BFloat16, BFloat16)
+QUIRE_ATTENTION(float16_float16, Float16, Float16)
+QUIRE_ATTENTION(float32_bfloat16, Float32, BFloat16)
+QUIRE_ATTENTION(float32_float16, Float32, Float16)
+QUIRE_WRITE(float32, Float32)
+QUIRE_WRITE(bfloat16, BFloat16)
+QUIRE_WRITE(float16, Float16)
+QUIRE_PRODUCTS(float32, Float32)
+QUIRE_PRODUCTS(bfloat16, BFloat16)
+QUIRE_DECODER(float32_float32, Float32, Float32)
+QUIRE_DECODER(bfloat16_bfloat16, BFloat16, BFloat16)
+QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
+QUIRE_DECODER(float32_float16, Float32, Float16)
+
+// Raised with every change of a signature or a layout above.
+extern "C" int quire_kernels_abi() { return 3; }

@@ -1,0 +1,52 @@
+// What happens to a row between products: norms, rotary positions.
+//
+// Values are rounded to E wherever the modules of transformers round them, so that both ways agree but for the order of sums.
+#pragma once
+
+#include <cmath>
+
+#include "vectors.h"
+
+namespace quire {
+
+// x / sqrt(mean(x^2) + eps) * weight. `one_plus`: the weight is what differs from one, multiplied before rounding (Gemma).
+template <class E>
+struct RmsNorm {
+  const E* weight;
+  float eps;
+  bool one_plus;
+
+  // `out` may be `in`; `adds`: the result is added to what is there.
+  void apply(const E* in, E* out, int width, bool adds) const {
+    Vec squares = {};
+    for (int d = 0; d < width; d += LANES) {
+      const Vec x = load_vec(in + d, std::min(LANES, width - d));
+      squares += x * x;
+    }
+    const float factor = 1.0f / std::sqrt(sum(squares) / float(width) + eps);
+    for (int d = 0; d < width; d += LANES) {
+      const int count = std::min(LANES, width - d);
+      const Vec normed = load_vec(in + d, count) * factor, w = load_vec(weight + d, count);
+      Vec value = one_plus ? normed * (1.0f + w) : rounded<E>(normed) * w;
+      if (adds) value = load_vec(out + d, count) + rounded<E>(value);
+      store_vec(out + d, value, count);
+    }
+  }
+};
+
+// The first `width` elements of a head turned by their position's angles; `cosines` and `sines` [width].
+template <class E>
+void rotate(E* head, const E* cosines, const E* sines, int width) {
+  const int half = width / 2;
+  for (int i = 0; i < half; i += LANES) {
+    const int count = std::min(LANES, half - i);
+    const Vec a = load_vec(head + i, count), b = load_vec(head + half + i, count);
+    const Vec left = rounded<E>(a * load_vec(cosines + i, count)) - rounded<E>(b * load_vec(sines + i, count));
+    const Vec right =
+        rounded<E>(b * load_vec(cosines + half + i, count)) + rounded<E>(a * load_vec(sines + half + i, count));
+    store_vec(head + i, left, count);
+    store_vec(head + half + i, right, count);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,166 @@
+// Sixteen lanes of float32, and the element types that are stored in fewer bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define QUIRE_AVX512  // compilers split conversions of whole vectors into halves
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+constexpr int LANES = 16;
+typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t IntVec __attribute__((vector_size(LANES * sizeof(int32_t))));
+typedef uint32_t UintVec __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * sizeof(uint16_t))));
+
+struct Float32 { float bits; };
+struct BFloat16 { uint16_t bits; };
+struct Float16 { uint16_t bits; };
+
+inline float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
+inline uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
+template <class To, class From> inline To as(From from) { To to; static_assert(sizeof to == sizeof from); std::memcpy(&to, &from, sizeof to); return to; }
+
+inline float load(Float32 x) { return x.bits; }
+inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
+inline float load(Float16 x) {
+  // Shift exponent and mantissa into place, then correct the exponent's bias by a multiplication, which also normalises.
+  uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
+  float value = as_float(magnitude) * as_float(0x77800000u);  // 2^112
+  if ((x.bits & 0x7c00) == 0x7c00) value = as_float(magnitude | 0x7f800000u);
+  return as_float(as_bits(value) | uint32_t(x.bits & 0x8000) << 16);
+}
+
+inline void store(Float32& out, float x) { out.bits = x; }
+inline void store(BFloat16& out, float x) {
+  uint32_t bits = as_bits(x);
+  out.bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline void store(Float16& out, float x) {
+  uint32_t bits = as_bits(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000u) { out.bits = uint16_t(sign | 0x7e00); return; }
+  if (magnitude >= 0x477ff000u) { out.bits = uint16_t(sign | 0x7c00); return; }
+  if (magnitude < 0x38800000u) {  // subnormal: let the addition of 0.5 round
+    out.bits = uint16_t(sign | (as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u));
+    return;
+  }
+  out.bits = uint16_t(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+inline Vec splat(float x) { return Vec{} + x; }
+
+template <class T> inline Vec load_vec(const T* p, int count) {
+  Vec v = {};
+  if (count == LANES) { for (int i = 0; i < LANES; ++i) v[i] = load(p[i]); }
+  else { for (int i = 0; i < count; ++i) v[i] = load(p[i]); }
+  return v;
+}
+template <> inline Vec load_vec<Float32>(const Float32* p, int count) {
+  Vec v = {};
+  std::memcpy(&v, p, size_t(count) * sizeof(float));
+  return v;
+}
+// 16 integers of 16 bits as 32, and back.
+inline UintVec widened(HalfVec h) {
+#ifdef QUIRE_AVX512
+  return (UintVec)_mm512_cvtepu16_epi32((__m256i)h);
+#else
+  return __builtin_convertvector(h, UintVec);
+#endif
+}
+inline HalfVec halved(UintVec x) {
+#ifdef QUIRE_AVX512
+  return (HalfVec)_mm512_cvtepi32_epi16((__m512i)x);
+#else
+  return __builtin_convertvector(x, HalfVec);
+#endif
+}
+
+template <> inline Vec load_vec<BFloat16>(const BFloat16* p, int count) {
+  if (count != LANES) { Vec v = {}; for (int i = 0; i < count; ++i) v[i] = load(p[i]); return v; }
+  HalfVec h;
+  std::memcpy(&h, p, sizeof h);
+  return as<Vec>(widened(h) << 16);
+}
+template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
+
+// Bits of bfloat16, rounded to the nearest, ties to even.
+inline HalfVec narrow(Vec x) {
+  UintVec bits = as<UintVec>(x);
+  UintVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  IntVec is_number = x == x;
+  UintVec chosen = (rounded & as<UintVec>(is_number)) | (0x7fc0u & ~as<UintVec>(is_number));
+  return halved(chosen);
+}
+
+template <class T> inline void store_vec(T* p, Vec x, int count) {
+  for (int i = 0; i < count; ++i) store(p[i], x[i]);
+}
+template <> inline void store_vec<Float32>(Float32* p, Vec x, int count) { std::memcpy(p, &x, size_t(count) * sizeof(float)); }
+template <> inline void store_vec<BFloat16>(BFloat16* p, Vec x, int count) {
+  HalfVec h = narrow(x);
+  if (count == LANES) std::memcpy(p, &h, sizeof h);
+  else std::memcpy(p, &h, size_t(count) * sizeof(uint16_t));
+}
+
+// What is left of a value when it is stored as T.
+template <class T> inline Vec rounded(Vec x) {
+  T kept[LANES];
+  store_vec(kept, x, LANES);
+  return load_vec(kept);
+}
+template <> inline Vec rounded<Float32>(Vec x) { return x; }
+template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(x)) << 16); }
+
+// Lanes taken together by halves, then quarters, ...: always in the same order.
+typedef float HalfOf __attribute__((vector_size(8 * sizeof(float))));
+typedef float QuarterOf __attribute__((vector_size(4 * sizeof(float))));
+template <class Take> inline float folded(Vec x, Take take) {
+  HalfOf halves[2];
+  std::memcpy(halves, &x, sizeof x);
+  const HalfOf half = take(halves[0], halves[1]);
+  QuarterOf quarters[2];
+  std::memcpy(quarters, &half, sizeof half);
+  const QuarterOf quarter = take(quarters[0], quarters[1]);
+  return take(take(float(quarter[0]), float(quarter[2])), take(float(quarter[1]), float(quarter[3])));
+}
+inline float sum(Vec x) { return folded(x, [](auto a, auto b) { return a + b; }); }
+inline float most(Vec x) { return folded(x, [](auto a, auto b) { return a > b ? a : b; }); }
+
+// e^x for x <= 0, about 1 ulp; 0 below -87. NaN stays NaN.
+inline Vec exp_vec(Vec x) {
+  const Vec low = splat(-87.0f), magic = splat(12582912.0f);
+  IntVec underflow = x < low;
+  Vec y = underflow ? low : x;
+  Vec n = (y * 1.44269504088896341f + magic) - magic;
+  Vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Vec factor = as<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
+  return underflow ? Vec{} : p * factor;
+}
+
+inline Vec magnitude(Vec x) { return as<Vec>(as<UintVec>(x) & 0x7fffffffu); }
+
+// 1 / (1 + e^-x); the exponential is taken of what is not positive.
+inline Vec sigmoid(Vec x) {
+  Vec e = exp_vec(-magnitude(x)), one = splat(1.0f);
+  return (x < Vec{} ? e : one) / (one + e);
+}
+
+inline Vec tanh_vec(Vec x) {
+  Vec e = exp_vec(magnitude(x) * -2.0f), one = splat(1.0f);
+  Vec t = (one - e) / (one + e);
+  return x < Vec{} ? -t : t;
+}
+
+}  // namespace quire

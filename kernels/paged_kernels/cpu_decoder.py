@@ -1,0 +1,219 @@
+"""Whole decoders on CPU by the compiled library: see cpu/products.h for packed weights, cpu/decoder.h for programs."""
+
+import ctypes
+from collections.abc import Callable
+from functools import singledispatchmethod
+from typing import Any
+
+import numpy as np
+import torch
+
+from paged_kernels import decoder
+from paged_kernels.backend import AttentionBatch
+from paged_kernels.decoder import PackedWeights, Program, Rows
+from paged_kernels.host_memory import host_bytes
+
+_LANES, _UNIT_BYTES = 16, 64
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_CACHES = {
+    (torch.float32, torch.float32): "float32_float32",
+    (torch.bfloat16, torch.bfloat16): "bfloat16_bfloat16",
+    (torch.float32, torch.bfloat16): "float32_bfloat16",
+    (torch.float32, torch.float16): "float32_float16",
+}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_NORM, _LINEAR, _GATED, _PLACE, _ATTEND = range(5)
+_INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+
+
+class _Operator(ctypes.Structure):
+    """QuireOperator of cpu/decoder.h."""
+
+    _fields_ = [
+        *((name, _INT) for name in ("kind", "source", "target", "adds", "columns", "depth", "activation", "one_plus")),
+        *((name, _INT) for name in ("layer", "window")),
+        *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
+        ("rotary", _INT),
+        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
+    ]
+
+
+class _Step(ctypes.Structure):
+    """QuireStep of cpu/decoder.h."""
+
+    _fields_ = [
+        ("buffers", _POINTER),
+        ("widths", _POINTER),
+        ("pool", _POINTER),
+        ("num_blocks", _I64),
+        ("tables", _POINTER),
+        ("table_stride", _I64),
+        ("sequences", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("tokens", _I64),
+        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "block_size", "threads", "reserved")),
+    ]
+
+
+class CpuDecoders:
+    """`DecoderKernels` of the compiled library. Threads: as many as torch computes with when called."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        pack_types = [_POINTER, _POINTER, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+        linear_types = [
+            _POINTER,
+            _POINTER,
+            ctypes.c_int,
+            ctypes.c_int,
+            _POINTER,
+            _POINTER,
+            _I64,
+            ctypes.c_int,
+            ctypes.c_int,
+        ]
+        self._pack = {dtype: self._function(f"quire_pack_{name}", pack_types) for dtype, name in _NAMES.items()}
+        self._linear = {dtype: self._function(f"quire_linear_{name}", linear_types) for dtype, name in _NAMES.items()}
+        run_types = [ctypes.POINTER(_Operator), ctypes.c_int, ctypes.POINTER(_Step)]
+        self._run = {dtypes: self._function(f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()}
+
+    def _function(self, name: str, types: list[Any]) -> Callable[..., None]:
+        function = self._library[name]
+        function.argtypes, function.restype = types, None
+        return function
+
+    def packs(self, dtype: torch.dtype, depth: int) -> bool:
+        """See DecoderKernels."""
+        return dtype in _NAMES and depth * dtype.itemsize % 4 == 0
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeights:
+        """See DecoderKernels."""
+        columns, depth = weight.shape
+        weight = weight.contiguous()
+        panels = -(-columns // _LANES)
+        data = host_bytes(panels * _UNIT_BYTES * depth * weight.itemsize // 4)
+        self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, torch.get_num_threads())
+        return PackedWeights(columns, depth, weight.dtype, data, None if bias is None else bias.contiguous().clone())
+
+    def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
+        """See DecoderKernels."""
+        rows = rows.contiguous()
+        out = torch.empty(*rows.shape[:-1], weights.columns, dtype=torch.float32 if wide else rows.dtype)
+        self._linear[weights.dtype](
+            weights.data.data_ptr(),
+            _pointer(weights.bias),
+            weights.columns,
+            weights.depth,
+            rows.data_ptr(),
+            out.data_ptr(),
+            rows.numel() // weights.depth,
+            wide,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def runs(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+        """See DecoderKernels."""
+        return (dtype, cache_dtype) in self._run
+
+    def prepare(self, program: Program, cache_dtype: torch.dtype) -> "CpuProgram":
+        """See DecoderKernels."""
+        return CpuProgram(program, self._run[program.dtype, cache_dtype])
+
+
+class CpuProgram:
+    """A program in the library's form. Keeps room for the rows of the largest step so far."""
+
+    def __init__(self, program: Program, run: Callable[..., None]) -> None:
+        self._program, self._run = program, run
+        self._operators = (_Operator * len(program.operators))(*map(_Translator().operator, program.operators))
+        self._widths = np.array([program.widths[rows] for rows in Rows], np.int64)
+        self._rows = {rows: torch.empty(0, program.widths[rows], dtype=program.dtype) for rows in Rows}
+
+    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+        """See PreparedProgram."""
+        pointers = self._pointers(stream)
+        shape = self._program.shape
+        step = _Step(
+            pointers.ctypes.data,
+            self._widths.ctypes.data,
+            pool.data_ptr(),
+            pool.shape[2],
+            batch.block_tables.data_ptr(),
+            batch.block_tables.stride(0),
+            batch.sequences.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            len(stream),
+            self._program.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            torch.get_num_threads(),
+        )
+        self._run(self._operators, len(self._operators), ctypes.byref(step))
+
+    def _pointers(self, stream: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        if len(stream) > len(self._rows[Rows.NORMED]):
+            for rows in set(Rows) - {Rows.STREAM}:
+                self._rows[rows] = torch.empty(len(stream), self._program.widths[rows], dtype=self._program.dtype)
+        places = {rows: tensor.data_ptr() for rows, tensor in self._rows.items()} | {Rows.STREAM: stream.data_ptr()}
+        return np.array([places[rows] for rows in Rows], np.uint64)
+
+
+class _Translator:
+    """Operators in the library's form; their tensors must outlive it."""
+
+    @singledispatchmethod
+    def operator(self, given: object) -> _Operator:
+        """TypeError for what the library does not have."""
+        raise TypeError(f"no operator: {given!r}")
+
+    @operator.register
+    def _(self, given: decoder.Norm) -> _Operator:
+        return _Operator(
+            kind=_NORM, source=given.source, target=given.target, adds=given.adds, one_plus=given.one_plus, eps=given.eps,
+            weights=given.weight.data_ptr(),
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Linear) -> _Operator:
+        weights = given.weights
+        return _Operator(
+            kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, columns=weights.columns,
+            depth=weights.depth, weights=weights.data.data_ptr(), bias=_pointer(weights.bias),
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Gated) -> _Operator:
+        gate, up = given.gate, given.up
+        return _Operator(
+            kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
+            activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=_pointer(gate.bias),
+            second=up.data.data_ptr(), second_bias=_pointer(up.bias),
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Place) -> _Operator:
+        norm = given.norm
+        made = _Operator(
+            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=_pointer(given.cosines),
+            second_bias=_pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
+        )  # fmt: skip
+        if norm is not None:
+            made.weights, made.bias = norm.queries.data_ptr(), norm.keys.data_ptr()
+            made.eps, made.one_plus = norm.eps, norm.one_plus
+        return made
+
+    @operator.register
+    def _(self, given: decoder.Attend) -> _Operator:
+        rule = given.rule
+        return _Operator(
+            kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
+            scale=rule.scale, softcap=rule.softcap or 0.0,
+        )  # fmt: skip
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

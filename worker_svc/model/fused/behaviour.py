@@ -1,0 +1,58 @@
+"""What modules compute, found out by trying them: names differ between models, and equal names compute different things."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paged_kernels.decoder import Activation
+
+_ROWS = 3
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight)."""
+
+    weight: torch.Tensor
+    eps: float
+    one_plus: bool
+
+
+def norm_form(module: nn.Module | None) -> NormForm | None:
+    """The form of a norm; None when it is of another kind."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if module is None or weight is None or eps is None or weight.ndim != 1 or getattr(module, "bias", None) is not None:
+        return None
+    x = torch.randn(_ROWS, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    found = module(x).float()
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    for one_plus in (False, True):
+        expected = normed * (weight.float() + one_plus)
+        if _close(found, expected, weight.dtype):
+            return NormForm(weight, float(eps), one_plus)
+    return None
+
+
+def activation_form(function: Any, dtype: torch.dtype) -> Activation | None:
+    """Which activation `function` is; None: none of ours."""
+    if not callable(function):
+        return None
+    x = torch.linspace(-8, 8, 129).to(dtype)
+    found = function(x).float()
+    return next((name for name, ours in _ACTIVATIONS.items() if _close(found, ours(x.float()), dtype)), None)
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    tolerance = _TOLERANCES.get(dtype, 0.0)
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,92 @@
+"""A decoder run as a program: stands in for the decoder's own forward pass wherever its modules need not be seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from paged_kernels.backend import AttentionBatch, CacheShape
+from paged_kernels.decoder import DecoderKernels, PreparedProgram
+from worker_svc.model.attention import LayerCall
+from worker_svc.model.fused.operators import program_of
+from worker_svc.model.fused.packed_linear import pack_all
+from worker_svc.model.fused.parts import match
+from worker_svc.model.fused.positions import enter
+
+
+class FusedDecoder:
+    """`bind` and `begin` come before a forward pass; until then, and where they must be seen, the decoder's own modules compute."""
+
+    def __init__(self, decoder: nn.Module, embedding: nn.Embedding, scale: float, program: PreparedProgram) -> None:
+        self._embedding, self._scale, self._program = embedding, scale, program
+        self._decoder, self._modules = decoder, decoder.forward
+        self._batch: AttentionBatch | None = None
+        self._pool = torch.empty(0)
+        self._uses_modules = True
+        decoder.forward = self._forward  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """The decoder's own forward pass is back."""
+        del self._decoder.forward
+
+    def bind(self, pool: torch.Tensor) -> None:
+        """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
+        self._pool = pool
+
+    def begin(self, batch: AttentionBatch, *, uses_modules: bool) -> None:
+        """The tokens of the next forward pass. `uses_modules`: something must see the modules at work, such as an adapter."""
+        self._batch, self._uses_modules = batch, uses_modules
+
+    def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
+        if self._uses_modules:
+            return self._modules(input_ids=input_ids, **given)
+        assert self._batch is not None, "begin() comes before a forward pass"
+        # A model that sees embeds tokens itself. The program works in place.
+        stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
+        if self._scale != 1.0:
+            stream = stream * torch.tensor(self._scale, dtype=stream.dtype)
+        self._program.run(stream[0], self._batch, self._pool)
+        return BaseModelOutputWithPast(last_hidden_state=stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Fusing:
+    """What a decoder is fused for. `calls`: of a probe, one per layer in order."""
+
+    kernels: DecoderKernels
+    calls: Sequence[LayerCall]
+    shape: CacheShape
+    cache_dtype: torch.dtype
+    max_model_len: int
+
+
+def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
+    """Packs the model's linear modules for good, and puts a program in its decoder's place where one can be made.
+
+    None: the decoder is of a build that is not known; its modules go on computing, with packed weights.
+    """
+    made = _program(model, given)
+    pack_all(model, given.kernels, model.get_output_embeddings())
+    return made
+
+
+def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
+    decoder: nn.Module = model.get_decoder()
+    parts = match(decoder)
+    if parts is None or not _suits(parts.last_norm.weight.dtype, given):
+        return None
+    entry = enter(decoder, parts.embedding, given.max_model_len)
+    if entry is None:
+        return None
+    program = program_of(parts, entry, given.calls, given.shape, given.kernels)
+    return FusedDecoder(decoder, parts.embedding, entry.scale, given.kernels.prepare(program, given.cache_dtype))
+
+
+def _suits(dtype: torch.dtype, given: Fusing) -> bool:
+    same_heads = len({call.num_heads for call in given.calls}) == 1
+    in_order = [call.layer for call in given.calls] == list(range(len(given.calls)))
+    return same_heads and in_order and given.kernels.runs(dtype, given.cache_dtype)

@@ -1,0 +1,97 @@
+"""From a decoder's parts to operators; on the way its linear modules become packed ones, layer by layer, so that little is there
+twice."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from torch import nn
+
+from paged_kernels.backend import CacheShape
+from paged_kernels.decoder import (
+    Attend,
+    DecoderKernels,
+    Gated,
+    HeadNorm,
+    Linear,
+    Norm,
+    Operator,
+    PackedWeights,
+    Place,
+    Program,
+    Rows,
+)
+from worker_svc.model.attention import LayerCall
+from worker_svc.model.fused.behaviour import NormForm
+from worker_svc.model.fused.packed_linear import PackedLinear, merged, part
+from worker_svc.model.fused.parts import DecoderParts, LayerParts, Norms
+from worker_svc.model.fused.positions import Angles, Entry
+
+
+def program_of(
+    parts: DecoderParts, entry: Entry, calls: Sequence[LayerCall], shape: CacheShape, kernels: DecoderKernels
+) -> Program:
+    """The whole decoder. `calls`: one per layer, in order, as a probe saw them."""
+    operators: list[Operator] = []
+    for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
+        operators += _layer(layer, angles, call, kernels)
+    operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
+    heads, gated = _widths(operators)
+    width = len(parts.last_norm.weight)
+    attended = calls[0].num_heads * shape.head_dim
+    widths = {Rows.STREAM: width, Rows.NORMED: width, Rows.HEADS: heads, Rows.ATTENDED: attended, Rows.GATED: gated}
+    return Program(operators, widths, calls[0].num_heads, shape, parts.last_norm.weight.dtype)
+
+
+def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
+    heads = next(op.weights.columns for op in operators if isinstance(op, Linear) and op.target is Rows.HEADS)
+    gated = next(op.gate.columns for op in operators if isinstance(op, Gated))
+    return heads, gated
+
+
+def _layer(layer: LayerParts, angles: Angles, call: LayerCall, kernels: DecoderKernels) -> Iterator[Operator]:
+    yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
+    yield Linear(Rows.NORMED, Rows.HEADS, _packed(layer, layer.projections, kernels))
+    yield Place(call.layer, angles.cosines, angles.sines, _head_norm(layer))
+    yield Attend(call.layer, call.rule)
+    yield from _joining(Rows.ATTENDED, _packed(layer, ("o_proj",), kernels), layer.around_attention)
+    yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
+    gates = _packed(layer, layer.gates, kernels)
+    half = gates.columns // 2
+    yield Gated(Rows.NORMED, Rows.GATED, part(gates, 0, half), part(gates, half, half), layer.activation)
+    yield from _joining(Rows.GATED, _packed(layer, ("down_proj",), kernels), layer.around_mlp)
+
+
+def _joining(source: Rows, weights: PackedWeights, norms: Norms) -> Iterator[Operator]:
+    """A part's result joins the stream, through a norm where there is one."""
+    if norms.after is None:
+        yield Linear(source, Rows.STREAM, weights, adds=True)
+    else:
+        yield Linear(source, Rows.NORMED, weights)
+        yield _norm(Rows.NORMED, Rows.STREAM, norms.after, adds=True)
+
+
+def _norm(source: Rows, target: Rows, form: NormForm, *, adds: bool = False) -> Norm:
+    return Norm(source, target, form.weight, form.eps, form.one_plus, adds)
+
+
+def _head_norm(layer: LayerParts) -> HeadNorm | None:
+    if not layer.head_norms:
+        return None
+    queries, keys = layer.head_norms
+    return HeadNorm(queries.weight, keys.weight, queries.eps, queries.one_plus)
+
+
+def _packed(layer: LayerParts, names: Sequence[str], kernels: DecoderKernels) -> PackedWeights:
+    """The named modules' weights, merged; the modules read their share of it from now on."""
+    linears = [layer.linear(name) for name in names]
+    whole = merged(kernels, linears)
+    begins = accumulate((linear.out_features for linear in linears), initial=0)
+    for name, linear, begin in zip(names, linears, begins, strict=False):
+        owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
+        setattr(owner, name, PackedLinear(kernels, part(whole, begin, linear.out_features)))
+    return whole
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Bytes of all packed weights; parts share theirs and are counted once each."""
+    return sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))

@@ -1,0 +1,56 @@
+"""Linear modules whose weights were packed once; the plain copy is gone."""
+
+import torch
+from torch import nn
+
+from paged_kernels.decoder import DecoderKernels, PackedWeights
+
+
+class PackedLinear(nn.Module):
+    """Stands in for an `nn.Linear`. A row's bits depend on nothing but the row (`keeps_row_bits`, see invariance.py)."""
+
+    keeps_row_bits = True
+
+    def __init__(self, kernels: DecoderKernels, weights: PackedWeights, *, wide: bool = False) -> None:
+        """`wide`: results are float32, with the same values."""
+        super().__init__()
+        self._kernels, self.weights, self._wide = kernels, weights, wide
+        self.in_features, self.out_features = weights.depth, weights.columns
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        return self._kernels.linear(rows, self.weights, wide=self._wide)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights and bias."""
+        bias = self.weights.bias
+        return self.weights.data.nbytes + (0 if bias is None else bias.nbytes)
+
+    def extra_repr(self) -> str:
+        """For people."""
+        return f"{self.in_features}, {self.out_features}, packed"
+
+
+def merged(kernels: DecoderKernels, linears: list[nn.Linear]) -> PackedWeights:
+    """One matrix of several that read the same rows, side by side."""
+    biases = [linear.bias for linear in linears]
+    bias = torch.cat([b for b in biases if b is not None]) if any(b is not None for b in biases) else None
+    return kernels.pack(torch.cat([linear.weight for linear in linears]), bias)
+
+
+def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
+    """Columns `begin` ... of packed weights, both multiples of 16; shares their memory."""
+    column_bytes = whole.data.nbytes // whole.columns
+    data = whole.data[begin * column_bytes : (begin + columns) * column_bytes]
+    bias = None if whole.bias is None else whole.bias[begin : begin + columns]
+    return PackedWeights(columns, whole.depth, whole.dtype, data, bias)
+
+
+def pack_all(model: nn.Module, kernels: DecoderKernels, head: nn.Module | None) -> None:
+    """Puts a `PackedLinear` in the place of every `nn.Linear` that is left; that of `head`, which makes logits, is wide."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
+                weights = kernels.pack(child.weight, child.bias)
+                setattr(parent, name, PackedLinear(kernels, weights, wide=child is head))

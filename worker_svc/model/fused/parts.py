@@ -1,0 +1,128 @@
+"""The modules of a decoder that is a chain of attention and gated layers around one stream, found by what they are.
+
+Nothing here looks at a model's name. What is found is no proof: `fuse` compares results before it relies on it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from paged_kernels.decoder import Activation
+from worker_svc.model.fused.behaviour import NormForm, activation_form, norm_form
+
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Around attention or the gated part: before it, and of its result before that joins the stream (None = there is none)."""
+
+    before: NormForm
+    after: NormForm | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """One layer. `projections`: of queries, keys and values, or one for all; `gates`: gate and up, or one for both."""
+
+    attention: nn.Module
+    mlp: nn.Module
+    projections: tuple[str, ...]
+    gates: tuple[str, ...]
+    activation: Activation
+    around_attention: Norms
+    around_mlp: Norms
+    head_norms: tuple[NormForm, ...]
+    """Of each query and of each key, or none."""
+
+    def linear(self, name: str) -> nn.Linear:
+        """One of the modules named in `projections` or `gates`, "o_proj" or "down_proj"."""
+        owner = self.mlp if name in (*self.gates, "down_proj") else self.attention
+        found = getattr(owner, name)
+        assert isinstance(found, nn.Linear)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """A decoder: embedding, layers, last norm."""
+
+    embedding: nn.Embedding
+    layers: tuple[LayerParts, ...]
+    last_norm: NormForm
+
+
+def match(decoder: nn.Module) -> DecoderParts | None:
+    """The parts of a decoder; None when it is of another build."""
+    layers, embedding = getattr(decoder, "layers", None), getattr(decoder, "embed_tokens", None)
+    last_norm = norm_form(getattr(decoder, "norm", None))
+    if not isinstance(layers, nn.ModuleList) or not isinstance(embedding, nn.Embedding) or last_norm is None:
+        return None
+    found = [_layer(layer) for layer in layers]
+    whole = tuple(layer for layer in found if layer is not None)
+    return DecoderParts(embedding, whole, last_norm) if len(whole) == len(found) else None
+
+
+def _layer(layer: nn.Module) -> LayerParts | None:
+    children = dict(layer.named_children())
+    attention, mlp, norms = children.pop("self_attn", None), children.pop("mlp", None), _norms(children)
+    if attention is None or mlp is None or norms is None:
+        return None
+    projections = _linears(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
+    gates = _linears(mlp, ("gate_proj", "up_proj"), ("gate_up_proj",), last="down_proj")
+    if not projections or not gates:
+        return None
+    dtype = getattr(mlp, gates[0]).weight.dtype
+    activation = activation_form(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)), dtype)
+    head_norms = _head_norms(attention)
+    if activation is None or head_norms is None:
+        return None
+    return LayerParts(attention, mlp, projections, gates, activation, *norms, head_norms)
+
+
+def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:
+    """Two norms, each before its part, or four; modules without weights between them (dropouts) do not matter."""
+    named = {name: child for name, child in children.items() if any(True for _ in child.parameters())}
+    forms = {name: norm_form(child) for name, child in named.items()}
+    before, between = forms.get("input_layernorm"), forms.get("post_attention_layernorm")
+    if before is None or between is None or None in forms.values():
+        return None
+    if forms.keys() == {"input_layernorm", "post_attention_layernorm"}:
+        return Norms(before, None), Norms(between, None)
+    inner, last = forms.get("pre_feedforward_layernorm"), forms.get("post_feedforward_layernorm")
+    if inner is None or last is None or len(forms) > 4:
+        return None
+    return Norms(before, between), Norms(inner, last)
+
+
+def _linears(owner: nn.Module, *choices: tuple[str, ...], last: str) -> tuple[str, ...]:
+    """The first choice whose modules are all there, and nothing else with weights but `last` and norms of heads."""
+    for names in choices:
+        modules = [getattr(owner, name, None) for name in (*names, last)]
+        if (
+            all(type(module) is nn.Linear for module in modules)
+            and _even(modules[:-1])
+            and _no_more(owner, (*names, last))
+        ):
+            return names
+    return ()
+
+
+def _even(linears: Iterable[nn.Module | None]) -> bool:
+    return all(isinstance(linear, nn.Linear) and linear.out_features % _LANES == 0 for linear in linears)
+
+
+def _no_more(owner: nn.Module, names: tuple[str, ...]) -> bool:
+    with_weights = {name.split(".", 1)[0] for name, _ in owner.named_parameters()}
+    return with_weights <= {*names, "q_norm", "k_norm"}
+
+
+def _head_norms(attention: nn.Module) -> tuple[NormForm, ...] | None:
+    """Norms of queries and keys; empty: there are none, None: they are of a kind that is not known."""
+    modules = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    if modules == [None, None]:
+        return ()
+    forms = [form for form in map(norm_form, modules) if form is not None]
+    same = len(forms) == len(modules) and len({(form.eps, form.one_plus) for form in forms}) == 1
+    return tuple(forms) if same else None

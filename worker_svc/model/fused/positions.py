@@ -1,0 +1,91 @@
+"""What a decoder gives its first layer and tells every layer about positions, for all positions that will be served."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_PIECE = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """[positions, elements turned] both, of the model's dtype."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Seen:
+    streams: list[torch.Tensor] = field(default_factory=list)
+    angles: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`scale`: what embeddings are multiplied by; `angles` by layer, layers with the same share them."""
+
+    scale: float
+    angles: tuple[Angles, ...]
+
+
+def enter(decoder: nn.Module, embedding: nn.Embedding, num_positions: int) -> Entry | None:
+    """Runs the decoder without its layers. None when a layer is told its position in another way, or the stream is no embedding."""
+    layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
+    seen, token = _Seen(), embedding.num_embeddings // 2
+    with _bypassed(layers, seen), torch.inference_mode():
+        for begin in range(0, num_positions, _PIECE):
+            places = torch.arange(begin, min(begin + _PIECE, num_positions))[None]
+            decoder(input_ids=torch.full_like(places, token), position_ids=places, use_cache=False)
+        embedded = embedding(torch.tensor([[token]]))[0, 0]
+    if len(seen.angles) != len(layers):
+        return None
+    scale = _scale(embedded, seen.streams[0][0, 0])
+    return None if scale is None else Entry(scale, _joined(seen.angles))
+
+
+def _scale(embedded: torch.Tensor, stream: torch.Tensor) -> float | None:
+    largest = int(embedded.abs().argmax())
+    scale = round(float(stream[largest] / embedded[largest]), 6)
+    for candidate in (1.0, float(torch.tensor(scale).to(stream.dtype)), scale):
+        if torch.equal(embedded * torch.tensor(candidate, dtype=stream.dtype), stream):
+            return candidate
+    return None
+
+
+def _joined(seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]]) -> tuple[Angles, ...]:
+    """Layers that were given the same tensors get the same."""
+    made: dict[int, Angles] = {}
+    for pieces in seen.values():
+        key = id(pieces[0][0])
+        if key not in made:
+            made[key] = Angles(*(torch.cat(of_all, dim=1)[0].contiguous() for of_all in zip(*pieces, strict=True)))
+    return tuple(made[id(pieces[0][0])] for pieces in seen.values())
+
+
+@contextmanager
+def _bypassed(layers: list[nn.Module], seen: _Seen) -> Iterator[None]:
+    """Layers hand on what they are given, and note what they are told."""
+
+    def bypass(number: int) -> Any:
+        def forward(stream: torch.Tensor, *_args: Any, **told: Any) -> torch.Tensor:
+            angles = told.get("position_embeddings")
+            if number == 0:
+                seen.streams.append(stream)
+            if isinstance(angles, tuple) and len(angles) == 2:
+                seen.angles.setdefault(number, []).append(angles)
+            return stream
+
+        return forward
+
+    for number, layer in enumerate(layers):
+        layer.forward = bypass(number)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
