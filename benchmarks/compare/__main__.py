@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -100,13 +100,22 @@ def main(
             quire_options=quire_options,
             variants=_variants(variant or []),
         )
-        result = {**report.provenance(), **session.run(plan, _say)}
+        result = {**report.provenance(), **_ran(plan)}
     else:
         result = json.loads(from_.read_text(encoding="utf-8"))
     _deliver(result, save=save, out=out, picture=picture, as_json=json_)
     if problem := _problem(result):
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(1)
+
+
+def _ran(plan: session.Plan) -> dict[str, Any]:
+    """The result; status 1 with one line where something that all engines need failed."""
+    try:
+        return session.run(plan, _say)
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -181,7 +190,13 @@ def _lengths(names: Sequence[str], requests: int | None, changes: Sequence[str])
 
 
 def _changed(lengths: Lengths, key: str, value: str, text: str) -> Lengths:
-    readers = {"requests": int, "prompt": Length.parse, "output": Length.parse, "shared": int, "rate": float}
+    readers: dict[str, Callable[[str], Any]] = {
+        "requests": int,
+        "prompt": Length.parse,
+        "output": Length.parse,
+        "shared": int,
+        "rate": float,
+    }
     fields = {"requests": "num_requests"}
     try:
         return replace(lengths, **{fields.get(key, key): readers[key](value)})

@@ -23,6 +23,8 @@ from benchmarks.compare.engines.environments import ROOT
 HERE = Path(__file__).resolve().parent
 PEERS = ("vllm", "openvino", "llamacpp")
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
+# Dependencies for images and sound, whose builds break the import of a text model where they are not torch's own.
+_USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 # Native instructions, the server and nothing else.
 _CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -60,6 +62,8 @@ def install(name: str, peers: Path, pip_flags: Sequence[str]) -> None:
     venv.create(folder, clear=True, with_pip=True)
     python = str(folder / "bin" / "python")
     _run(python, "-m", "pip", "install", "--no-compile", *pip_flags, "-r", str(requirements(name)))
+    if name in _USELESS:
+        _run(python, "-m", "pip", "uninstall", "--yes", *_USELESS[name])
     if name == "llamacpp":
         _build_llama_server(folder, pip_flags)
     (folder / ".installed").write_text(digest(name), encoding="utf-8")

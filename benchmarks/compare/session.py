@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,17 @@ def _references(plan: Plan, host: Host, engines: Sequence[Engine], say: Say) -> 
 
 
 def _rate(plan: Plan, rounds: Rounds, engines: Sequence[Engine]) -> float:
-    """A share of what the first peer that is a server gets done (else what Quire does), so that both can keep up."""
+    """A share of what the first peer that is a server gets done (else what Quire does), so that both can keep up.
+
+    RuntimeError where nobody gets anything done.
+    """
     servers = [engine.name for engine in engines if engine.form is Form.SERVER]
-    peers = [name for name in servers if not registry.is_quire(name)]
-    if not servers:
-        return workloads.DEFAULTS[OPEN].rate
     at_once = workloads.at_rate(plan.lengths[OPEN], 0.0)
     drawn = workloads.drawn(CAPACITY_OF, at_once, seed=plan.seed, round_=-1, vocab_size=plan.shape.vocab_size)
-    return CAPACITY_SHARE * rounds.capacity((peers or servers)[0], drawn)
+    for name in [*filterfalse(registry.is_quire, servers), *filter(registry.is_quire, servers)]:
+        if found := rounds.capacity(name, drawn):
+            return CAPACITY_SHARE * found
+    raise RuntimeError("no server says how many requests of W5 it could get done; give --set W5.rate=")
 
 
 def _result(plan: Plan, rounds: Rounds, facts: Mapping[str, Any], readings: Sequence[limits.Rates]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ The client shares the cores with what is measured: what it costs would be charge
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 _DATA, _DONE = b"data:", b"[DONE]"
@@ -26,7 +26,7 @@ async def get_status(host: str, port: int, path: str) -> int:
         writer.close()
 
 
-async def post(host: str, port: int, path: str, body: bytes) -> AsyncIterator[bytes]:
+async def post(host: str, port: int, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
     """The data of each event up to [DONE] or the end. RuntimeError with what a refusal says."""
     reader, writer = await asyncio.open_connection(host, port, limit=_LINE_BYTES)
     try:
@@ -57,7 +57,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
     return status, is_chunked
 
 
-async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIterator[bytes]:
+async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncGenerator[bytes, None]:
     if not is_chunked:
         async for line in reader:
             yield line

@@ -70,7 +70,7 @@ def adapter_slots(stack: TourStack) -> Scene:
         pictures.timetable(step_facts.fitting(steps, _WIDTH), list(_USERS)),
         [
             Number("adapters: most in one step", most, "R53"),
-            Number("adapters: steps from d's start to c's", starts["c"] - starts["d"], "R53"),
+            Number("adapters: steps from d to c", starts["c"] - starts["d"], "R53"),
         ],
         [
             Check(

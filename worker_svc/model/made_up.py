@@ -7,6 +7,9 @@ import numpy as np
 
 from worker_svc.rows.batch import PackedTokens
 
+LONGEST = 64
+"""Positions that such sequences may reach, however short those that are served."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -17,6 +17,8 @@ from benchmarks.compare.wires import OpenAIWire, Wire
 
 NAME = "vllm"
 _MODEL = "model"
+# What `vllm serve` runs; that command itself looks for a package called vllm, which the CPU build is not.
+_SERVER = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.1
 
 
@@ -36,7 +38,7 @@ def _limits(host: Host) -> dict[str, Any]:
 
 
 class VllmServer:
-    """`vllm serve`."""
+    """Its OpenAI server."""
 
     name = NAME
     starts_slowly = True
@@ -51,7 +53,7 @@ class VllmServer:
 
     def settings(self) -> Mapping[str, Any]:
         """See Server."""
-        return {"command": ["vllm", *self._arguments("MODEL")], "environment": self._shown_environment()}
+        return {"command": ["python", *self._arguments("MODEL")], "environment": self._shown_environment()}
 
     def _shown_environment(self) -> dict[str, str]:
         return {name: Path(value).name if name == "LD_PRELOAD" else value for name, value in self._environ().items()}
@@ -63,16 +65,8 @@ class VllmServer:
         limits = [
             part for name, value in _limits(self._host).items() for part in (f"--{name.replace('_', '-')}", str(value))
         ]
-        return [
-            "serve",
-            model,
-            "--served-model-name",
-            _MODEL,
-            "--dtype",
-            "bfloat16",
-            *limits,
-            "--enable-prefix-caching",
-        ]
+        named = ["--model", model, "--served-model-name", _MODEL, "--dtype", "bfloat16"]
+        return ["-m", _SERVER, *named, *limits, "--enable-prefix-caching"]
 
     def versions(self) -> Mapping[str, str]:
         """See Server."""
@@ -85,7 +79,7 @@ class VllmServer:
         """See Server."""
         self._port = free_port()
         listen = ["--host", "127.0.0.1", "--port", str(self._port), "--disable-uvicorn-access-log"]
-        command = [str(self._peer.folder / "bin" / "vllm"), *self._arguments(str(self._host.checkpoint)), *listen]
+        command = [str(self._peer.python), *self._arguments(str(self._host.checkpoint)), *listen]
         environ = self._peer.environ(**self._environ())
         return Child(command, environ, self._host.logs / "vllm.log", answers=False)
 

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Protocol
@@ -44,13 +44,8 @@ class Library(Protocol):
         """Computes all of them; `began`: time.perf_counter() at which `at_s` and events count from."""
 
 
-class Loader(Protocol):
-    """Makes a Library of a checkpoint's folder and settings."""
-
-    packages: Sequence[str]
-
-    def __call__(self, model: str, settings: Mapping[str, Any]) -> Library:
-        """Loads it."""
+Loader = Callable[[str, Mapping[str, Any]], Library]
+"""Makes a Library of a checkpoint's folder and settings."""
 
 
 class Stepped(Protocol):
@@ -79,8 +74,8 @@ def run_stepped(library: Stepped, requests: Sequence[Asked], began: float) -> No
             time.sleep(max(0.0, waiting[0].at_s - now))
 
 
-def serve(load: Loader) -> None:
-    """Answers commands until standard input ends."""
+def serve(load: Loader, packages: Sequence[str]) -> None:
+    """Answers commands until standard input ends. `packages`: whose versions are told."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     library: Library | None = None
@@ -88,7 +83,7 @@ def serve(load: Loader) -> None:
         command = json.loads(line)
         if command["what"] == "load":
             library = load(command["model"], command["settings"])
-            answer: dict[str, Any] = {"what": "loaded", "versions": _versions(load.packages)}
+            answer: dict[str, Any] = {"what": "loaded", "versions": _versions(packages)}
         else:
             assert library is not None, "a model is loaded before anything runs"
             answer = _run(library, command["requests"])

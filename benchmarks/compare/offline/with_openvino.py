@@ -13,11 +13,11 @@ import openvino_genai
 
 from benchmarks.compare.offline import child
 
+PACKAGES = ("openvino-genai", "openvino", "openvino-tokenizers", "optimum-intel")
+
 
 class OpenVINOLibrary:
     """Owner of the pipeline. Settings: `scheduler`, fields of its SchedulerConfig; `properties`, of the device."""
-
-    packages = ("openvino-genai", "openvino", "openvino-tokenizers", "optimum-intel")
 
     def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -56,4 +56,4 @@ class OpenVINOLibrary:
 
 
 if __name__ == "__main__":
-    child.serve(OpenVINOLibrary)
+    child.serve(OpenVINOLibrary, PACKAGES)

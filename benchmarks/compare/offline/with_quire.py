@@ -7,11 +7,11 @@ from typing import Any
 from benchmarks.compare.offline import child
 from quire import LLM, SamplingParams
 
+PACKAGES = ("quire", "torch", "transformers")
+
 
 class QuireLibrary:
     """Owner of the LLM."""
-
-    packages = ("quire", "torch", "transformers")
 
     def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
         self._llm = LLM(model=model, **settings)
@@ -48,4 +48,4 @@ class QuireLibrary:
 
 
 if __name__ == "__main__":
-    child.serve(QuireLibrary)
+    child.serve(QuireLibrary, PACKAGES)

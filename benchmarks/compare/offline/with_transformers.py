@@ -27,10 +27,11 @@ class _Watch(StoppingCriteria):
         return torch.tensor([len(request.tokens) >= request.max_tokens for request in self._requests])
 
 
+PACKAGES = ("transformers", "torch")
+
+
 class TransformersLibrary:
     """Owner of the model."""
-
-    packages = ("transformers", "torch")
 
     def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
@@ -58,4 +59,4 @@ class TransformersLibrary:
 
 
 if __name__ == "__main__":
-    child.serve(TransformersLibrary)
+    child.serve(TransformersLibrary, PACKAGES)

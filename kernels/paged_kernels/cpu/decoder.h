@@ -48,6 +48,7 @@ extern "C" struct QuireStep {
 namespace quire {
 
 constexpr int ROWS_A_SHARE = 4;
+constexpr int TILES_A_THREAD = 8;
 
 // E: what rows hold, T: what the cache holds.
 template <class E, class T>
@@ -57,7 +58,7 @@ class Decoder {
       : operators_(operators), count_(count), step_(step), shares_(new Shares[count]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
         places_{step.tables, step.table_stride, step.sequences, step.positions, step.slots, step.tokens},
-        tiles_(places_.tiles(shape_)) {}
+        tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {}
 
   void run() {
     std::unique_ptr<Team> team;
@@ -87,7 +88,7 @@ class Decoder {
   int64_t num_shares(const QuireOperator& op) const {
     switch (op.kind) {
       case LINEAR: case GATED: return quire::num_shares(weights(op), step_.tokens);
-      case ATTEND: return int64_t(tiles_.size()) * shape_.kv_heads;
+      case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
       default: return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE;
     }
   }
@@ -148,10 +149,24 @@ class Decoder {
 
   // The longest contexts come last in a packed row of prompts; short work at the end keeps threads level.
   void attend_share(const QuireOperator& op, int64_t share, Scratch& scratch) const {
-    const Tile& tile = tiles_[tiles_.size() - 1 - size_t(share / shape_.kv_heads)];
+    const int heads = by_head_ ? 1 : shape_.kv_heads, shares_a_tile = shape_.kv_heads / heads;
+    const size_t place = tiles_.size() - 1 - size_t(share / shares_a_tile);
+    const Tile& tile = tiles_[place];
     const Queries<E> queries{buffer(op.in), size_t(step_.widths[op.in]), buffer(op.out), size_t(step_.widths[op.out])};
     const Cache<T> cache{cached(op.layer, 0), cached(op.layer, 1), shape_};
-    attend<E, T>(queries, cache, places_, Rule{op.scale, op.window, op.softcap}, tile, int(share % shape_.kv_heads), scratch);
+    const Rule rule{op.scale, op.window, op.softcap};
+    const int first = by_head_ ? int(share % shape_.kv_heads) : 0;
+    for (int head = first; head < first + heads; ++head) {
+      const Chunks<T> next = next_chunks(cache, rule, place, head, head + 1 < first + heads);
+      attend<E, T>(queries, cache, places_, rule, tile, head, next, scratch);
+    }
+  }
+
+  // Other threads take the shares between: one of this thread's next is about as many further as there are threads.
+  Chunks<T> next_chunks(const Cache<T>& cache, const Rule& rule, size_t place, int head, bool same_tile) const {
+    if (same_tile) return chunks_of(cache, places_, rule, tiles_[place], head + 1);
+    if (by_head_ || place < size_t(step_.threads)) return {&cache, nullptr, 0, 0};
+    return chunks_of(cache, places_, rule, tiles_[place - size_t(step_.threads)], 0);
   }
 
   const QuireOperator* operators_;
@@ -161,6 +176,7 @@ class Decoder {
   const Shape shape_;
   const Places places_;
   const std::vector<Tile> tiles_;
+  const bool by_head_;  // few tiles: heads are shared out too
 };
 
 }  // namespace quire

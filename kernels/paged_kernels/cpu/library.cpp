@@ -20,7 +20,7 @@ void paged_attention(const Q* query, Q* out, const T* keys, const T* values, con
 #pragma omp for schedule(dynamic, 1)
     for (int64_t share = 0; share < shares; ++share)
       attend<Q, T>(queries, cache, places, rule, tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)],
-                   int(share % shape.kv_heads), scratch);
+                   int(share % shape.kv_heads), Chunks<T>{&cache, nullptr, 0, 0}, scratch);
   }
 }
 

@@ -29,15 +29,19 @@ inline Vec multiply_add(Vec acc, Float32, uint32_t a, const char* w) {
   std::memcpy(&weights, w, sizeof weights);
   return acc + as_float(a) * weights;
 }
-inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, const char* w) {
+// acc + both products of a pair of bfloat16, as bits, with 16 pairs.
+inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
-  return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)_mm512_loadu_si512(w));
+  return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)pairs);
 #else
-  UintVec pairs;
-  std::memcpy(&pairs, w, sizeof pairs);
   acc = acc + as_float(a << 16) * as<Vec>(pairs << 16);
   return acc + as_float(a & 0xffff0000u) * as<Vec>(pairs & 0xffff0000u);
 #endif
+}
+inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, const char* w) {
+  UintVec pairs;
+  std::memcpy(&pairs, w, sizeof pairs);
+  return multiply_pairs(acc, a, pairs);
 }
 
 template <class E> constexpr int per_unit() { return 4 / int(sizeof(E)); }

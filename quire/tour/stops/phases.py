@@ -101,13 +101,13 @@ def _prompt_steps(steps: Sequence[Step]) -> int:
 def _checks(v0: Sequence[Step], v1: Sequence[Step]) -> list[Check]:
     start = _first(v1)
     shares = [{name: count for name, count in tokens(step).items() if name != GATE} for step in v1[start : start + 3]]
-    prompt_steps = [step for step in v0 if kinds(step) == {True}]
+    prompt_steps = [step for step in v0[_first(v0) :] if kinds(step) == {True}]
     most = max(sum(tokens(step).values()) for step in v1)
     return [
         Check(
             "v0: a step is all prompts or all decodes",
             all(len(kinds(step)) == 1 for step in v0),
-            f"{len(prompt_steps)} of prompts, {len(v0) - len(prompt_steps)} of decodes",
+            f"{sum(kinds(step) == {True} for step in v0)} of prompts, {sum(kinds(step) == {False} for step in v0)} of decodes",
         ),
         Check(
             "v0: decodes wait while prompts are computed",

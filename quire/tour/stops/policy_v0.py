@@ -75,8 +75,10 @@ def _priority(stack: TourStack) -> Scene:
     high = _request("high", 8, 8, priority=5)
     stack.admin.set_policy(["max_num_seqs=2"])
     with ExitStack() as opened:
-        streams = [opened.enter_context(stack.start(request)) for request in low]
-        deltas = [iter(stream) for stream in streams]
+        deltas = []
+        for request in low:
+            deltas.append(iter(opened.enter_context(stack.start(request))))
+            stack.wait(lambda: arrivals.has_come(stack, request.id), f"{request.id} to arrive")  # noqa: B023
         for _ in range(3):
             for delta in deltas:
                 next(delta)

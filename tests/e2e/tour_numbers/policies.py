@@ -77,7 +77,7 @@ def policy_v0(steps: Steps) -> Numbers:
         "ignored: steps that `huge` is in": len(of(steps, "huge")),
         "ignored: steps until `next` starts": first["next"] - first["first"],
         "adapters: most in one step": max(len(batch) for batch in batches),
-        "adapters: steps from d's start to c's": first["c"] - first["d"],
+        "adapters: steps from d to c": first["c"] - first["d"],
     }
 
 

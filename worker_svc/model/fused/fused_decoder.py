@@ -16,6 +16,7 @@ from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import pack_all
 from worker_svc.model.fused.parts import match
 from worker_svc.model.fused.positions import enter
+from worker_svc.model.made_up import LONGEST
 
 
 class FusedDecoder:
@@ -79,7 +80,7 @@ def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     parts = match(decoder)
     if parts is None or not _suits(parts.last_norm.weight.dtype, given):
         return None
-    entry = enter(decoder, parts.embedding, given.max_model_len)
+    entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
     if entry is None:
         return None
     program = program_of(parts, entry, given.calls, given.shape, given.kernels)

@@ -44,7 +44,7 @@ def program_of(
 
 def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
     heads = next(op.weights.columns for op in operators if isinstance(op, Linear) and op.target is Rows.HEADS)
-    gated = next(op.gate.columns for op in operators if isinstance(op, Gated))
+    gated = max(op.gate.columns for op in operators if isinstance(op, Gated))
     return heads, gated
 
 

@@ -34,9 +34,13 @@ class PackedLinear(nn.Module):
 
 def merged(kernels: DecoderKernels, linears: list[nn.Linear]) -> PackedWeights:
     """One matrix of several that read the same rows, side by side."""
-    biases = [linear.bias for linear in linears]
-    bias = torch.cat([b for b in biases if b is not None]) if any(b is not None for b in biases) else None
+    biased = any(linear.bias is not None for linear in linears)
+    bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
     return kernels.pack(torch.cat([linear.weight for linear in linears]), bias)
+
+
+def _bias(linear: nn.Linear) -> torch.Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
 
 
 def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:

@@ -59,6 +59,8 @@ def match(decoder: nn.Module) -> DecoderParts | None:
     last_norm = norm_form(getattr(decoder, "norm", None))
     if not isinstance(layers, nn.ModuleList) or not isinstance(embedding, nn.Embedding) or last_norm is None:
         return None
+    if len({parameter.dtype for parameter in decoder.parameters()}) > 1:
+        return None
     found = [_layer(layer) for layer in layers]
     whole = tuple(layer for layer in found if layer is not None)
     return DecoderParts(embedding, whole, last_norm) if len(whole) == len(found) else None
@@ -70,15 +72,20 @@ def _layer(layer: nn.Module) -> LayerParts | None:
     if attention is None or mlp is None or norms is None:
         return None
     projections = _linears(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
-    gates = _linears(mlp, ("gate_proj", "up_proj"), ("gate_up_proj",), last="down_proj")
+    gates = _gates(mlp)
     if not projections or not gates:
         return None
-    dtype = getattr(mlp, gates[0]).weight.dtype
-    activation = activation_form(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)), dtype)
+    activation = activation_form(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)))
     head_norms = _head_norms(attention)
     if activation is None or head_norms is None:
         return None
     return LayerParts(attention, mlp, projections, gates, activation, *norms, head_norms)
+
+
+def _gates(mlp: nn.Module) -> tuple[str, ...]:
+    """Gate and up are whole panels each, also where one module makes both."""
+    names = _linears(mlp, ("gate_proj", "up_proj"), ("gate_up_proj",), last="down_proj")
+    return names if sum(getattr(mlp, name).out_features for name in names) % (2 * _LANES) == 0 else ()
 
 
 def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:

@@ -1,0 +1,358 @@
+"""Models as programs over packed weights: which are, that they compute what their modules do, and what happens where they do not."""
+
+import logging
+import os
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.llama import modeling_llama
+
+from paged_kernels.cpu_compiled import CompiledCpuBackend
+from paged_kernels.cpu_library import load_library
+from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.cuda import TEST_DEVICE
+from tests.worker.engine.driver import Driver, make_engine, new_engine
+from tests.worker.engine.families import prompts_of
+from worker_svc.model import checkpoint
+from worker_svc.model.fused import operators, trial
+from worker_svc.model.fused.packed_linear import PackedLinear, merged
+from worker_svc.model.made_up import LONGEST
+
+pytestmark = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="programs are the CPU backend's")
+
+GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
+NEW_TOKENS = 10
+TOLERANCE = 2e-4
+FUSED_LOG = "worker_svc.model.fused"
+
+
+def loaded(path, **settings):
+    """The model of an engine that was only loaded."""
+    engine = new_engine(path, **settings)
+    engine.load(lambda _stage, _fraction: None)
+    return engine._loaded.model
+
+
+def served(engine, prompts=None):
+    """All prompts at once, decoded together."""
+    driver = Driver(engine)
+    for name, prompt in (prompts or prompts_of(3)).items():
+        driver.add(name, prompt, room=NEW_TOKENS)
+    for _ in range(NEW_TOKENS):
+        driver.run()
+    return driver
+
+
+def check_equal(one, other, tolerance=TOLERANCE):
+    """The same tokens; logits but for the order of sums."""
+    assert one.tokens == other.tokens
+    assert len({token for tokens in one.tokens.values() for token in tokens}) > NEW_TOKENS
+    for name, by_position in one.logits.items():
+        for position, logits in by_position.items():
+            torch.testing.assert_close(logits, other.logits[name][position], rtol=tolerance, atol=tolerance)
+
+
+def warnings_of(caplog):
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# --- which ones ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_families_are_programs(family, families):
+    """Chains of attention and gated layers are; all others have their linear modules packed all the same."""
+    model = families[family].engine._loaded.model
+    assert model.is_fused == (family in GATED_FAMILIES)
+    modules = list(model._model.modules())
+    assert not any(type(module) is nn.Linear for module in modules)
+    assert any(isinstance(module, PackedLinear) for module in modules)
+
+
+def some_quick(names, quick):
+    """Parameters of which all but `quick` are for long runs."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+@pytest.mark.parametrize("family", some_quick(GATED_FAMILIES, {"qwen2", "gemma2", "phi3"}))
+def test_tokens_are_those_of_the_modules(family, families):
+    """float32: what the plain modules give, for prompts beside each other and all their tokens."""
+    plain = make_engine(families[family].path, fuse=False)
+    assert not plain._loaded.model.is_fused
+    assert any(type(module) is nn.Linear for module in plain._loaded.model._model.modules())
+    check_equal(served(families[family].engine), served(plain))
+
+
+@pytest.mark.parametrize("family", some_quick(GATED_FAMILIES, {"gemma2"}))
+def test_bfloat16_rounds_where_modules_round(family, tmp_path):
+    """Last hidden states are as near to float32's as those of the plain modules."""
+    exact, path = [make_checkpoint(family, tmp_path / dtype, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    hidden = {}
+    for name, folder, settings in (("exact", exact, {}), ("fused", path, {}), ("plain", path, {"fuse": False})):
+        engine = make_engine(folder, **settings)
+        assert engine._loaded.model.is_fused == (name != "plain")
+        hidden[name] = last_logits(engine)
+    off = {name: float((hidden[name] - hidden["exact"]).norm() / hidden["exact"].norm()) for name in ("fused", "plain")}
+    assert 0 < off["fused"] < 1.2 * off["plain"]
+
+
+def last_logits(engine):
+    """Of the prompts' last tokens."""
+    driver = Driver(engine)
+    prompts = prompts_of(4)
+    for name, prompt in prompts.items():
+        driver.add(name, prompt)
+    driver.run()
+    return torch.stack([driver.logits[name][len(prompt)] for name, prompt in prompts.items()])
+
+
+VARIANTS = {
+    "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tanh gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "one head of keys": ("qwen2", {"num_attention_heads": 12, "num_key_value_heads": 1, "hidden_size": 192}),
+    "part of a head is turned": ("phi3", {"partial_rotary_factor": 0.5}),
+    "llama 3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "tied head": ("llama", {"tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some_quick(VARIANTS, {"biases everywhere", "part of a head is turned"}))
+def test_variants_are_programs(name, tmp_path):
+    """The same code serves what configurations change."""
+    family, config = VARIANTS[name]
+    path = make_checkpoint(family, tmp_path / "m", **config)
+    engine = make_engine(path)
+    assert engine._loaded.model.is_fused
+    check_equal(served(engine), served(make_engine(path, fuse=False)))
+
+
+STRANGERS = {
+    "another activation": ("llama", {"hidden_act": "relu"}),
+    "gelu without tanh": ("llama", {"hidden_act": "gelu"}),
+    "heads that fill no panel": ("llama", {"head_dim": 20, "num_key_value_heads": 1}),
+    "gates that fill no panel": ("phi3", {"intermediate_size": 24}),
+}
+
+
+@pytest.mark.parametrize("name", some_quick(STRANGERS, {"gates that fill no panel", "gelu without tanh"}))
+def test_strangers_are_served_by_their_modules(name, tmp_path, caplog):
+    """What is not known is seen before anything runs; packed modules compute."""
+    family, config = STRANGERS[name]
+    path = make_checkpoint(family, tmp_path / "m", **config)
+    with caplog.at_level(logging.INFO, logger=FUSED_LOG):
+        engine = make_engine(path)
+    assert not engine._loaded.model.is_fused
+    assert "its modules compute one by one" in caplog.text
+    assert not any(type(module) is nn.Linear for module in engine._loaded.model._model.modules())
+    check_equal(served(engine), served(make_engine(path, fuse=False)))
+
+
+# --- what modules really do ------------------------------------------------------------------------------------------
+
+
+def _scaled(inner):
+    return lambda *args, **options: inner(*args, **options) * 1.5
+
+
+def _scaled_attention(inner):
+    def forward(*args, **options):
+        out, weights = inner(*args, **options)
+        return out * 0.8, weights
+
+    return forward
+
+
+def _interleaved(_inner):
+    """Neighbours are turned instead of halves (GPT-J, GLM)."""
+
+    def apply(q, k, cos, sin, unsqueeze_dim=1):
+        cos, sin = (x.unsqueeze(unsqueeze_dim)[..., : q.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+
+        def turned(x):
+            return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin
+
+        return turned(q), turned(k)
+
+    return apply
+
+
+CHANGES = {
+    "gated part": (modeling_llama.LlamaMLP, "forward", _scaled),
+    "attention": (modeling_llama.LlamaAttention, "forward", _scaled_attention),
+    "rotation": (modeling_llama, "apply_rotary_pos_emb", _interleaved),
+    "stream": (modeling_llama.LlamaDecoderLayer, "forward", _scaled),
+}
+
+
+@pytest.mark.parametrize("name", some_quick(CHANGES, {"rotation", "gated part"}))
+def test_what_no_module_shows_is_found_by_the_trial(name, families, monkeypatch, caplog):
+    """A module that looks like a known one and computes something else: one warning, and the modules serve."""
+    owner, attribute, change = CHANGES[name]
+    usual = served(families["llama"].engine).tokens
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    path = families["llama"].path
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(path)
+    assert not engine._loaded.model.is_fused
+    [warning] = warnings_of(caplog)
+    assert "the fused decoder is off by" in warning
+    found = served(engine)
+    check_equal(found, served(make_engine(path, fuse=False)))
+    assert found.tokens != usual, "the change changes something"
+
+
+SEEN = {
+    "norm": (modeling_llama.LlamaRMSNorm, _scaled),
+    "centred norm": (
+        modeling_llama.LlamaRMSNorm,
+        lambda inner: lambda self, x: inner(self, x - x.mean(-1, keepdim=True)),
+    ),
+    "activation": (type(ACT2FN["silu"]), _scaled),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_a_module_shows_is_seen(name, families, monkeypatch, caplog):
+    """Norms and activations are known by what they compute, not by their names."""
+    owner, change = SEEN[name]
+    monkeypatch.setattr(owner, "forward", change(owner.forward))
+    path = families["llama"].path
+    with caplog.at_level(logging.INFO, logger=FUSED_LOG):
+        engine = make_engine(path)
+    assert not engine._loaded.model.is_fused
+    assert "build that is not known" in caplog.text
+    assert warnings_of(caplog) == []
+    check_equal(served(engine), served(make_engine(path, fuse=False)))
+
+
+def test_positions_are_the_models_own(families, monkeypatch, caplog):
+    """Angles are asked of the model: with others than usual it is a program all the same, and right."""
+    inner = modeling_llama.LlamaRotaryEmbedding.forward
+    monkeypatch.setattr(
+        modeling_llama.LlamaRotaryEmbedding, "forward", lambda self, x, position_ids: inner(self, x, position_ids * 3)
+    )
+    path = families["llama"].path
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(path)
+    assert engine._loaded.model.is_fused
+    assert warnings_of(caplog) == []
+    check_equal(served(engine), served(make_engine(path, fuse=False)))
+
+
+@pytest.mark.parametrize("deviation", [float("nan"), 0.5])
+def test_a_trial_that_is_off(deviation, families, monkeypatch, caplog):
+    """Whatever the reason: the program goes, the modules stay, one line says so."""
+    usual = served(families["qwen2"].engine).tokens
+    monkeypatch.setattr(trial, "_deviation", lambda *_: deviation)
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(families["qwen2"].path)
+    assert not engine._loaded.model.is_fused
+    [warning] = warnings_of(caplog)
+    assert f"off by {deviation:.2g}" in warning
+    assert served(engine).tokens == usual
+
+
+def test_the_trial_does_not_only_warn_of_gross_errors(families, monkeypatch):
+    """A window that is one token off is found."""
+    inner = operators.Attend
+    monkeypatch.setattr(
+        operators, "Attend", lambda layer, rule: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap))
+    )
+    assert not loaded(families["mistral"].path).is_fused
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("phi3", False), ("opt", True)])
+def test_plain_weights_are_gone(family, tied, tmp_path, monkeypatch):
+    """Once packed, no plain matrix is held by anybody; memory is the checkpoint's, and the head's where it is tied."""
+    path = make_checkpoint(family, tmp_path / "m", tie_word_embeddings=tied)
+    plain, inner = [], checkpoint.load_model
+
+    def watched(*given):
+        model = inner(*given)
+        linears = [module for module in model.modules() if type(module) is nn.Linear]
+        plain.extend(weakref.ref(linear.weight) for linear in linears)
+        return model
+
+    monkeypatch.setattr(checkpoint, "load_model", watched)
+    model = loaded(path)
+    alive = [ref() for ref in plain if ref() is not None]
+    assert len(plain) > 4
+    assert len(alive) == tied, "the embedding shares the head's"
+    head = model._model.get_output_embeddings()
+    wanted = sum(file.stat().st_size for file in path.glob("*.safetensors")) + tied * head.num_bytes
+    assert abs(model.weight_bytes - wanted) < 0.03 * wanted
+
+
+# --- corners ---------------------------------------------------------------------------------------------------------
+
+
+def test_biases_of_some(compiled_kernels):
+    """Matrices that are merged keep their biases, those without one included."""
+    linears = [nn.Linear(8, 16, bias=biased) for biased in (True, False, True)]
+    rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = compiled_kernels.linear(rows, merged(compiled_kernels, linears))
+        torch.testing.assert_close(found, torch.cat([linear(rows) for linear in linears], -1))
+
+
+@pytest.fixture(scope="module")
+def compiled_kernels():
+    return CompiledCpuBackend(load_library(os.environ, lambda _: None)).decoder
+
+
+def test_few_positions(families):
+    """A model for sequences shorter than any trial is tried with the angles that the trial needs."""
+    path = families["llama"].path
+    engine = make_engine(path, max_model_len=8)
+    assert engine._loaded.model.is_fused
+    assert min(len(op.cosines) for op in places_of(engine._loaded.model)) >= LONGEST
+    prompts = {"a": [5, 6, 7], "b": [9]}
+    plain = make_engine(path, max_model_len=8, fuse=False)
+    drivers = [Driver(engine), Driver(plain)]
+    for driver in drivers:
+        for name, prompt in prompts.items():
+            driver.add(name, prompt, room=5)
+        for _ in range(5):
+            driver.run()
+    assert drivers[0].tokens == drivers[1].tokens
+
+
+def places_of(model):
+    """The program's operators that know positions."""
+    return [op for op in model._fused._program._program.operators if isinstance(op, operators.Place)]
+
+
+def test_depth_that_is_not_packed(tmp_path):
+    """bfloat16 rows of an odd length stay with their plain module."""
+    path = make_checkpoint("opt", tmp_path / "m", dtype="bfloat16", ffn_dim=129)
+    model = loaded(path)
+    kinds = {name: type(module) for name, module in model._model.named_modules() if name.endswith((".fc1", ".fc2"))}
+    assert {kind for name, kind in kinds.items() if name.endswith("fc2")} == {nn.Linear}
+    assert {kind for name, kind in kinds.items() if name.endswith("fc1")} == {PackedLinear}
+
+
+def test_without_compiled_kernels(families, monkeypatch, caplog):
+    """No compiler, or compiled code forbidden: module by module, the same tokens, one warning."""
+    usual = served(families["gemma2"].engine)
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(families["gemma2"].path)
+    assert not engine._loaded.model.is_fused
+    assert any(type(module) is nn.Linear for module in engine._loaded.model._model.modules())
+    [warning] = warnings_of(caplog)
+    assert "plain torch" in warning
+    check_equal(served(engine), usual)
