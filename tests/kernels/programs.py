@@ -1,4 +1,4 @@
-"""Programs over random rows for tests: batches, a cache whose free blocks are full of NaN, and ways to see what an operator made."""
+"""Programs over random rows for tests: batches, a cache whose free blocks are full of NaN, ways to see what was made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +76,11 @@ class Bench:
     dtype: torch.dtype = torch.float32
 
     def run(
-        self, operators: Sequence[Operator], stream: torch.Tensor, cache: Cache | None = None, batch: AttentionBatch | None = None
+        self,
+        operators: Sequence[Operator],
+        stream: torch.Tensor,
+        cache: Cache | None = None,
+        batch: AttentionBatch | None = None,
     ) -> torch.Tensor:
         """What becomes of `stream`, which stays as it is."""
         cache = cache or Cache(CacheShape(16, 1, 1), 1, len(stream), self.dtype)

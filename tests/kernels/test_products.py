@@ -36,7 +36,7 @@ def check(found, rows, weight, bias):
 )
 @settings(max_examples=60, deadline=None)
 def test_any_shape_equals_float64(compiled, num_rows, columns, depth, dtype, biased, num_threads, seed):
-    """Columns that fill no panel, any depth that is packed, one row to several blocks of rows; both outputs have the same values."""
+    """Columns that fill no panel, any depth, one row or several blocks of rows; wide results have the same values."""
     kernels = compiled.decoder
     depth += 0 if kernels.packs(dtype, depth) else 1
     weight, rows = random(columns, depth, dtype=dtype, seed=seed), random(num_rows, depth, dtype=dtype, seed=seed + 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.worker.adapter_folders import Oracle, make_adapter
@@ -167,6 +168,32 @@ def test_base_rows_have_the_bits_they_have_without_adapters(world):
         generate(plain, name, world.prompts[name], NEW_TOKENS)
         for position, logits in plain.logits[name].items():
             assert torch.equal(logits, mixed_driver.logits[name][position])
+
+
+def test_vectors_and_scored_prompts_beside_adapters(world):
+    """One batch of vectors, scored prompts and tokens, with adapters and without: every row gets the bits that it gets alone."""
+    scored = common_pb2.ResolvedSampling(num_prompt_logprobs=2)
+    kinds = [{"task": common_pb2.TASK_EMBED_MEAN}, {"task": common_pb2.TASK_EMBED_LAST}, {"sampling": scored}, {}]
+    rows = [kind | {"adapter_id": adapter} for kind in kinds for adapter in (0, 1, 2, 0)]
+    together = world.driver()
+    for i, options in enumerate(rows):
+        together.add(f"r{i}", world.prompts["p3"][: 9 + i], rare=options)
+    found = answers(together.run())
+    assert [len(by_row) for by_row in found] == [8, 4]
+    for i, options in enumerate(rows):
+        alone = world.driver()
+        alone.add(f"r{i}", world.prompts["p3"][: 9 + i], rare=options)
+        own = answers(alone.run())
+        assert [by_row.get(i) for by_row in found] == [by_row.get(0) for by_row in own]
+        assert together.tokens[f"r{i}"] == alone.tokens[f"r{i}"]
+        for position, logits in alone.logits.get(f"r{i}", {}).items():
+            assert torch.equal(together.logits[f"r{i}"][position], logits)
+
+
+def answers(outputs):
+    """Vectors, and log probabilities of prompts, by row."""
+    vectors = {found.row: found.values for found in outputs.embeddings}
+    return vectors, {found.row: (found.logprobs, found.top_token_ids) for found in outputs.prompt_logprobs}
 
 
 def test_steps_without_adapters_run_no_hook(world):

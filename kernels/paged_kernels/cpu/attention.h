@@ -71,10 +71,10 @@ struct Chunks {
     const T* pool = index < count ? cache->keys : cache->values;
     const char* at = reinterpret_cast<const char*>(pool + cache->head_at(table[index % count], kv_head));
     const int bytes = cache->shape.block_size * cache->shape.head_dim * int(sizeof(T));
-    for (int byte = 0; byte < bytes; byte += LINE) __builtin_prefetch(at + byte, 0, 2);
+    for (int byte = 0; byte < bytes; byte += LINE) ask_for(at + byte);
   }
 };
-constexpr int CHUNKS_AHEAD = 8;
+constexpr int CHUNKS_AHEAD = 6;
 
 // NQ queries of one sequence that share a kv head; query n stands at `positions[n]`, ascending. Q: what queries were stored as.
 template <class Q, class T, int NQ>

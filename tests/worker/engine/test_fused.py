@@ -1,4 +1,4 @@
-"""Models as programs over packed weights: which are, that they compute what their modules do, and what happens where they do not."""
+"""Models as programs over packed weights: which are, that they compute what their modules do, what happens where they do not."""
 
 import logging
 import os
@@ -267,7 +267,9 @@ def test_the_trial_does_not_only_warn_of_gross_errors(families, monkeypatch):
     """A window that is one token off is found."""
     inner = operators.Attend
     monkeypatch.setattr(
-        operators, "Attend", lambda layer, rule: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap))
+        operators,
+        "Attend",
+        lambda layer, rule: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap)),
     )
     assert not loaded(families["mistral"].path).is_fused
 
