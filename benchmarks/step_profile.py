@@ -82,7 +82,7 @@ def _course(stack: LocalStack, workload: Workload) -> Course:
         before, began = _cpu_s(stack), time.monotonic()
         asyncio.run(_ask_all(stack.grpc_address, workload))
         seconds, after = time.monotonic() - began, _cpu_s(stack)
-        steps = [step_json(step) for step in admin.steps(since=since)]
+        steps = [step_json(step, tables=False) for step in admin.steps(since=since)]
     return Course(steps, {name: after[name] - before[name] for name in after}, seconds)
 
 

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 PEERS = ("vllm", "openvino", "llamacpp")
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 # Dependencies for images and sound, whose builds break the import of a text model where they are not torch's own.
-_USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+_USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
 # Native instructions, the server and nothing else.
 _CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -35,7 +35,9 @@ _CMAKE_OPTIONS = (
     "-DLLAMA_BUILD_SERVER=ON",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
 

@@ -2,7 +2,8 @@
 
 The cache is keyed by source, flags, compiler and processor, so another machine or release never loads the wrong code. A library
 that was built beforehand (`python -m paged_kernels.cpu_library OUTPUT`, for images without a compiler) is named by
-QUIRE_KERNEL_LIBRARY. QUIRE_CPU_KERNELS=torch forbids compiled code; the caller then takes the torch path.
+QUIRE_KERNEL_LIBRARY; beside it lie builds for processors that can do more, of which the best that runs here is taken.
+QUIRE_CPU_KERNELS=torch forbids compiled code; the caller then takes the torch path.
 """
 
 import ctypes
@@ -29,6 +30,14 @@ _BUILD_TIMEOUT_S = 120
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+# Best first: what comes into the file's name, flags, and what the processor must have (as /proc/cpuinfo names it).
+_BEYOND_BASE = (
+    ("avx512bf16", ("-march=x86-64-v4", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
+    ("avx512", ("-march=x86-64-v4",), _AVX512),
+)
+
+
 class NoCompiledKernels(Exception):
     """No compiled library can be had here; the message says why."""
 
@@ -38,7 +47,18 @@ def load_library(environ: Mapping[str, str], say: Callable[[str], None]) -> ctyp
     if environ.get(CHOICE_VARIABLE, "") == "torch":
         raise NoCompiledKernels(f"{CHOICE_VARIABLE}=torch")
     given = environ.get(LIBRARY_VARIABLE)
-    return _open(Path(given) if given else _cached(environ, say))
+    return _open(_best(Path(given)) if given else _cached(environ, say))
+
+
+def _best(base: Path) -> Path:
+    """The build beside `base` that suits this processor best, else `base`."""
+    features = set(_processor().split())
+    able = (_beside(base, name) for name, _flags, needed in _BEYOND_BASE if needed <= features)
+    return next((path for path in able if path.exists()), base)
+
+
+def _beside(base: Path, name: str) -> Path:
+    return base.with_name(f"{base.stem}.{name}{base.suffix}")
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -123,12 +143,18 @@ def _processor() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds a library for other machines: OUTPUT [-march=NAME]; x86-64-v3 on x86-64 unless told otherwise."""
+    """Builds a library for other machines: OUTPUT [-march=NAME]; on x86-64, unless told otherwise, x86-64-v3 and, beside it, what
+    uses more of newer processors."""
     if not arguments:
         sys.stderr.write("usage: python -m paged_kernels.cpu_library OUTPUT [-march=NAME]\n")
         return 2
-    march = arguments[1:] or (["-march=x86-64-v3"] if platform.machine() == "x86_64" else [])
-    build(Path(arguments[0]).resolve(), [os.environ.get("CXX", "g++"), *_FLAGS, *march])
+    output, march = Path(arguments[0]).resolve(), list(arguments[1:])
+    builds = {output: march}
+    if not march and platform.machine() == "x86_64":
+        builds = {output: ["-march=x86-64-v3"]}
+        builds |= {_beside(output, name): list(flags) for name, flags, _needed in _BEYOND_BASE}
+    for path, flags in builds.items():
+        build(path, [os.environ.get("CXX", "g++"), *_FLAGS, *flags])
     return 0
 
 

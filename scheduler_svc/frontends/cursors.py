@@ -297,4 +297,5 @@ class Frontend:
         elif live.is_over:
             self._book.delivered(live)
         else:
-            self._book.cancel(live)
+            # Not merely cancelled: a gateway that is back before the next plan asks for it anew, under its id.
+            self._book.abandon(live)

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from paged_kernels import cpu_library
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import ABI, NoCompiledKernels, build, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
@@ -90,3 +92,26 @@ def test_build_command(tmp_path):
         env={**os.environ, "PYTHONPATH": str(root / "kernels")},
     )
     assert load_library(environ(tmp_path, QUIRE_KERNEL_LIBRARY=str(path)), print).quire_kernels_abi() == ABI
+    if platform.machine() == "x86_64":
+        built = {file.name for file in tmp_path.glob("*.so")}
+        assert built == {"kernels.so", "kernels.avx512.so", "kernels.avx512bf16.so"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        ("avx2 fma", "kernels.so"),
+        ("avx512f avx512bw avx512cd avx512dq avx512vl", "kernels.avx512.so"),
+        ("avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16", "kernels.avx512bf16.so"),
+        ("avx512f avx512_bf16", "kernels.so"),
+    ],
+)
+def test_the_best_build_is_taken(tmp_path, monkeypatch, flags, chosen):
+    """Of those beside each other, what this processor can run; one that is not there is passed over."""
+    base = tmp_path / "kernels.so"
+    for name in ("kernels.so", "kernels.avx512.so", "kernels.avx512bf16.so"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(cpu_library, "_processor", lambda: f"x86_64\nflags : {flags}")
+    assert cpu_library._best(base).name == chosen
+    (tmp_path / "kernels.avx512bf16.so").unlink()
+    assert cpu_library._best(base).name == chosen.replace("avx512bf16", "avx512")

@@ -352,6 +352,26 @@ async def test_a_second_stream_of_a_frontend_replaces_the_first() -> None:
         assert s.gateway.welcome.identity.boot_id == new.welcome.identity.boot_id
 
 
+@run_async
+async def test_what_cannot_be_resumed_goes_on_over_a_second_stream() -> None:
+    """P2: a gateway that is back before anybody noticed its loss asks at once for all that it had, under the same ids."""
+    async with stack(SLOW) as s, Gateway(s.address, "same") as old:
+        handle = await old.submit(PROMPT, max_tokens=60, request_id="r")
+        await old.tokens_of(handle, 3)
+        async with Gateway(s.address, "same") as new:
+            tokens = list(old.outputs[handle].tokens)
+            submit = new.make_submit(PROMPT, handle=handle, max_tokens=60, request_id="r", resubmitted=True)
+            submit.committed.add(token_ids=columns.pack(tokens))
+            new.outputs[handle].tokens.extend(tokens)
+            await new.send(submits=[submit])
+            output = await new.end_of(handle)
+            assert output.failed is None and output.finished.reason == common_pb2.FINISH_REASON_LENGTH
+            assert len(output.tokens) == 60
+            await s.admin.assert_all_free()
+            with pytest.raises(grpc.RpcError):
+                await old._reader
+
+
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 

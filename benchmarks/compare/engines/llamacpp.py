@@ -1,6 +1,7 @@
 """llama.cpp: its server with as many slots as sequences run, built for this processor (benchmarks.compare.build_llamacpp).
 
-At its best: both thread counts at the machine's cores, one pool of context that the slots share, bfloat16 weights as GGUF.
+At its best: both thread counts at the machine's cores, bfloat16 weights as GGUF, a cache of its own for each slot (in a common one
+every sequence looks past the tokens of all others), no copies of prompts kept beside it.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ class LlamaCppServer:
     def _arguments(self, model: str) -> list[str]:
         threads = str(self._host.threads)
         return [
-            *("--model", model, "--ctx-size", str(self._num_positions), "--kv-unified"),
+            *("--model", model, "--ctx-size", str(self._num_positions), "--no-kv-unified", "--cache-ram", "0"),
             *("--parallel", str(self._host.max_num_seqs), "--threads", threads, "--threads-batch", threads),
         ]
 

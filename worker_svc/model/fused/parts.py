@@ -3,6 +3,7 @@
 Nothing here looks at a model's name. What is found is no proof: `fuse` compares results before it relies on it.
 """
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ def match(decoder: nn.Module) -> DecoderParts | None:
 def _layer(layer: nn.Module) -> LayerParts | None:
     children = dict(layer.named_children())
     attention, mlp, norms = children.pop("self_attn", None), children.pop("mlp", None), _norms(children)
-    if attention is None or mlp is None or norms is None:
+    if attention is None or mlp is None or norms is None or _counts(attention):
         return None
     projections = _linears(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
     gates = _gates(mlp)
@@ -80,6 +81,11 @@ def _layer(layer: nn.Module) -> LayerParts | None:
     if activation is None or head_norms is None:
         return None
     return LayerParts(attention, mlp, projections, gates, activation, *norms, head_norms)
+
+
+def _counts(attention: nn.Module) -> bool:
+    """It computes with positions themselves, not angles alone: far from the beginning, where no trial goes, with other results."""
+    return "position_ids" in inspect.signature(attention.forward).parameters
 
 
 def _gates(mlp: nn.Module) -> tuple[str, ...]:
