@@ -78,7 +78,7 @@ def main(
 
 def _course(stack: LocalStack, workload: Workload) -> Course:
     with AdminClient(stack.admin_address) as admin:
-        since = max((step.step_id for step in admin.steps()), default=0) + 1
+        since = max((step.step for step in admin.steps()), default=0) + 1
         before, began = _cpu_s(stack), time.monotonic()
         asyncio.run(_ask_all(stack.grpc_address, workload))
         seconds, after = time.monotonic() - began, _cpu_s(stack)

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from svc_common.errors import ConfigError, FieldViolation
 from svc_common.tls_settings import PeerSettings
 
+Quantization = Literal["none", "int8"]
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -64,6 +65,8 @@ class WorkerSettings(ShellSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: str = "auto"
     """What keys and values are stored in: one of KV_CACHE_DTYPES; "auto" = what the model computes in."""
+    quantization: Quantization = "none"
+    """What weights of linear modules are rounded to when they are loaded (CPU): int8 = 8 bits and a scale for each column."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Longest prompt plus output; None = what the checkpoint says."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -99,6 +102,14 @@ class WorkerSettings(ShellSettings):
     def _cache_dtype_is_served(cls, value: str) -> str:
         if value not in KV_CACHE_DTYPES:
             raise ValueError(f"{value!r} is not supported; use {', '.join(KV_CACHE_DTYPES)} (no 8-bit caches)")
+        return value
+
+    @field_validator("fuse")
+    @classmethod
+    def _quantized_weights_are_packed(cls, value: bool, others: ValidationInfo) -> bool:
+        wanted = others.data.get("quantization", "none")
+        if not value and wanted != "none":
+            raise ValueError(f"off does not go with --quantization {wanted}, which is for packed weights")
         return value
 
     @field_validator("device")

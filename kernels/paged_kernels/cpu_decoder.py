@@ -10,10 +10,10 @@ import torch
 
 from paged_kernels import decoder
 from paged_kernels.backend import AttentionBatch
-from paged_kernels.decoder import PackedWeights, Program, Rows
+from paged_kernels.decoder import PackedWeights, Program, Rows, Stored
 from paged_kernels.host_memory import host_bytes
 
-_LANES, _UNIT_BYTES = 16, 64
+_LANES = 16
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _CACHES = {
     (torch.float32, torch.float32): "float32_float32",
@@ -22,6 +22,9 @@ _CACHES = {
     (torch.float32, torch.float16): "float32_float16",
 }
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_STORED: dict[Stored, int] = {"plain": 0, "int8": 1}
+_INT8_DEPTHS = 4
+"""Depths in a unit of int8 weights."""
 _NORM, _LINEAR, _GATED, _PLACE, _ATTEND = range(5)
 _INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 
@@ -34,7 +37,8 @@ class _Operator(ctypes.Structure):
         *((name, _INT) for name in ("layer", "window")),
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
-        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
+        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias", "scales", "second_scales")),
+        *((name, _INT) for name in ("stored", "reserved")),
     ]
 
 
@@ -61,19 +65,11 @@ class CpuDecoders:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        pack_types = [_POINTER, _POINTER, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-        linear_types = [
-            _POINTER,
-            _POINTER,
-            ctypes.c_int,
-            ctypes.c_int,
-            _POINTER,
-            _POINTER,
-            _I64,
-            ctypes.c_int,
-            ctypes.c_int,
-        ]
+        pack_types = [_POINTER] * 2 + [_INT] * 3
+        int8_types = [_POINTER] * 3 + [_INT] * 3
+        linear_types = [_POINTER] * 3 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 3
         self._pack = {dtype: self._function(f"quire_pack_{name}", pack_types) for dtype, name in _NAMES.items()}
+        self._int8 = {dtype: self._function(f"quire_pack_int8_{name}", int8_types) for dtype, name in _NAMES.items()}
         self._linear = {dtype: self._function(f"quire_linear_{name}", linear_types) for dtype, name in _NAMES.items()}
         run_types = [ctypes.POINTER(_Operator), ctypes.c_int, ctypes.POINTER(_Step)]
         self._run = {dtypes: self._function(f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()}
@@ -83,18 +79,23 @@ class CpuDecoders:
         function.argtypes, function.restype = types, None
         return function
 
-    def packs(self, dtype: torch.dtype, depth: int) -> bool:
+    def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
         """See DecoderKernels."""
-        return dtype in _NAMES and depth * dtype.itemsize % 4 == 0
+        return dtype in _NAMES and depth % (_INT8_DEPTHS if stored == "int8" else 4 // dtype.itemsize) == 0
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeights:
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
         """See DecoderKernels."""
         columns, depth = weight.shape
-        weight = weight.contiguous()
-        panels = -(-columns // _LANES)
-        data = host_bytes(panels * _UNIT_BYTES * depth * weight.itemsize // 4)
-        self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, torch.get_num_threads())
-        return PackedWeights(columns, depth, weight.dtype, data, None if bias is None else bias.contiguous().clone())
+        weight, threads = weight.contiguous(), torch.get_num_threads()
+        data = host_bytes(-(-columns // _LANES) * _LANES * depth * (1 if stored == "int8" else weight.itemsize))
+        scales = torch.empty(columns) if stored == "int8" else None
+        if scales is None:
+            self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, threads)
+        else:
+            places = (weight.data_ptr(), data.data_ptr(), scales.data_ptr())
+            self._int8[weight.dtype](*places, columns, depth, threads)
+        kept = None if bias is None else bias.contiguous().clone()
+        return PackedWeights(columns, depth, weight.dtype, data, kept, scales)
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
         """See DecoderKernels."""
@@ -103,12 +104,14 @@ class CpuDecoders:
         self._linear[weights.dtype](
             weights.data.data_ptr(),
             _pointer(weights.bias),
+            _pointer(weights.scales),
             weights.columns,
             weights.depth,
             rows.data_ptr(),
             out.data_ptr(),
             rows.numel() // weights.depth,
             wide,
+            _STORED[weights.stored],
             torch.get_num_threads(),
         )
         return out
@@ -183,15 +186,19 @@ class _Translator:
         return _Operator(
             kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, columns=weights.columns,
             depth=weights.depth, weights=weights.data.data_ptr(), bias=_pointer(weights.bias),
+            scales=_pointer(weights.scales), stored=_STORED[weights.stored],
         )  # fmt: skip
 
     @operator.register
     def _(self, given: decoder.Gated) -> _Operator:
         gate, up = given.gate, given.up
+        if gate.stored != up.stored:
+            raise ValueError(f"gate is stored as {gate.stored}, up as {up.stored}; both must be alike")
         return _Operator(
             kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
             activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=_pointer(gate.bias),
-            second=up.data.data_ptr(), second_bias=_pointer(up.bias),
+            second=up.data.data_ptr(), second_bias=_pointer(up.bias), scales=_pointer(gate.scales),
+            second_scales=_pointer(up.scales), stored=_STORED[gate.stored],
         )  # fmt: skip
 
     @operator.register

@@ -21,11 +21,11 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("cpu")
 SOURCE = FOLDER / "library.cpp"
-ABI = 3
+ABI = 4
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"
-_BUILD_TIMEOUT_S = 120
+_BUILD_TIMEOUT_S = 300
 # -ffp-contract=fast fuses every a * b + c alike; without -ffast-math the compiler keeps the order of sums as written.
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 
@@ -33,7 +33,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errn
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 # Best first: what comes into the file's name, flags, and what the processor must have (as /proc/cpuinfo names it).
 _BEYOND_BASE = (
-    ("avx512bf16", ("-march=x86-64-v4", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
+    ("avx512bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"), _AVX512 | {"avx512_bf16", "avx512vbmi"}),
     ("avx512", ("-march=x86-64-v4",), _AVX512),
 )
 

@@ -13,6 +13,8 @@ import torch
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 
 Activation = Literal["silu", "gelu_tanh"]
+Stored = Literal["plain", "int8"]
+"""What packed weights are kept as: their own dtype, or whole numbers of 8 bits with a scale for each column."""
 
 
 class Rows(IntEnum):
@@ -29,13 +31,28 @@ class Rows(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """Weights of a linear map in a backend's own order. `bias` [columns] of the same dtype, or None; `data`: uint8."""
+    """Weights of a linear map in a backend's own order. `bias` [columns] of the same dtype, or None; `data`: uint8.
+
+    `dtype`: of the rows that they are multiplied with. `scales`: float32 [columns], each column's largest magnitude / 127, where
+    `stored` is "int8"; else None.
+    """
 
     columns: int
     depth: int
     dtype: torch.dtype
     data: torch.Tensor
     bias: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+
+    @property
+    def stored(self) -> Stored:
+        """What its numbers are kept as."""
+        return "plain" if self.scales is None else "int8"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights, scales and bias."""
+        return sum(tensor.nbytes for tensor in (self.data, self.scales, self.bias) if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """target = activation(source @ gate) * (source @ up)."""
+    """target = activation(source @ gate) * (source @ up); both are stored alike."""
 
     source: Rows
     target: Rows
@@ -127,12 +144,16 @@ class PreparedProgram(Protocol):
 class DecoderKernels(Protocol):
     """Products with packed weights, and programs. A row's bits depend on nothing but the row."""
 
-    def packs(self, dtype: torch.dtype, depth: int) -> bool:
+    def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
         """Whether such weights can be packed."""
         ...
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeights:
-        """Packs `weight` [columns, depth]; nothing of it is referred to afterwards."""
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
+        """Packs `weight` [columns, depth]; nothing of it is referred to afterwards.
+
+        "int8": each column's weights are rounded to multiples of its largest magnitude / 127 (ties to even). Products are those of
+        the multiples, exact in either dtype, times the scale; a column with a weight that is not finite gives NaN.
+        """
         ...
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:

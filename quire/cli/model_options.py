@@ -36,6 +36,13 @@ Dtype = Annotated[
         help="float32, bfloat16, float16, or auto: what the checkpoint and the device suit.", rich_help_panel=_MODEL
     ),
 ]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        help="int8: weights are rounded to 8 bits and a scale for each column when they are loaded; CPU only. none: as they are.",
+        rich_help_panel=_MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -57,6 +64,15 @@ Invariant = Annotated[
     typer.Option(
         "--invariant/--no-invariant",
         help="Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+Fuse = Annotated[
+    bool | None,
+    typer.Option(
+        "--fuse/--no-fuse",
+        help="Run the decoder as one program over packed weights where its build is known; CPU only. Default: yes.",
         show_default=False,
         rich_help_panel=_MODEL,
     ),

@@ -13,6 +13,7 @@ class WorkerOptions:
 
     served_model_name: str = ""
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     block_size: int | None = None
     gpu_memory_utilization: float | None = None
@@ -23,6 +24,7 @@ class WorkerOptions:
     backend: str = "auto"
     device: str = "auto"
     num_threads: int | None = None
+    fuse: bool | None = None
     invariant: bool | None = None
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
@@ -35,6 +37,7 @@ class WorkerOptions:
             "model": model,
             "served_model_name": self.served_model_name,
             "dtype": self.dtype,
+            "quantization": self.quantization,
             "max_model_len": self.max_model_len,
             "block_size": self.block_size,
             "gpu_memory_utilization": self.gpu_memory_utilization,
@@ -45,6 +48,7 @@ class WorkerOptions:
             "backend": self.backend,
             "device": self.device,
             "num_threads": self.num_threads,
+            "fuse": self.fuse,
             "invariant": self.invariant,
             "max_adapters": self.max_adapters,
             "max_adapter_rank": self.max_adapter_rank,
@@ -56,6 +60,7 @@ class WorkerOptions:
         named = {
             "--served-model-name": self.served_model_name or None,
             "--dtype": self.dtype,
+            "--quantization": self.quantization,
             "--max-model-len": self.max_model_len,
             "--block-size": self.block_size,
             "--gpu-memory-utilization": self.gpu_memory_utilization,
@@ -70,6 +75,5 @@ class WorkerOptions:
             "--max-adapter-rank": self.max_adapter_rank,
         }
         given = [part for name, value in named.items() if value is not None for part in (name, str(value))]
-        if self.invariant is not None:
-            given.append("--invariant" if self.invariant else "--no-invariant")
-        return given
+        switches = {"fuse": self.fuse, "invariant": self.invariant}
+        return given + [f"--{name}" if on else f"--no-{name}" for name, on in switches.items() if on is not None]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
+from paged_kernels.decoder import DecoderKernels, Stored
 from paged_kernels.registry import decoder_kernels, interprets_triton, make_backend
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
@@ -16,9 +17,10 @@ from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.trial import fuse_tried
 from worker_svc.model.packed_model import PackedModel
-from worker_svc.settings import WorkerSettings
+from worker_svc.settings import Quantization, WorkerSettings
 
 _WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
+_ANY_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,9 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
+    fast = decoder_kernels(kernels) if settings.fuse else None
+    stored = _choose_stored(settings.quantization, dtype, fast)
+
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
 
@@ -125,9 +130,8 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
     shape = architecture.check_calls(loaded, found.text_config, calls, settings.block_size)
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
-    fast = decoder_kernels(kernels) if settings.fuse and model.hidden_size else None
     if fast is not None:
-        fuse_tried(model, Fusing(fast, calls, shape, cache_dtype, max_model_len), found.text_config.vocab_size)
+        fuse_tried(model, Fusing(fast, calls, shape, cache_dtype, max_model_len, stored), found.text_config.vocab_size)
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)
     made = bundle.make_bundle(found.path, limits)
@@ -145,6 +149,24 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         blocks=kernels.blocks,
         may_be_invariant=kernels.invariant,
     )
+
+
+def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernels | None) -> Stored:
+    """What packed weights are kept as. ConfigError where it is to be 8 bits, and no kernels here multiply with them."""
+    if wanted == "none":
+        return "plain"
+    if fast is None:
+        raise ConfigError(
+            f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and a C++ compiler "
+            "(or a library that was built beforehand)",
+            reason="NO_INT8_KERNELS",
+        )
+    if not fast.packs(dtype, _ANY_DEPTH, wanted):
+        raise ConfigError(
+            f"--quantization {wanted} does not go with {str(dtype).removeprefix('torch.')}: use --dtype bfloat16 or float32",
+            reason="NO_INT8_KERNELS",
+        )
+    return wanted
 
 
 def _limits(

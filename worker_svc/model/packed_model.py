@@ -28,6 +28,7 @@ class PackedModel:
         self._model, self._backend = model, backend
         self._paged: attention.PagedAttention | None = None
         self._fused: FusedDecoder | None = None
+        self._uses_modules = False
         self._hidden = _LastHidden(model)
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
@@ -37,6 +38,11 @@ class PackedModel:
         """Bytes of parameters, buffers and packed weights, shared ones once."""
         tensors = {t.data_ptr(): t.nbytes for t in (*self._model.parameters(), *self._model.buffers())}
         return sum(tensors.values()) + packed_bytes(self._model)
+
+    @property
+    def int8_bytes(self) -> int:
+        """Bytes of the weights that are stored in 8 bits."""
+        return packed_bytes(self._model, "int8")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,6 +75,15 @@ class PackedModel:
         if self._fused is not None:
             self._fused.remove()
             self._fused = None
+
+    @contextmanager
+    def computed_by_modules(self) -> Iterator[None]:
+        """Inside, the decoder's modules compute one by one, with whatever weights they have."""
+        self._uses_modules = True
+        try:
+            yield
+        finally:
+            self._uses_modules = False
 
     def bind(self, shape: CacheShape, pool: torch.Tensor) -> None:
         """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
@@ -124,7 +139,8 @@ class PackedModel:
         step = step.to(self._model.device)
         self._paged.begin(step.attention)
         if self._fused is not None:
-            self._fused.begin(step.attention, uses_modules=self.adapter_layers.is_used)
+            by_modules = self._uses_modules or self.adapter_layers.is_used
+            self._fused.begin(step.attention, uses_modules=by_modules)
         return step
 
 

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "int8.h"
 #include "products.h"
 #include "rows.h"
 #include "team.h"
@@ -15,6 +16,7 @@
 namespace quire {
 
 enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4 };
+enum Stored { PLAIN = 0, INT8 = 1 };
 
 }  // namespace quire
 
@@ -28,6 +30,8 @@ extern "C" struct QuireOperator {
   int32_t rotary;                        // PLACE: elements of a head that are turned
   const void *weights, *bias;            // LINEAR, GATED (the gate's); NORM; PLACE: norm of queries, of keys
   const void *second, *second_bias;      // GATED (the other's); PLACE: cosines, sines [positions, rotary]
+  const float *scales, *second_scales;   // LINEAR, GATED, where `stored` is not PLAIN
+  int32_t stored, reserved;              // LINEAR, GATED: a Stored, of both weights
 };
 
 // What a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
@@ -67,9 +71,10 @@ class Decoder {
 #pragma omp single
       team.reset(new Team(omp_get_num_threads()));
       Scratch scratch;
+      Room room;
       for (int i = 0; i < count_; ++i) {
         const int64_t count = num_shares(operators_[i]);
-        for (int64_t share; shares_[i].next(count, share);) perform(operators_[i], share, scratch);
+        for (int64_t share; shares_[i].next(count, share);) perform(operators_[i], share, scratch, room);
         if (i + 1 < count_) team->wait();
       }
     }
@@ -78,27 +83,25 @@ class Decoder {
  private:
   E* buffer(int number) const { return static_cast<E*>(step_.buffers[number]); }
   static const E* of(const void* p) { return static_cast<const E*>(p); }
-  static Weights<E> weights(const QuireOperator& op) {
-    return {static_cast<const char*>(op.weights), of(op.bias), op.columns, op.depth};
+  template <class Form> static Weights<E, Form> weights(const QuireOperator& op) {
+    return {static_cast<const char*>(op.weights), of(op.bias), op.columns, op.depth, op.scales};
   }
-  static Weights<E> second(const QuireOperator& op) {
-    return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth};
+  template <class Form> static Weights<E, Form> second(const QuireOperator& op) {
+    return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, op.second_scales};
   }
 
   int64_t num_shares(const QuireOperator& op) const {
     switch (op.kind) {
-      case LINEAR: case GATED: return quire::num_shares(weights(op), step_.tokens);
+      case LINEAR: case GATED: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
       case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
       default: return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE;
     }
   }
 
-  void perform(const QuireOperator& op, int64_t share, Scratch& scratch) const {
+  void perform(const QuireOperator& op, int64_t share, Scratch& scratch, Room& room) const {
     switch (op.kind) {
-      case LINEAR:
-        return linear_share(weights(op), buffer(op.in), buffer(op.out), step_.widths[op.out], step_.tokens, op.adds, share);
-      case GATED:
-        return gated_share(weights(op), second(op), op.activation, buffer(op.in), buffer(op.out), step_.tokens, share);
+      case LINEAR: case GATED:
+        return op.stored == INT8 ? multiply<Int8<E>>(op, share, room) : multiply<Plain<E>>(op, share, room);
       case ATTEND: return attend_share(op, share, scratch);
     }
     const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
@@ -106,6 +109,14 @@ class Decoder {
       if (op.kind == NORM) norm_row(op, row);
       else place_row(op, row);
     }
+  }
+
+  template <class Form> void multiply(const QuireOperator& op, int64_t share, Room& room) const {
+    const E* in = buffer(op.in);
+    E* out = buffer(op.out);
+    if (op.kind == GATED)
+      gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, room);
+    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, room);
   }
 
   void norm_row(const QuireOperator& op, int64_t row) const {

@@ -36,18 +36,29 @@ void write_all(const T* key, const T* value, T* keys, T* values, const int64_t* 
   }
 }
 
-template <class E>
-void pack(const E* plain, char* packed, int columns, int depth, int threads) {
+// Calls `pack_panel(panel)` for each panel of `columns` columns.
+template <class Pack>
+void pack(int columns, int threads, Pack pack_panel) {
   const int panels = (columns + LANES - 1) / LANES;
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int panel = 0; panel < panels; ++panel) pack_panel(plain, columns, depth, panel, packed);
+  for (int panel = 0; panel < panels; ++panel) pack_panel(panel);
 }
 
-template <class E, class O>
-void linear(const Weights<E>& weights, const E* in, O* out, int64_t rows, int threads) {
+template <class O, class E, class Form>
+void linear(const Weights<E, Form>& weights, const E* in, O* out, int64_t rows, int threads) {
   const int64_t shares = num_shares(weights, rows);
-#pragma omp parallel for num_threads(shares < 2 ? 1 : threads) schedule(dynamic, 1)
-  for (int64_t share = 0; share < shares; ++share) linear_share(weights, in, out, weights.columns, rows, false, share);
+#pragma omp parallel num_threads(shares < 2 ? 1 : threads)
+  {
+    Room room;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t share = 0; share < shares; ++share) linear_share(weights, in, out, weights.columns, rows, false, share, room);
+  }
+}
+
+template <class E, class Form>
+void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t rows, bool wide, int threads) {
+  if (wide) linear(weights, static_cast<const E*>(in), static_cast<Float32*>(out), rows, threads);
+  else linear(weights, static_cast<const E*>(in), static_cast<E*>(out), rows, threads);
 }
 
 }  // namespace
@@ -71,16 +82,23 @@ void linear(const Weights<E>& weights, const E* in, O* out, int64_t rows, int th
                  Shape{kv_heads, kv_heads, head_dim, block_size}, threads);                                            \
   }
 
-// `out` is float32; its values are rounded as E holds them.
+// `wide`: `out` is float32; its values are rounded as E holds them.
 #define QUIRE_PRODUCTS(NAME, E)                                                                                        \
   extern "C" void quire_pack_##NAME(const void* plain, void* packed, int columns, int depth, int threads) {            \
-    pack<E>((const E*)plain, (char*)packed, columns, depth, threads);                                                  \
+    pack(columns, threads, [=](int panel) { pack_panel((const E*)plain, columns, depth, panel, (char*)packed); });     \
   }                                                                                                                    \
-  extern "C" void quire_linear_##NAME(const void* packed, const void* bias, int columns, int depth, const void* in,    \
-                                      void* out, int64_t rows, int wide, int threads) {                                \
-    const Weights<E> weights{(const char*)packed, (const E*)bias, columns, depth};                                     \
-    if (wide) linear<E, Float32>(weights, (const E*)in, (Float32*)out, rows, threads);                                 \
-    else linear<E, E>(weights, (const E*)in, (E*)out, rows, threads);                                                  \
+  extern "C" void quire_pack_int8_##NAME(const void* plain, void* packed, float* scales, int columns, int depth,       \
+                                         int threads) {                                                                \
+    pack(columns, threads,                                                                                             \
+         [=](int panel) { Int8<E>::pack_panel((const E*)plain, columns, depth, panel, (char*)packed, scales); });      \
+  }                                                                                                                    \
+  extern "C" void quire_linear_##NAME(const void* packed, const void* bias, const float* scales, int columns,          \
+                                      int depth, const void* in, void* out, int64_t rows, int wide, int stored,        \
+                                      int threads) {                                                                   \
+    if (stored == INT8)                                                                                                \
+      linear(Weights<E, Int8<E>>{(const char*)packed, (const E*)bias, columns, depth, scales}, in, out, rows, wide,    \
+             threads);                                                                                                 \
+    else linear(Weights<E>{(const char*)packed, (const E*)bias, columns, depth}, in, out, rows, wide, threads);        \
   }
 
 #define QUIRE_DECODER(NAME, E, T)                                                                                      \
@@ -104,4 +122,4 @@ QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
 
 // Raised with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 3; }
+extern "C" int quire_kernels_abi() { return 4; }

@@ -1,7 +1,8 @@
 // Products of rows with weights that were packed once.
 //
 // Packed weights: panels of 16 columns; a panel holds, for each unit of depth, 16 groups of 4 bytes: one float32, or two bfloat16 of
-// consecutive depth. Columns beyond the last are zero.
+// consecutive depth. Columns beyond the last are zero. Weights may be stored in another form (a class like Plain, such as Int8 of
+// int8.h): a few rows read that form as it is, for many each panel is expanded once.
 //
 // Invariance: every element of a result is summed over the depth in order, one accumulator each, whatever rows and columns are
 // computed beside it and by whom. So a row's bits do not depend on its company.
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "vectors.h"
 
@@ -23,12 +25,6 @@ constexpr int MOST_ROWS = 2, WIDE = 2;
 constexpr int UNIT_PANELS = 6;  // of a share of work
 constexpr int BLOCK_ROWS = 128;
 
-// acc + a's pair (or single) times 16 columns' worth of weights.
-inline Vec multiply_add(Vec acc, Float32, uint32_t a, const char* w) {
-  Vec weights;
-  std::memcpy(&weights, w, sizeof weights);
-  return acc + as_float(a) * weights;
-}
 // acc + both products of a pair of bfloat16, as bits, with 16 pairs.
 inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
@@ -38,74 +34,132 @@ inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
   return acc + as_float(a & 0xffff0000u) * as<Vec>(pairs & 0xffff0000u);
 #endif
 }
-inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, const char* w) {
-  UintVec pairs;
-  std::memcpy(&pairs, w, sizeof pairs);
-  return multiply_pairs(acc, a, pairs);
-}
+// acc + a's pair (or single) times 16 columns' worth of weights.
+inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, UintVec w) { return multiply_pairs(acc, a, w); }
+inline Vec multiply_add(Vec acc, Float32, uint32_t a, UintVec w) { return acc + as_float(a) * as<Vec>(w); }
 
 template <class E> constexpr int per_unit() { return 4 / int(sizeof(E)); }
 
-// `out` [ROWS][PANELS * 16], float32.
-template <class E, int ROWS, int PANELS>
-__attribute__((noinline)) void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
-  Vec acc[ROWS][PANELS] = {};
-  for (int k = 0; k < units; ++k, w += PANEL_UNIT)
-    for (int r = 0; r < ROWS; ++r) {
-      uint32_t x;
-      std::memcpy(&x, a + r * stride + size_t(k) * per_unit<E>(), sizeof x);
-      for (int p = 0; p < PANELS; ++p) acc[r][p] = multiply_add(acc[r][p], E{}, x, w + p * panel);
-    }
-  for (int r = 0; r < ROWS; ++r)
-    for (int p = 0; p < PANELS; ++p) std::memcpy(out + (r * PANELS + p) * LANES, &acc[r][p], sizeof(Vec));
-}
+// Weights of type E as they are.
+template <class E>
+struct Plain {
+  static constexpr bool IS_EXPANDED = true;
+  static constexpr int DEPTH = per_unit<E>();  // of a unit
 
-template <class E, int PANELS>
+  // `out` [ROWS][PANELS * 16], float32.
+  template <int ROWS, int PANELS>
+  __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
+    Vec acc[ROWS][PANELS] = {};
+    for (int k = 0; k < units; ++k, w += PANEL_UNIT)
+      for (int r = 0; r < ROWS; ++r) {
+        uint32_t x;
+        std::memcpy(&x, a + r * stride + size_t(k) * DEPTH, sizeof x);
+        for (int p = 0; p < PANELS; ++p) {
+          UintVec unit;
+          std::memcpy(&unit, w + p * panel, sizeof unit);
+          acc[r][p] = multiply_add(acc[r][p], E{}, x, unit);
+        }
+      }
+    for (int r = 0; r < ROWS; ++r)
+      for (int p = 0; p < PANELS; ++p) std::memcpy(out + (r * PANELS + p) * LANES, &acc[r][p], sizeof(Vec));
+  }
+};
+
+template <class Form, int PANELS, class E>
 void tile_of(int rows, const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
   switch (rows) {
 #ifdef QUIRE_AVX512
-    case 8: return tile<E, 8, PANELS>(a, stride, w, panel, units, out);
-    case 7: return tile<E, 7, PANELS>(a, stride, w, panel, units, out);
-    case 6: return tile<E, 6, PANELS>(a, stride, w, panel, units, out);
-    case 5: return tile<E, 5, PANELS>(a, stride, w, panel, units, out);
-    case 4: return tile<E, 4, PANELS>(a, stride, w, panel, units, out);
-    case 3: return tile<E, 3, PANELS>(a, stride, w, panel, units, out);
+    case 8: return Form::template tile<8, PANELS>(a, stride, w, panel, units, out);
+    case 7: return Form::template tile<7, PANELS>(a, stride, w, panel, units, out);
+    case 6: return Form::template tile<6, PANELS>(a, stride, w, panel, units, out);
+    case 5: return Form::template tile<5, PANELS>(a, stride, w, panel, units, out);
+    case 4: return Form::template tile<4, PANELS>(a, stride, w, panel, units, out);
+    case 3: return Form::template tile<3, PANELS>(a, stride, w, panel, units, out);
 #endif
-    case 2: return tile<E, 2, PANELS>(a, stride, w, panel, units, out);
-    default: return tile<E, 1, PANELS>(a, stride, w, panel, units, out);
+    case 2: return Form::template tile<2, PANELS>(a, stride, w, panel, units, out);
+    default: return Form::template tile<1, PANELS>(a, stride, w, panel, units, out);
   }
 }
 
-// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null.
-template <class E>
+// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null; `scales`: what sums of a column are multiplied by,
+// or null.
+template <class E, class Form = Plain<E>>
 struct Weights {
   const char* packed;
   const E* bias;
   int columns, depth;
+  const float* scales = nullptr;
 
-  int units() const { return depth / per_unit<E>(); }
+  int units() const { return depth / Form::DEPTH; }
   size_t panel_bytes() const { return size_t(units()) * PANEL_UNIT; }
   int panels() const { return (columns + LANES - 1) / LANES; }
+  const char* panel(int number) const { return packed + number * panel_bytes(); }
 
-  // Sums of rows `a` and panels first .. first + count - 1, biased and rounded: `out` [rows][count * 16].
-  template <int PANELS> void compute(const E* a, size_t stride, int rows, int first, float* out) const {
-    tile_of<E, PANELS>(rows, a, stride, packed + first * panel_bytes(), panel_bytes(), units(), out);
+  // From sums [rows][count * 16] of panels first .. first + count - 1 to results: scaled, biased and rounded.
+  void finish(float* sums, int rows, int first, int count) const {
     for (int r = 0; r < rows; ++r)
-      for (int p = 0; p < PANELS; ++p) {
-        float* at = out + (r * PANELS + p) * LANES;
-        const int column = (first + p) * LANES, count = std::min(LANES, columns - column);
+      for (int p = 0; p < count; ++p) {
+        float* at = sums + (r * count + p) * LANES;
+        const int column = (first + p) * LANES, lanes = std::min(LANES, columns - column);
         Vec value;
         std::memcpy(&value, at, sizeof value);
-        if (bias) value += load_vec(bias + column, count);
+        if (scales) value *= load_vec(reinterpret_cast<const Float32*>(scales + column), lanes);
+        if (bias) value += load_vec(bias + column, lanes);
         value = rounded<E>(value);
         std::memcpy(at, &value, sizeof value);
       }
   }
 };
 
+// Where a thread expands panels.
+struct alignas(PANEL_UNIT) Unit { char bytes[PANEL_UNIT]; };
+struct Room { std::vector<Unit> first, second; };
+
+// Weights as the tiles of a share read them, panels in order: as they are stored, or expanded where they serve `rows` enough.
+template <class E, class Form>
+class Reader {
+ public:
+  Reader(const Weights<E, Form>& weights, int64_t rows, std::vector<Unit>& room)
+      : weights_(weights), expands_(!Form::IS_EXPANDED && rows > MOST_ROWS), room_(room) {}
+
+  // Results of `rows` rows from `row` on and `count` panels (WIDE or one): `out` [rows][count * 16].
+  void results(const E* a, int64_t row, int rows, int panel, int count, float* out) {
+    const E* from = a + row * weights_.depth;
+    if (count == WIDE) sums<WIDE>(from, rows, panel, out);
+    else sums<1>(from, rows, panel, out);
+    weights_.finish(out, rows, panel, count);
+  }
+
+ private:
+  template <int PANELS> void sums(const E* from, int rows, int panel, float* out) {
+    const int depth = weights_.depth;
+    if (!expands_) {
+      const char* stored = weights_.panel(panel);
+      return tile_of<Form, PANELS>(rows, from, depth, stored, weights_.panel_bytes(), weights_.units(), out);
+    }
+    if constexpr (!Form::IS_EXPANDED) {
+      if (panel != expanded_) expand(panel, PANELS);
+      const int units = depth / Plain<E>::DEPTH;
+      tile_of<Plain<E>, PANELS>(rows, from, depth, room_.data()->bytes, size_t(units) * PANEL_UNIT, units, out);
+    }
+  }
+
+  void expand(int panel, int count) {
+    const size_t units = weights_.depth / Plain<E>::DEPTH;
+    if (room_.size() < units * WIDE) room_.resize(units * WIDE);
+    for (int p = 0; p < count; ++p) Form::expand(weights_.panel(panel + p), weights_.units(), room_[p * units].bytes);
+    expanded_ = panel;
+  }
+
+  const Weights<E, Form> weights_;
+  const bool expands_;
+  std::vector<Unit>& room_;
+  int expanded_ = -1;
+};
+
 // Calls `use(row, panel, count, sums)` for tiles of a share of the product: `count` panels of up to MOST_ROWS rows.
-template <class E, class Use>
-void share_of_product(const Weights<E>& weights, int64_t rows, int64_t share, Use use) {
+template <class W, class Use>
+void share_of_product(const W& weights, int64_t rows, int64_t share, Use use) {
   const int shares_across = (weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS;
   const int first = int(share % shares_across) * UNIT_PANELS, last = std::min(weights.panels(), first + UNIT_PANELS);
   const int64_t begin = share / shares_across * BLOCK_ROWS, end = std::min(rows, begin + BLOCK_ROWS);
@@ -116,23 +170,18 @@ void share_of_product(const Weights<E>& weights, int64_t rows, int64_t share, Us
   }
 }
 
-template <class E> int64_t num_shares(const Weights<E>& weights, int64_t rows) {
+template <class W> int64_t num_shares(const W& weights, int64_t rows) {
   return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS * ((weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS);
 }
 
-template <class E>
-void product_tile(const Weights<E>& weights, const E* a, int64_t row, int rows, int panel, int count, float* sums) {
-  const E* from = a + row * weights.depth;
-  if (count == WIDE) weights.template compute<WIDE>(from, weights.depth, rows, panel, sums);
-  else weights.template compute<1>(from, weights.depth, rows, panel, sums);
-}
-
 // out (+)= a @ weights + bias. `adds`: to what is there, rounded after the product and after the sum. O: E, or Float32.
-template <class E, class O>
-void linear_share(const Weights<E>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t share) {
+template <class E, class Form, class O>
+void linear_share(const Weights<E, Form>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t share,
+                  Room& room) {
   float sums[MOST_ROWS * WIDE * LANES];
+  Reader<E, Form> reader(weights, rows, room.first);
   share_of_product(weights, rows, share, [&](int64_t row, int count_rows, int panel, int count) {
-    product_tile(weights, a, row, count_rows, panel, count, sums);
+    reader.results(a, row, count_rows, panel, count, sums);
     for (int r = 0; r < count_rows; ++r)
       for (int p = 0; p < count; ++p) {
         const int column = (panel + p) * LANES, lanes = std::min(LANES, weights.columns - column);
@@ -152,12 +201,14 @@ template <class E> inline Vec activated(int activation, Vec x) {
 }
 
 // out = activation(a @ gate) * (a @ up).
-template <class E>
-void gated_share(const Weights<E>& gate, const Weights<E>& up, int activation, const E* a, E* out, int64_t rows, int64_t share) {
+template <class E, class Form>
+void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int activation, const E* a, E* out, int64_t rows,
+                 int64_t share, Room& room) {
   float gates[MOST_ROWS * WIDE * LANES], ups[MOST_ROWS * WIDE * LANES];
+  Reader<E, Form> gate_reader(gate, rows, room.first), up_reader(up, rows, room.second);
   share_of_product(gate, rows, share, [&](int64_t row, int count_rows, int panel, int count) {
-    product_tile(gate, a, row, count_rows, panel, count, gates);
-    product_tile(up, a, row, count_rows, panel, count, ups);
+    gate_reader.results(a, row, count_rows, panel, count, gates);
+    up_reader.results(a, row, count_rows, panel, count, ups);
     for (int r = 0; r < count_rows; ++r)
       for (int p = 0; p < count; ++p) {
         const int column = (panel + p) * LANES;

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from paged_kernels.backend import AttentionBatch, CacheShape
-from paged_kernels.decoder import DecoderKernels, PreparedProgram
+from paged_kernels.decoder import DecoderKernels, PreparedProgram, Stored
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import pack_all
@@ -56,13 +56,14 @@ class FusedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """What a decoder is fused for. `calls`: of a probe, one per layer in order."""
+    """What a decoder is fused for. `calls`: of a probe, one per layer in order; `stored`: what packed weights are kept as."""
 
     kernels: DecoderKernels
     calls: Sequence[LayerCall]
     shape: CacheShape
     cache_dtype: torch.dtype
     max_model_len: int
+    stored: Stored = "plain"
 
 
 def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
@@ -71,7 +72,7 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     None: the decoder is of a build that is not known; its modules go on computing, with packed weights.
     """
     made = _program(model, given)
-    pack_all(model, given.kernels, model.get_output_embeddings())
+    pack_all(model, given.kernels, model.get_output_embeddings(), given.stored)
     return made
 
 
@@ -83,7 +84,7 @@ def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
     if entry is None:
         return None
-    program = program_of(parts, entry, given.calls, given.shape, given.kernels)
+    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.stored)
     return FusedDecoder(decoder, parts.embedding, entry.scale, given.kernels.prepare(program, given.cache_dtype))
 
 

@@ -2,6 +2,7 @@
 twice."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from torch import nn
@@ -19,6 +20,7 @@ from paged_kernels.decoder import (
     Place,
     Program,
     Rows,
+    Stored,
 )
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.behaviour import NormForm
@@ -28,12 +30,18 @@ from worker_svc.model.fused.positions import Angles, Entry
 
 
 def program_of(
-    parts: DecoderParts, entry: Entry, calls: Sequence[LayerCall], shape: CacheShape, kernels: DecoderKernels
+    parts: DecoderParts,
+    entry: Entry,
+    calls: Sequence[LayerCall],
+    shape: CacheShape,
+    kernels: DecoderKernels,
+    stored: Stored = "plain",
 ) -> Program:
-    """The whole decoder. `calls`: one per layer, in order, as a probe saw them."""
+    """The whole decoder. `calls`: one per layer, in order, as a probe saw them; `stored`: what weights are kept as."""
+    packing = _Packing(kernels, stored)
     operators: list[Operator] = []
     for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
-        operators += _layer(layer, angles, call, kernels)
+        operators += _layer(layer, angles, call, packing)
     operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
     heads, gated = _widths(operators)
     width = len(parts.last_norm.weight)
@@ -48,17 +56,17 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
     return heads, gated
 
 
-def _layer(layer: LayerParts, angles: Angles, call: LayerCall, kernels: DecoderKernels) -> Iterator[Operator]:
+def _layer(layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing") -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
-    yield Linear(Rows.NORMED, Rows.HEADS, _packed(layer, layer.projections, kernels))
+    yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
     yield Place(call.layer, angles.cosines, angles.sines, _head_norm(layer))
     yield Attend(call.layer, call.rule)
-    yield from _joining(Rows.ATTENDED, _packed(layer, ("o_proj",), kernels), layer.around_attention)
+    yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
-    gates = _packed(layer, layer.gates, kernels)
+    gates = packing.packed(layer, layer.gates)
     half = gates.columns // 2
     yield Gated(Rows.NORMED, Rows.GATED, part(gates, 0, half), part(gates, half, half), layer.activation)
-    yield from _joining(Rows.GATED, _packed(layer, ("down_proj",), kernels), layer.around_mlp)
+    yield from _joining(Rows.GATED, packing.packed(layer, ("down_proj",)), layer.around_mlp)
 
 
 def _joining(source: Rows, weights: PackedWeights, norms: Norms) -> Iterator[Operator]:
@@ -81,17 +89,25 @@ def _head_norm(layer: LayerParts) -> HeadNorm | None:
     return HeadNorm(queries.weight, keys.weight, queries.eps, queries.one_plus)
 
 
-def _packed(layer: LayerParts, names: Sequence[str], kernels: DecoderKernels) -> PackedWeights:
-    """The named modules' weights, merged; the modules read their share of it from now on."""
-    linears = [layer.linear(name) for name in names]
-    whole = merged(kernels, linears)
-    begins = accumulate((linear.out_features for linear in linears), initial=0)
-    for name, linear, begin in zip(names, linears, begins, strict=False):
-        owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
-        setattr(owner, name, PackedLinear(kernels, part(whole, begin, linear.out_features)))
-    return whole
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """Packs a layer's modules with these kernels, stored as wanted."""
+
+    kernels: DecoderKernels
+    stored: Stored
+
+    def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
+        """The named modules' weights, merged; the modules read their share of it from now on."""
+        linears = [layer.linear(name) for name in names]
+        whole = merged(self.kernels, linears, self.stored)
+        begins = accumulate((linear.out_features for linear in linears), initial=0)
+        for name, linear, begin in zip(names, linears, begins, strict=False):
+            owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
+            setattr(owner, name, PackedLinear(self.kernels, part(whole, begin, linear.out_features)))
+        return whole
 
 
-def packed_bytes(model: nn.Module) -> int:
-    """Bytes of all packed weights; parts share theirs and are counted once each."""
-    return sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
+def packed_bytes(model: nn.Module, stored: Stored | None = None) -> int:
+    """Bytes of all packed weights, or of those stored so; parts share theirs and are counted once each."""
+    packed = [module.weights for module in model.modules() if isinstance(module, PackedLinear)]
+    return sum(weights.num_bytes for weights in packed if stored in {None, weights.stored})

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paged_kernels.decoder import DecoderKernels, PackedWeights
+from paged_kernels.decoder import DecoderKernels, PackedWeights, Stored
 
 
 class PackedLinear(nn.Module):
@@ -23,20 +23,25 @@ class PackedLinear(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Of weights and bias."""
-        bias = self.weights.bias
-        return self.weights.data.nbytes + (0 if bias is None else bias.nbytes)
+        """Of weights, scales and bias."""
+        return self.weights.num_bytes
 
     def extra_repr(self) -> str:
         """For people."""
-        return f"{self.in_features}, {self.out_features}, packed"
+        return f"{self.in_features}, {self.out_features}, packed, {self.weights.stored}"
 
 
-def merged(kernels: DecoderKernels, linears: list[nn.Linear]) -> PackedWeights:
+def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, stored: Stored) -> PackedWeights:
+    """Weights [columns, depth] stored as wanted, or plain where their depth does not allow it."""
+    fits = kernels.packs(weight.dtype, weight.shape[1], stored)
+    return kernels.pack(weight, bias, stored=stored if fits else "plain")
+
+
+def merged(kernels: DecoderKernels, linears: list[nn.Linear], stored: Stored = "plain") -> PackedWeights:
     """One matrix of several that read the same rows, side by side."""
     biased = any(linear.bias is not None for linear in linears)
     bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
-    return kernels.pack(torch.cat([linear.weight for linear in linears]), bias)
+    return packed(kernels, torch.cat([linear.weight for linear in linears]), bias, stored)
 
 
 def _bias(linear: nn.Linear) -> torch.Tensor:
@@ -47,14 +52,16 @@ def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
     """Columns `begin` ... of packed weights, both multiples of 16; shares their memory."""
     column_bytes = whole.data.nbytes // whole.columns
     data = whole.data[begin * column_bytes : (begin + columns) * column_bytes]
-    bias = None if whole.bias is None else whole.bias[begin : begin + columns]
-    return PackedWeights(columns, whole.depth, whole.dtype, data, bias)
+    bias, scales = (
+        None if tensor is None else tensor[begin : begin + columns] for tensor in (whole.bias, whole.scales)
+    )
+    return PackedWeights(columns, whole.depth, whole.dtype, data, bias, scales)
 
 
-def pack_all(model: nn.Module, kernels: DecoderKernels, head: nn.Module | None) -> None:
+def pack_all(model: nn.Module, kernels: DecoderKernels, head: nn.Module | None, stored: Stored = "plain") -> None:
     """Puts a `PackedLinear` in the place of every `nn.Linear` that is left; that of `head`, which makes logits, is wide."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
-                weights = kernels.pack(child.weight, child.bias)
+                weights = packed(kernels, child.weight, child.bias, stored)
                 setattr(parent, name, PackedLinear(kernels, weights, wide=child is head))

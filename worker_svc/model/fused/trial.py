@@ -16,12 +16,18 @@ log = logging.getLogger(__name__)
 _LENGTHS = (37, 5)
 # Mean deviation of a hidden state, as a share of its size. Another formula gives about one.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+_MIB = 2**20
 
 
 def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
-    """Fuses `model` if a trial shows that it computes the same; else its modules go on computing, with packed weights."""
+    """Fuses `model` if a trial shows that it computes the same; else its modules go on computing, with packed weights.
+
+    With weights of 8 bits the modules of the trial have these too; a line in the log says how far they are from full weights.
+    """
     expected = _hidden(model, given, vocab_size)
     model.fuse(given)
+    if given.stored != "plain":
+        expected = _with_rounded_weights(model, given, vocab_size, expected)
     if not model.is_fused:
         log.info("the decoder is of a build that is not known: its modules compute one by one")
         return
@@ -29,6 +35,19 @@ def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
     if not off <= _TOLERANCES[model.dtype]:
         model.unfuse()
         log.warning("the fused decoder is off by %.2g: its modules compute one by one, which is slower", off)
+
+
+def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
+    with model.computed_by_modules():
+        found = _hidden(model, given, vocab_size)
+    log.info(
+        "%s weights: %.1f of %.1f MiB of weights are stored so; hidden states deviate from those of full weights by %.2g %%",
+        given.stored,
+        model.int8_bytes / _MIB,
+        model.weight_bytes / _MIB,
+        100 * _deviation(found, full),
+    )
+    return found
 
 
 def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
