@@ -1,12 +1,18 @@
 // Threads that go through a list of operators together. Inside an OpenMP region of exactly `size` threads.
 //
-// A thread that waits spins for some microseconds, then gives its core to others that want it: spinning would starve the thread
-// waited for wherever cores are shared.
+// A thread that waits spins for some microseconds, then sleeps: where cores are shared, the thread waited for has lost its core to
+// somebody, and an idle core takes it over at once; one that spins, or yields to nobody, does not.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <sched.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace quire {
 
@@ -20,17 +26,35 @@ class Team {
     const int phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+      phase_.store(phase + 1);
+      if (sleepers_.load() > 0) wake();
       return;
     }
     for (int turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
       if (turn < SPINS) pause();
-      else sched_yield();
+      else sleep(phase);
     }
   }
 
  private:
   static constexpr int SPINS = 2000;
+
+  // Until the phase is another, or for no reason.
+  void sleep(int phase) {
+#if defined(__linux__)
+    sleepers_.fetch_add(1);
+    if (phase_.load() == phase) syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    sleepers_.fetch_sub(1);
+#else
+    (void)phase;
+    sched_yield();
+#endif
+  }
+  void wake() {
+#if defined(__linux__)
+    syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, size_, nullptr, nullptr, 0);
+#endif
+  }
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -40,6 +64,7 @@ class Team {
   const int size_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> phase_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
 };
 
 // Hands out 0 .. count - 1, each once, to whoever asks next.
