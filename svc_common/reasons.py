@@ -36,6 +36,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "NOT_INVARIANT",
         "NO_CUDA_DEVICE",
         "NO_CUDA_KERNELS",
+        "NO_INT8_KERNELS",
         "NO_SUCH_SEGMENT",
         "NO_SUCH_STEP",
         "NO_TRITON",

@@ -4,7 +4,7 @@ Known without running anything: weights, blocks, swap space. Estimated: the larg
 CPU the default cache does not depend on it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.plan.model_sizes import ModelSizes
 from svc_common.errors import ConfigError
@@ -81,6 +81,8 @@ def activation_bytes(sizes: ModelSizes, question: Question) -> int:
 
 def make_plan(sizes: ModelSizes, question: Question) -> Plan:
     """What fits into the memory, and what to change where it does not."""
+    if not question.on_cuda:
+        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
     activation = activation_bytes(sizes, question)
     block_bytes = memory.block_bytes(
         dtype_bytes=sizes.cache_dtype_bytes,

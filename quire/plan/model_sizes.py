@@ -12,12 +12,16 @@ from quire.convert.written import header_of
 from worker_svc.model import architecture, attention, checkpoint
 
 _PROBE_TOKENS = 4
+_PACKED = (torch.float32, torch.bfloat16)  # types of which the CPU's kernels pack weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What the memory depends on. `weight_bytes`: in the type that it computes in; `file_bytes`: of the weight files, None where
-    they are not here; `max_model_len`: the longest that it was made for, or what was asked.
+    """What the memory depends on.
+
+    `weight_bytes`: in the type that it computes in; `tied_head_bytes`: of a head that is the embedding, of which a CPU keeps a
+    packed copy; `file_bytes`: of the weight files, None where they are not here; `max_model_len`: the longest that it was made for,
+    or what was asked.
     """
 
     name: str
@@ -26,6 +30,7 @@ class ModelSizes:
     cache_dtype: str
     cache_dtype_bytes: int
     weight_bytes: int
+    tied_head_bytes: int
     num_parameters: int
     file_bytes: int | None
     num_layers: int
@@ -59,6 +64,7 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
         cache_dtype=str(cached).removeprefix("torch."),
         cache_dtype_bytes=cached.itemsize,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        tied_head_bytes=_tied_head_bytes(model),
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
         num_layers=int(config.num_hidden_layers),
@@ -71,6 +77,12 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
         vocab_size=int(config.vocab_size),
         max_model_len=checkpoint.choose_max_model_len(found, max_model_len),
     )
+
+
+def _tied_head_bytes(model: Any) -> int:
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    return head.weight.nbytes if is_tied and head.weight.dtype in _PACKED else 0
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:
