@@ -31,6 +31,7 @@ from quire.stack import LocalStack
 
 _PARTS = ("cache", "prepare", "model", "sample")
 _BETWEEN, _CLIENT = "between steps", "this client"
+_BARS = {"parts_ms": "a step", "cpu_ms_per_step": "processor time per step"}
 _HELP_END = """
 All requests come at once and all are greedy; what is shown is of steps in which all of them get a token, medians. Parts are the
 worker's own times (`quire steps --json`, `times`); between steps: from the end of one to the beginning of the next, as the worker
@@ -139,19 +140,18 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
 
 
 def draw(found: Mapping[str, Any], title: str, path: Path) -> None:
-    """Two stacked bars: a step's wall time by part, and processor time per step by process."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for place, name in enumerate(("cpu_ms_per_step", "parts_ms")):
+    """Two stacked bars, each with its legend: a step's wall time by part, and processor time per step by process."""
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    for axes, (name, what) in zip(figure.subplots(2, 1), _BARS.items(), strict=True):
         left = 0.0
         for part, value in found[name].items():
-            axes.barh(place, value, left=left, edgecolor="white")
-            if value > 0.04 * sum(found[name].values()):
-                axes.text(left + value / 2, place, f"{part}\n{value:.2f}", ha="center", va="center", fontsize=8)
+            axes.barh(0, value, left=left, edgecolor="white", label=f"{part} {value:.2f}")
             left += value
-    axes.set_yticks([0, 1], ["processor time\nper step", "a step"])
-    axes.set_xlabel("ms")
-    axes.set_title(title)
+        axes.set_yticks([])
+        axes.set_xlabel("ms")
+        axes.set_title(f"{what}: {left:.1f} ms", loc="left", fontsize=10)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
 
 
