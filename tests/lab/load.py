@@ -15,11 +15,13 @@ LICENCE = "# the same lines at the top of every file of this house, so that thei
 def body(rng: random.Random, longest: int) -> dict[str, object]:
     """One request; prompts of up to `longest` words."""
     prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(5, longest)))
+    num_choices = rng.choice([1, 1, 4])
     return {
         "model": "tiny",
         "prompt": (LICENCE if rng.random() < 0.5 else "") + prompt,
-        "max_tokens": rng.randint(20, 120),
-        "n": rng.choice([1, 1, 4]),
+        # What cannot fit the smallest pool in use, even alone, would be refused.
+        "max_tokens": rng.randint(20, 120 if num_choices == 1 else 50),
+        "n": num_choices,
         "temperature": 0.9,
         "seed": rng.randrange(2**31),
         "ignore_eos": True,
