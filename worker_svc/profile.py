@@ -40,9 +40,15 @@ def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule
     if not loaded.may_be_invariant:
         return None
     rule = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
-    if rule is None or not _company_is_irrelevant(loaded, rule):
-        return None
-    return rule
+    return rule if rule is not None and _keeps(loaded, rule) else None
+
+
+def _keeps(loaded: LoadedModel, rule: RowRule) -> bool:
+    """By either way that rows may take: those with adapters go through the modules of a fused model."""
+    if not _company_is_irrelevant(loaded, rule):
+        return False
+    with loaded.model.computed_by_modules():
+        return not loaded.model.is_fused or _company_is_irrelevant(loaded, rule)
 
 
 def _company_is_irrelevant(loaded: LoadedModel, rule: RowRule) -> bool:

@@ -67,8 +67,7 @@ class Targets:
             self.kinds[name] = type(module).__name__
             sizes = _sizes(module)
             if sizes is not None and module in reached:
-                model = self._model
-                self.by_name[name] = Target(module, *sizes, module is head, model.dtype, model.device)
+                self.by_name[name] = Target(module, *sizes, module is head, self._model.dtype, self._model.device)
 
     def check(self, folder: AdapterFolder, max_rank: int) -> None:
         """InvalidArgument naming the module (and the shapes) when the adapter is of another base, or of too high a rank."""

@@ -228,6 +228,15 @@ def _counting(inner):
     return forward
 
 
+def _of_sequences(inner):
+    def forward(self, x):
+        if x.ndim != 3:
+            raise ValueError("rows of sequences are wanted")
+        return inner(self, x)
+
+    return forward
+
+
 SEEN = {
     "attention that counts": (modeling_llama.LlamaAttention, _counting),
     "norm": (modeling_llama.LlamaRMSNorm, _scaled),
@@ -236,6 +245,7 @@ SEEN = {
         lambda inner: lambda self, x: inner(self, x - x.mean(-1, keepdim=True)),
     ),
     "activation": (type(ACT2FN["silu"]), _scaled),
+    "norm that wants to be called in its own way": (modeling_llama.LlamaRMSNorm, _of_sequences),
 }
 
 

@@ -1,5 +1,6 @@
 """A decoder run as a program: stands in for the decoder's own forward pass wherever its modules need not be seen."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ from paged_kernels.decoder import DecoderKernels, PreparedProgram, Stored
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import pack_all
-from worker_svc.model.fused.parts import match
-from worker_svc.model.fused.positions import enter
+from worker_svc.model.fused.parts import DecoderParts, match
+from worker_svc.model.fused.positions import Entry, enter
 from worker_svc.model.made_up import LONGEST
+
+log = logging.getLogger(__name__)
 
 
 class FusedDecoder:
@@ -78,14 +81,25 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
 def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     decoder: nn.Module = model.get_decoder()
-    parts = match(decoder)
-    if parts is None or not _suits(parts.last_norm.weight.dtype, given):
+    found = _found(decoder, given)
+    if found is None:
         return None
-    entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
-    if entry is None:
-        return None
+    parts, entry = found
     program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.stored)
     return FusedDecoder(decoder, parts.embedding, entry.scale, given.kernels.prepare(program, given.cache_dtype))
+
+
+def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | None:
+    """What the decoder is made of; None also where trying its modules shows that they want to be called in another way."""
+    try:
+        parts = match(decoder)
+        if parts is None or not _suits(parts.last_norm.weight.dtype, given):
+            return None
+        entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        log.info("the decoder's modules cannot be tried one by one: %s", error)
+        return None
+    return None if entry is None else (parts, entry)
 
 
 def _suits(dtype: torch.dtype, given: Fusing) -> bool:
