@@ -1,4 +1,4 @@
-"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: cpu/attention.h."""
+"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: cpu/walk.h."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
