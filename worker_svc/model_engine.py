@@ -4,13 +4,14 @@ Blocking; called from one thread. Importing this module imports torch and transf
 """
 
 import logging
+import os
 
 import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
 from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
-from worker_svc import profile
+from worker_svc import allocator, profile
 from worker_svc.adapters.model_adapters import AdapterLimits, Adapters
 from worker_svc.device.streams import device_errors
 from worker_svc.engine import Pending, Progress
@@ -36,6 +37,7 @@ class ModelEngine:
 
     def __init__(self, settings: WorkerSettings) -> None:
         """ConfigError for devices and backends that this release does not have."""
+        allocator.keep_freed_memory(os.environ)
         self.device, self.backend = model_loading.choose_device(settings), model_loading.choose_backend(settings)
         if settings.invariant and self.backend != "cpu":
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
@@ -121,6 +123,7 @@ class ModelEngine:
             self.row_rule,
             masks=GrammarMasks.of_bundle(loaded.bundle),
             draws=drawing_kernels(self.backend, loaded.device) or TORCH_DRAWS,
+            choose=loaded.choose,
         )
 
     # --- adapters ----------------------------------------------------------------------------------------------------

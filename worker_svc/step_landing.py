@@ -31,12 +31,15 @@ def landed(flight: Flight) -> Landed:
     """What `flight` came to; waits for its results."""
     plan = flight.plan
     drawn = flight.drawing.drawn() if flight.drawing is not None else NOTHING
-    fit = drawn.finite & ~np.isin(plan.place_rows, flight.bad_rows)
+    fit = drawn.finite
+    if len(flight.bad_rows):
+        fit = fit & ~np.isin(plan.place_rows, flight.bad_rows)
     settled = settle(plan, drawn.token_ids, fit, drawn.opens)
     if flight.dropped.any():
         settled = settled.without(plan, ~flight.kept(plan.rows))
     failed = [row for row, vector in flight.vectors if not np.isfinite(vector).all()]
-    failed += np.setdiff1d(flight.bad_rows, plan.rows).tolist()
+    if len(flight.bad_rows):
+        failed += np.setdiff1d(flight.bad_rows, plan.rows).tolist()
     return Landed(drawn, settled, np.array(sorted(failed), np.int32))
 
 

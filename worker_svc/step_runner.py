@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from paged_kernels.registry import Choose
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
@@ -30,6 +31,7 @@ from worker_svc.sampling.draws import plan_draws
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
 from worker_svc.sampling.row_sampler import Drawing, RowSampler
 from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
+from worker_svc.sampling.sampler import choose as torch_choose
 from worker_svc.sampling.token_masks import NoMasks, TokenMasks
 from worker_svc.step_flights import Flight, PendingStep, StepUnderWay
 from worker_svc.step_landing import Landed, landed, promised_tokens, report
@@ -55,11 +57,12 @@ class StepRunner:
         proposer: Proposer | None = None,
         queue: DeviceQueue | None = None,
         draws: TokenDraws = TORCH_DRAWS,
+        choose: Choose = torch_choose,
     ) -> None:
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
         self._queue = queue or queue_for(device)
-        self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws)
+        self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, choose)
         self._proposer = proposer or NgramProposer()
         self._pools = pooling.Pools(model.hidden_size, device)
         self._last_tokens = LastTokens(device)

@@ -30,6 +30,8 @@ class CompiledCpuBackend:
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
         self._write = _functions(library, "quire_write_kv", _NAMES, _WRITE_TYPES)
         self.decoder = CpuDecoders(library)
+        self._choose = library.quire_choose
+        self._choose.argtypes, self._choose.restype = [_POINTER, _I64, _I64, _POINTER, _POINTER, _INT], None
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -48,6 +50,15 @@ class CompiledCpuBackend:
             shape.block_size,
             torch.get_num_threads(),
         )
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See registry.Choose."""
+        logits = logits.contiguous()
+        places, finite = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.bool)
+        self._choose(
+            logits.data_ptr(), *logits.shape, places.data_ptr(), finite.data_ptr(), torch.get_num_threads()
+        )  # fmt: skip
+        return places, finite
 
     def paged_attention(
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule

@@ -21,7 +21,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("cpu")
 SOURCE = FOLDER / "library.cpp"
-ABI = 4
+ABI = 5
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 Maker = Callable[[Mapping[str, str], Say], KernelBackend]
+Choose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Of float32 logits [n, vocab]: the first of each row's highest, int64 [n], and whether all of a row are finite, bool [n]."""
 
 
 def _cpu(environ: Mapping[str, str], say: Say) -> KernelBackend:
@@ -57,6 +59,11 @@ def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
 def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
     """Kernels of `backend` for whole decoders; None: it has none, a model's own modules compute."""
     return backend.decoder if isinstance(backend, CompiledCpuBackend) else None
+
+
+def choosing_kernel(backend: KernelBackend) -> Choose | None:
+    """What of `backend` takes the likeliest tokens; None: it has nothing for it, plain torch will do."""
+    return backend.choose if isinstance(backend, CompiledCpuBackend) else None
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

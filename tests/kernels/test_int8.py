@@ -9,7 +9,7 @@ from tests.kernels.programs import Bench, random
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Of one tile, of several, of more than a block of rows.
-COUNTS = (1, 2, 3, 7, 8, 9, 33, 130)
+COUNTS = (1, 2, 3, 6, 7, 8, 9, 33, 130)
 
 
 def rounded(weight):

@@ -7,7 +7,7 @@ import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
 from paged_kernels.decoder import DecoderKernels, Stored
-from paged_kernels.registry import decoder_kernels, interprets_triton, make_backend
+from paged_kernels.registry import Choose, choosing_kernel, decoder_kernels, interprets_triton, make_backend
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import container
@@ -17,6 +17,7 @@ from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.trial import fuse_tried
 from worker_svc.model.packed_model import PackedModel
+from worker_svc.sampling import sampler
 from worker_svc.settings import Quantization, WorkerSettings
 
 _WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
@@ -28,7 +29,7 @@ class LoadedModel:
     """A model ready to be bound to a cache. `bundle`: serialised ModelBundle, whose digest `limits` carries.
 
     `dtype`: what it computes in; `cache_dtype`: what keys and values are stored in. `may_be_invariant`: the kernels keep the
-    invariance contract.
+    invariance contract. `choose`: how the likeliest tokens are taken.
     """
 
     model: PackedModel
@@ -41,6 +42,7 @@ class LoadedModel:
     device: torch.device
     blocks: BlockMover
     may_be_invariant: bool
+    choose: Choose
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
         """A zeroed cache of the model's shape."""
@@ -148,6 +150,7 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         device=torch.device(device),
         blocks=kernels.blocks,
         may_be_invariant=kernels.invariant,
+        choose=choosing_kernel(kernels) or sampler.choose,
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from worker_svc.rows.batch import BoolArray, IntArray, StepBatch
 from worker_svc.rows.columns import RowColumns, runs_after
+from worker_svc.rows.options import OptionColumns
 
 _NO_DRAFT = -1
 
@@ -77,6 +78,8 @@ def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
     """The draws of `batch`, whose drafts are in the table behind the known tokens."""
     rows, num_drafts, options = batch.sampled_rows, batch.sampled_drafts, table.options
     entries = np.arange(len(rows), dtype=np.int32)
+    if _is_plain(options, rows, num_drafts):
+        return _plain(table, rows, num_drafts, entries)
     place_entries, lengths = runs_after(entries, table.num_known[rows], num_drafts + 1)
     is_beam = options.num_candidates[rows] > 0
     num_draws = np.where(is_beam, 0, options.num_children[rows])[place_entries]
@@ -91,6 +94,25 @@ def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
         draw_entries=draw_entries,
         sequence_indexes=table.sequence_indexes[rows[draw_entries]] + children.astype(np.int32),
         draft_ids=_draft_ids(table, rows, num_drafts, lengths, place_entries)[draw_places],
+    )
+
+
+def _is_plain(options: OptionColumns, rows: IntArray, num_drafts: IntArray) -> bool:
+    """One place and one draw of each row: almost every step, so it is decided and planned with few operations."""
+    alone = (options.num_children[rows] == 1) & (options.num_candidates[rows] == 0) & (num_drafts == 0)
+    return bool(alone.all())
+
+
+def _plain(table: RowColumns, rows: IntArray, num_drafts: IntArray, entries: IntArray) -> DrawPlan:
+    return DrawPlan(
+        rows=rows,
+        num_drafts=num_drafts,
+        place_entries=entries,
+        lengths=table.num_known[rows],
+        draw_places=entries,
+        draw_entries=entries,
+        sequence_indexes=table.sequence_indexes[rows],
+        draft_ids=np.full(len(rows), _NO_DRAFT, np.int32),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_kernels.registry import Choose
 from worker_svc.device.queue import DeviceQueue, Fetched, HostQueue
 from worker_svc.model.input_batch import Upload
 from worker_svc.rows.batch import BoolArray
@@ -17,12 +18,14 @@ from worker_svc.rows.table import RowTable
 from worker_svc.sampling import logprobs as scores
 from worker_svc.sampling.draws import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
-from worker_svc.sampling.sampler import TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
+from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
+from worker_svc.sampling.sampler import choose as torch_choose
 from worker_svc.sampling.token_masks import Bits, MaskAsk, TokenMasks, num_words
 from worker_svc.step_results import Tops
 
 Results = Mapping[str, NDArray[Any]]
-_READS_TOKENS = Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY
+_NONE = np.zeros(0, np.int64)
+_READS_TOKENS = int(Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class _Asked:
         wanted = table.options.num_candidates[plan.rows]
         beams = np.flatnonzero(wanted)
         return cls(num_tops, np.flatnonzero(num_tops), beams, wanted[beams])
+
+    @classmethod
+    def nothing(cls, num_draws: int) -> "_Asked":
+        """Tokens alone."""
+        return cls(np.zeros(num_draws, np.int32), _NONE, _NONE, np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +126,19 @@ NOTHING = Drawn(
 class RowSampler:
     """Draws for the rows of `table`; keeps `masks` up with them: `follow` each step's changes, `accept` what was committed.
 
-    `queue`: of the device that the logits are on; None = the host. `draws`: how tokens are drawn there.
+    `queue`: of the device that the logits are on; None = the host. `draws`: how tokens are drawn there; `choose`: how the likeliest
+    are taken where nobody asks for more.
     """
 
     def __init__(
-        self, table: RowTable, masks: TokenMasks, queue: DeviceQueue | None = None, draws: TokenDraws = TORCH_DRAWS
+        self,
+        table: RowTable,
+        masks: TokenMasks,
+        queue: DeviceQueue | None = None,
+        draws: TokenDraws = TORCH_DRAWS,
+        choose: Choose = torch_choose,
     ) -> None:
-        self._table, self._masks, self._draws = table, masks, draws
+        self._table, self._masks, self._draws, self._choose = table, masks, draws, choose
         self._queue = queue or HostQueue()
         self._upload = self._queue.upload
         self._masked: set[int] = set()
@@ -155,8 +169,8 @@ class RowSampler:
 
     def reads_tokens(self, rows: IntArray) -> bool:
         """Whether one of `rows` has a rule that looks at tokens of its own which the host does not know yet (R148)."""
-        table = self._table
-        return bool(((table.options.rules[rows] & _READS_TOKENS) * table.num_unread[rows]).any())
+        rows = rows[self._table.num_unread[rows] > 0]
+        return len(rows) > 0 and bool((self._table.options.rules[rows] & _READS_TOKENS).any())
 
     def accept(self, rows: IntArray, begins: IntArray, ends: IntArray) -> None:
         """`rows` have taken in their tokens from place `begins[i]` to `ends[i]`."""
@@ -179,6 +193,8 @@ class RowSampler:
 
     def launch(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
         """Draws from float32 `logits` [P, vocab], without waiting for the tokens."""
+        if plan.is_plain and self._wants_likeliest_only(plan.rows):
+            return self._likeliest_only(plan, logits)
         shaped = self._shaped(plan, logits)
         finite = finite_rows(logits)
         opens = torch.ones_like(finite) if shaped is logits else shaped.amax(-1) > float("-inf")
@@ -199,6 +215,18 @@ class RowSampler:
             first = plan.first_places[asked.beams].astype(np.int64)
             results |= self._likeliest("candidates", shaped, first, int(asked.num_candidates.max()))
         return Drawing(plan, asked, tokens, self._queue.fetch(results))
+
+    def _wants_likeliest_only(self, rows: IntArray) -> bool:
+        table = self._table
+        more = table.temperatures[rows] >= GREEDY_BELOW
+        more |= table.logprobs[rows]
+        return not (more.any() or table.options.rules[rows].any() or table.options.num_tops[rows].any())
+
+    def _likeliest_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
+        """The same of rows that want nothing else: with few small operations, whose cost a small batch feels."""
+        tokens, finite = self._choose(logits)
+        results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": torch.ones_like(finite)}
+        return Drawing(plan, _Asked.nothing(len(plan.rows)), tokens, self._queue.fetch(results))
 
     def _likeliest(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
         """Of some rows of float32 [n, vocab]: the `most` likeliest tokens, and how many there are at all."""

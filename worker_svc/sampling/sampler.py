@@ -81,6 +81,11 @@ def likeliest_tokens(logits: torch.Tensor) -> torch.Tensor:
     return first * _PIECE + pieces[torch.arange(num_rows), first].argmax(-1)
 
 
+def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`likeliest_tokens` and `finite_rows`."""
+    return likeliest_tokens(logits), finite_rows(logits)
+
+
 def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
     """One token per row, int64 [n]; those of rows that are not `fit` (bool [n]) mean nothing. -inf: never drawn."""
     tokens = likeliest_tokens(logits)

@@ -1,9 +1,7 @@
 // A list of operators that takes packed rows through all layers of a decoder, in one parallel region.
 //
-// Each operator's work is cut into shares that threads take as they come; after each they wait for each other.
+// Each operator's work is cut into shares that threads take as they come; the next begins when all of them are done.
 #pragma once
-
-#include <omp.h>
 
 #include <memory>
 
@@ -65,22 +63,26 @@ class Decoder {
         tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {}
 
   void run() {
-    std::unique_ptr<Team> team;
+    Bell bell;
 #pragma omp parallel num_threads(step_.threads)
     {
-#pragma omp single
-      team.reset(new Team(omp_get_num_threads()));
       Scratch scratch;
       Room room;
-      for (int i = 0; i < count_; ++i) {
-        const int64_t count = num_shares(operators_[i]);
-        for (int64_t share; shares_[i].next(count, share);) perform(operators_[i], share, scratch, room);
-        if (i + 1 < count_) team->wait();
-      }
+      for (int i = 0; i < count_; ++i) run(operators_[i], shares_[i], bell, scratch, room);
     }
   }
 
  private:
+  // This thread's part of one operator; all of it is done when it returns.
+  void run(const QuireOperator& op, Shares& shares, Bell& bell, Scratch& scratch, Room& room) const {
+    const int64_t count = num_shares(op);
+    for (int64_t share; shares.next(count, share);) {
+      perform(op, share, scratch, room);
+      if (shares.finish(count)) bell.ring();
+    }
+    bell.wait([&] { return shares.are_done(count); });
+  }
+
   E* buffer(int number) const { return static_cast<E*>(step_.buffers[number]); }
   static const E* of(const void* p) { return static_cast<const E*>(p); }
   template <class Form> static Weights<E, Form> weights(const QuireOperator& op) {
@@ -89,6 +91,8 @@ class Decoder {
   template <class Form> static Weights<E, Form> second(const QuireOperator& op) {
     return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, op.second_scales};
   }
+
+  static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED; }
 
   int64_t num_shares(const QuireOperator& op) const {
     switch (op.kind) {
@@ -114,9 +118,21 @@ class Decoder {
   template <class Form> void multiply(const QuireOperator& op, int64_t share, Room& room) const {
     const E* in = buffer(op.in);
     E* out = buffer(op.out);
+    const Ahead next = ahead<Form>(op, share);
     if (op.kind == GATED)
-      gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, room);
-    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, room);
+      gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next, room);
+    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next, room);
+  }
+
+  // What a thread that takes every so many shares reads after this one; after an operator's last, the next product's.
+  template <class Form> Ahead ahead(const QuireOperator& op, int64_t share) const {
+    const int64_t next = share + step_.threads, count = num_shares(op);
+    if (next < count)
+      return {weights_at(weights<Form>(op), next), op.kind == GATED ? weights_at(second<Form>(op), next) : nullptr};
+    const auto* after = std::find_if(&op + 1, operators_ + count_, is_product);
+    if (after == operators_ + count_) return {};
+    const char* first = weights_at(weights<Form>(*after), next - count);
+    return {first, first + WIDE * weights<Form>(op).panel_bytes()};
   }
 
   void norm_row(const QuireOperator& op, int64_t row) const {

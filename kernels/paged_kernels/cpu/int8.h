@@ -101,7 +101,7 @@ struct Int8 {
 
   // See Plain. Where accumulators would leave too few registers to read weights with, panel by panel.
   template <int ROWS, int PANELS>
-  static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
+  static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out, Fetch) {
     constexpr int AT_ONCE = ROWS * PANELS > MOST_SUMS ? 1 : PANELS;
     for (int first = 0; first < PANELS; first += AT_ONCE)
       sums<ROWS, AT_ONCE>(a, stride, w + first * panel, panel, units, out + first * LANES, PANELS * LANES);

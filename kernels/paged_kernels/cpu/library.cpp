@@ -1,5 +1,6 @@
 // The CPU kernels as C functions over raw pointers, for ctypes. Built by cpu_library.py; no torch headers.
 
+#include "choose.h"
 #include "decoder.h"
 
 namespace {
@@ -51,7 +52,11 @@ void linear(const Weights<E, Form>& weights, const E* in, O* out, int64_t rows, 
   {
     Room room;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t share = 0; share < shares; ++share) linear_share(weights, in, out, weights.columns, rows, false, share, room);
+    for (int64_t share = 0; share < shares; ++share) {
+      const int64_t next = share + threads;
+      const Ahead ahead{next < shares ? weights_at(weights, next) : nullptr};
+      linear_share(weights, in, out, weights.columns, rows, false, share, ahead, room);
+    }
   }
 }
 
@@ -121,5 +126,16 @@ QUIRE_DECODER(bfloat16_bfloat16, BFloat16, BFloat16)
 QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
 
+// Few rows are done before another thread is awake.
+extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, int64_t* places, uint8_t* finite,
+                             int threads) {
+#pragma omp parallel for num_threads(rows < 8 ? 1 : threads) schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const Choice choice = choose((const Float32*)logits + row * columns, columns);
+    places[row] = choice.place;
+    finite[row] = choice.is_finite;
+  }
+}
+
 // Raised with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 4; }
+extern "C" int quire_kernels_abi() { return 5; }

@@ -4,6 +4,9 @@
 // consecutive depth. Columns beyond the last are zero. Weights may be stored in another form (a class like Plain, such as Int8 of
 // int8.h): a few rows read that form as it is, for many each panel is expanded once.
 //
+// Weights lie in memory, and are asked for while those before them are multiplied: waiting for them would take as long again as
+// multiplying some dozens of rows.
+//
 // Invariance: every element of a result is summed over the depth in order, one accumulator each, whatever rows and columns are
 // computed beside it and by whom. So a row's bits do not depend on its company.
 #pragma once
@@ -24,6 +27,7 @@ constexpr int MOST_ROWS = 2, WIDE = 2;
 #endif
 constexpr int UNIT_PANELS = 6;  // of a share of work
 constexpr int BLOCK_ROWS = 128;
+constexpr int STREAMED_ROWS = 6;  // so few wait for memory, which is fastest when weights are just read as they lie
 
 // acc + both products of a pair of bfloat16, as bits, with 16 pairs.
 inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
@@ -40,44 +44,64 @@ inline Vec multiply_add(Vec acc, Float32, uint32_t a, UintVec w) { return acc + 
 
 template <class E> constexpr int per_unit() { return 4 / int(sizeof(E)); }
 
+// What a tile asks for while it is computed: with each unit of depth the lines at `at` and, if not 0, `apart` from it, `step` bytes
+// further each time.
+struct Fetch {
+  const char* at;
+  size_t apart, step;
+
+  void some() {
+    ask_for(at);
+    if (apart) ask_for(at + apart);
+    at += step;
+  }
+};
+
 // Weights of type E as they are.
 template <class E>
 struct Plain {
   static constexpr bool IS_EXPANDED = true;
   static constexpr int DEPTH = per_unit<E>();  // of a unit
 
-  // `out` [ROWS][PANELS * 16], float32.
+  // `out` [ROWS][PANELS * 16], float32. Unrolled by order: GCC would keep sums in memory.
   template <int ROWS, int PANELS>
-  __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
-    Vec acc[ROWS][PANELS] = {};
-    for (int k = 0; k < units; ++k, w += PANEL_UNIT)
+  __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out,
+                                             Fetch fetch) {
+    Vec acc[ROWS][PANELS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+      for (int p = 0; p < PANELS; ++p) acc[r][p] = Vec{};
+    for (int k = 0; k < units; ++k, w += PANEL_UNIT, a += DEPTH) {
+      fetch.some();
       for (int r = 0; r < ROWS; ++r) {
         uint32_t x;
-        std::memcpy(&x, a + r * stride + size_t(k) * DEPTH, sizeof x);
+        std::memcpy(&x, a + r * stride, sizeof x);
         for (int p = 0; p < PANELS; ++p) {
           UintVec unit;
           std::memcpy(&unit, w + p * panel, sizeof unit);
           acc[r][p] = multiply_add(acc[r][p], E{}, x, unit);
         }
       }
+    }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
-      for (int p = 0; p < PANELS; ++p) std::memcpy(out + (r * PANELS + p) * LANES, &acc[r][p], sizeof(Vec));
+      for (int p = 0; p < PANELS; ++p) store_vec(reinterpret_cast<Float32*>(out + (r * PANELS + p) * LANES), acc[r][p], LANES);
   }
 };
 
 template <class Form, int PANELS, class E>
-void tile_of(int rows, const E* a, size_t stride, const char* w, size_t panel, int units, float* out) {
+void tile_of(int rows, const E* a, size_t stride, const char* w, size_t panel, int units, float* out, Fetch fetch) {
   switch (rows) {
 #ifdef QUIRE_AVX512
-    case 8: return Form::template tile<8, PANELS>(a, stride, w, panel, units, out);
-    case 7: return Form::template tile<7, PANELS>(a, stride, w, panel, units, out);
-    case 6: return Form::template tile<6, PANELS>(a, stride, w, panel, units, out);
-    case 5: return Form::template tile<5, PANELS>(a, stride, w, panel, units, out);
-    case 4: return Form::template tile<4, PANELS>(a, stride, w, panel, units, out);
-    case 3: return Form::template tile<3, PANELS>(a, stride, w, panel, units, out);
+    case 8: return Form::template tile<8, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 7: return Form::template tile<7, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 6: return Form::template tile<6, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 5: return Form::template tile<5, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 4: return Form::template tile<4, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 3: return Form::template tile<3, PANELS>(a, stride, w, panel, units, out, fetch);
 #endif
-    case 2: return Form::template tile<2, PANELS>(a, stride, w, panel, units, out);
-    default: return Form::template tile<1, PANELS>(a, stride, w, panel, units, out);
+    case 2: return Form::template tile<2, PANELS>(a, stride, w, panel, units, out, fetch);
+    default: return Form::template tile<1, PANELS>(a, stride, w, panel, units, out, fetch);
   }
 }
 
@@ -95,19 +119,12 @@ struct Weights {
   int panels() const { return (columns + LANES - 1) / LANES; }
   const char* panel(int number) const { return packed + number * panel_bytes(); }
 
-  // From sums [rows][count * 16] of panels first .. first + count - 1 to results: scaled, biased and rounded.
-  void finish(float* sums, int rows, int first, int count) const {
-    for (int r = 0; r < rows; ++r)
-      for (int p = 0; p < count; ++p) {
-        float* at = sums + (r * count + p) * LANES;
-        const int column = (first + p) * LANES, lanes = std::min(LANES, columns - column);
-        Vec value;
-        std::memcpy(&value, at, sizeof value);
-        if (scales) value *= load_vec(reinterpret_cast<const Float32*>(scales + column), lanes);
-        if (bias) value += load_vec(bias + column, lanes);
-        value = rounded<E>(value);
-        std::memcpy(at, &value, sizeof value);
-      }
+  // The result of 16 columns' sum (or the last fewer), from `column` on: scaled, biased and rounded.
+  Vec finished(const float* sum, int column, int lanes) const {
+    Vec value = load_vec(reinterpret_cast<const Float32*>(sum));
+    if (scales) value *= load_vec(reinterpret_cast<const Float32*>(scales + column), lanes);
+    if (bias) value += load_vec(bias + column, lanes);
+    return rounded<E>(value);
   }
 };
 
@@ -115,33 +132,89 @@ struct Weights {
 struct alignas(PANEL_UNIT) Unit { char bytes[PANEL_UNIT]; };
 struct Room { std::vector<Unit> first, second; };
 
+template <class W> int shares_across(const W& weights) { return (weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS; }
+
+template <class W> int64_t num_shares(const W& weights, int64_t rows) {
+  return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS * shares_across(weights);
+}
+
+// Where the weights of a share, or of the same one for other rows, begin.
+template <class W> const char* weights_at(const W& weights, int64_t share) {
+  return weights.panel(int(share % shares_across(weights)) * UNIT_PANELS);
+}
+
+// What a tile computes: `count` panels (WIDE or one) of up to MOST_ROWS rows. `number`: which of its share's with these panels.
+struct Part {
+  int64_t row;
+  int rows, panel, count, number;
+};
+
+// A share of a product: panels first .. last - 1 of rows begin .. end - 1, by tiles of one height.
+struct ProductShare {
+  int first, last, tiles, height;
+  int64_t begin, end;
+
+  template <class W> ProductShare(const W& weights, int64_t rows, int64_t number) {
+    first = int(number % shares_across(weights)) * UNIT_PANELS;
+    last = std::min(weights.panels(), first + UNIT_PANELS);
+    begin = number / shares_across(weights) * BLOCK_ROWS;
+    end = std::min(rows, begin + BLOCK_ROWS);
+    tiles = int((end - begin + MOST_ROWS - 1) / MOST_ROWS);
+    height = int((end - begin + tiles - 1) / tiles);
+  }
+
+  // Calls `use(part)` for each part, those with the same panels one after another.
+  template <class Use> void each(Use use) const {
+    for (int panel = first, count; panel < last; panel += count) {
+      count = last - panel >= WIDE ? WIDE : 1;
+      int number = 0;
+      for (int64_t row = begin; row < end; row += height)
+        use(Part{row, int(std::min<int64_t>(height, end - row)), panel, count, number++});
+    }
+  }
+};
+
+// Weights that are read after those of a share, or null: by the first reader, by the second.
+struct Ahead { const char *first = nullptr, *second = nullptr; };
+
 // Weights as the tiles of a share read them, panels in order: as they are stored, or expanded where they serve `rows` enough.
 template <class E, class Form>
 class Reader {
  public:
-  Reader(const Weights<E, Form>& weights, int64_t rows, std::vector<Unit>& room)
-      : weights_(weights), expands_(!Form::IS_EXPANDED && rows > MOST_ROWS), room_(room) {}
+  Reader(const Weights<E, Form>& weights, int64_t rows, const ProductShare& share, const char* ahead, std::vector<Unit>& room)
+      : weights_(weights), expands_(!Form::IS_EXPANDED && rows > std::min(STREAMED_ROWS, MOST_ROWS)), share_(share),
+        ahead_(ahead), room_(room) {}
 
-  // Results of `rows` rows from `row` on and `count` panels (WIDE or one): `out` [rows][count * 16].
-  void results(const E* a, int64_t row, int rows, int panel, int count, float* out) {
-    const E* from = a + row * weights_.depth;
-    if (count == WIDE) sums<WIDE>(from, rows, panel, out);
-    else sums<1>(from, rows, panel, out);
-    weights_.finish(out, rows, panel, count);
+  // Sums of a part: `out` [rows][count * 16].
+  void sums(const E* a, const Part& part, float* out) {
+    const E* from = a + part.row * weights_.depth;
+    if (part.count == WIDE) sums<WIDE>(from, part, out);
+    else sums<1>(from, part, out);
   }
 
  private:
-  template <int PANELS> void sums(const E* from, int rows, int panel, float* out) {
+  template <int PANELS> void sums(const E* from, const Part& part, float* out) {
     const int depth = weights_.depth;
     if (!expands_) {
-      const char* stored = weights_.panel(panel);
-      return tile_of<Form, PANELS>(rows, from, depth, stored, weights_.panel_bytes(), weights_.units(), out);
+      const char* stored = weights_.panel(part.panel);
+      const int units = weights_.units();
+      return tile_of<Form, PANELS>(part.rows, from, depth, stored, weights_.panel_bytes(), units, out, fetch(part, units));
     }
     if constexpr (!Form::IS_EXPANDED) {
-      if (panel != expanded_) expand(panel, PANELS);
+      if (part.panel != expanded_) expand(part.panel, PANELS);
       const int units = depth / Plain<E>::DEPTH;
-      tile_of<Plain<E>, PANELS>(rows, from, depth, room_.data()->bytes, size_t(units) * PANEL_UNIT, units, out);
+      const size_t panel = size_t(units) * PANEL_UNIT;
+      tile_of<Plain<E>, PANELS>(part.rows, from, depth, room_.data()->bytes, panel, units, out, fetch(part, units));
     }
+  }
+
+  // Tiles with the same panels share in asking for the next ones; two in both halves at once, lest they leave out lines.
+  Fetch fetch(const Part& part, int units) const {
+    const char* next = part.panel + part.count < share_.last ? weights_.panel(part.panel + part.count) : ahead_;
+    if (!next || share_.end - share_.begin <= STREAMED_ROWS) return {weights_.panel(part.panel), 0, 0};
+    const size_t bytes = part.count * weights_.panel_bytes(), apart = share_.tiles > 2 ? 0 : bytes / 2;
+    const size_t times = size_t(share_.tiles) * units, step = (bytes - apart + times - 1) / times;
+    return {next + part.number * step * units, apart, step};
   }
 
   void expand(int panel, int count) {
@@ -153,41 +226,29 @@ class Reader {
 
   const Weights<E, Form> weights_;
   const bool expands_;
+  const ProductShare share_;
+  const char* const ahead_;
   std::vector<Unit>& room_;
   int expanded_ = -1;
 };
 
-// Calls `use(row, panel, count, sums)` for tiles of a share of the product: `count` panels of up to MOST_ROWS rows.
-template <class W, class Use>
-void share_of_product(const W& weights, int64_t rows, int64_t share, Use use) {
-  const int shares_across = (weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS;
-  const int first = int(share % shares_across) * UNIT_PANELS, last = std::min(weights.panels(), first + UNIT_PANELS);
-  const int64_t begin = share / shares_across * BLOCK_ROWS, end = std::min(rows, begin + BLOCK_ROWS);
-  for (int panel = first; panel < last;) {
-    const int count = last - panel >= WIDE ? WIDE : 1;
-    for (int64_t row = begin; row < end; row += MOST_ROWS) use(row, int(std::min<int64_t>(MOST_ROWS, end - row)), panel, count);
-    panel += count;
-  }
-}
-
-template <class W> int64_t num_shares(const W& weights, int64_t rows) {
-  return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS * ((weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS);
-}
-
 // out (+)= a @ weights + bias. `adds`: to what is there, rounded after the product and after the sum. O: E, or Float32.
 template <class E, class Form, class O>
-void linear_share(const Weights<E, Form>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t share,
-                  Room& room) {
+void linear_share(const Weights<E, Form>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t number,
+                  Ahead ahead, Room& room) {
   float sums[MOST_ROWS * WIDE * LANES];
-  Reader<E, Form> reader(weights, rows, room.first);
-  share_of_product(weights, rows, share, [&](int64_t row, int count_rows, int panel, int count) {
-    reader.results(a, row, count_rows, panel, count, sums);
-    for (int r = 0; r < count_rows; ++r)
-      for (int p = 0; p < count; ++p) {
-        const int column = (panel + p) * LANES, lanes = std::min(LANES, weights.columns - column);
-        O* at = out + size_t(row + r) * stride + column;
-        Vec value;
-        std::memcpy(&value, sums + (r * count + p) * LANES, sizeof value);
+  const ProductShare share(weights, rows, number);
+  Reader<E, Form> reader(weights, rows, share, ahead.first, room.first);
+  share.each([&](const Part& part) {
+    O* corner = out + size_t(part.row) * stride + part.panel * LANES;
+    for (int r = 0; r < part.rows; ++r)
+      for (int p = 0; p < part.count; ++p) __builtin_prefetch(corner + r * stride + p * LANES, 1);
+    reader.sums(a, part, sums);
+    for (int r = 0; r < part.rows; ++r)
+      for (int p = 0; p < part.count; ++p) {
+        const int column = (part.panel + p) * LANES, lanes = std::min(LANES, weights.columns - column);
+        O* at = corner + r * stride + p * LANES;
+        const Vec value = weights.finished(sums + (r * part.count + p) * LANES, column, lanes);
         store_vec(at, adds ? value + load_vec(at, lanes) : value, lanes);
       }
   });
@@ -203,20 +264,19 @@ template <class E> inline Vec activated(int activation, Vec x) {
 // out = activation(a @ gate) * (a @ up).
 template <class E, class Form>
 void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int activation, const E* a, E* out, int64_t rows,
-                 int64_t share, Room& room) {
+                 int64_t number, Ahead ahead, Room& room) {
   float gates[MOST_ROWS * WIDE * LANES], ups[MOST_ROWS * WIDE * LANES];
-  Reader<E, Form> gate_reader(gate, rows, room.first), up_reader(up, rows, room.second);
-  share_of_product(gate, rows, share, [&](int64_t row, int count_rows, int panel, int count) {
-    gate_reader.results(a, row, count_rows, panel, count, gates);
-    up_reader.results(a, row, count_rows, panel, count, ups);
-    for (int r = 0; r < count_rows; ++r)
-      for (int p = 0; p < count; ++p) {
-        const int column = (panel + p) * LANES;
-        Vec g, u;
-        std::memcpy(&g, gates + (r * count + p) * LANES, sizeof g);
-        std::memcpy(&u, ups + (r * count + p) * LANES, sizeof u);
-        store_vec(out + size_t(row + r) * gate.columns + column, activated<E>(activation, g) * u,
-                  std::min(LANES, gate.columns - column));
+  const ProductShare share(gate, rows, number);
+  Reader<E, Form> gate_reader(gate, rows, share, ahead.first, room.first), up_reader(up, rows, share, ahead.second, room.second);
+  share.each([&](const Part& part) {
+    gate_reader.sums(a, part, gates);
+    up_reader.sums(a, part, ups);
+    for (int r = 0; r < part.rows; ++r)
+      for (int p = 0; p < part.count; ++p) {
+        const int column = (part.panel + p) * LANES, lanes = std::min(LANES, gate.columns - column);
+        const int at = (r * part.count + p) * LANES;
+        const Vec g = activated<E>(activation, gate.finished(gates + at, column, lanes));
+        store_vec(out + size_t(part.row + r) * gate.columns + column, g * up.finished(ups + at, column, lanes), lanes);
       }
   });
 }

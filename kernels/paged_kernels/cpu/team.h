@@ -1,7 +1,7 @@
-// Threads that go through a list of operators together. Inside an OpenMP region of exactly `size` threads.
+// Threads that go through a list of operators together, where cores are shared with other processes.
 //
-// A thread that waits spins for some microseconds, then sleeps: where cores are shared, the thread waited for has lost its core to
-// somebody, and an idle core takes it over at once; one that spins, or yields to nobody, does not.
+// An operator is over when its shares are done, not when all threads have come: one that has lost its core holds up nobody unless it
+// holds a share. A thread that waits spins for some microseconds, then sleeps: an idle core takes over who waits for one.
 #pragma once
 
 #include <atomic>
@@ -16,43 +16,42 @@
 
 namespace quire {
 
-class Team {
+// Waits, and tells of progress. Of one team.
+class Bell {
  public:
-  explicit Team(int size) : size_(size) {}
+  // Those who sleep look again.
+  void ring() {
+    rings_.fetch_add(1);
+    if (sleepers_.load() > 0) wake();
+  }
 
-  // All have arrived when it returns.
-  void wait() {
-    if (size_ == 1) return;
-    const int phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1);
-      if (sleepers_.load() > 0) wake();
-      return;
+  // Until `is_over()`; whoever makes it so rings afterwards.
+  template <class IsOver>
+  void wait(IsOver is_over) {
+    for (int turn = 0; turn < SPINS; ++turn) {
+      if (is_over()) return;
+      pause();
     }
-    for (int turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
-      if (turn < SPINS) pause();
-      else sleep(phase);
-    }
+    for (int heard = rings_.load(); !is_over(); heard = rings_.load()) sleep(heard);
   }
 
  private:
-  static constexpr int SPINS = 2000;
+  static constexpr int SPINS = 500;
 
-  // Until the phase is another, or for no reason.
-  void sleep(int phase) {
+  // Until there was another ring, or for no reason.
+  void sleep(int heard) {
 #if defined(__linux__)
     sleepers_.fetch_add(1);
-    if (phase_.load() == phase) syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    if (rings_.load() == heard) syscall(SYS_futex, &rings_, FUTEX_WAIT_PRIVATE, heard, nullptr, nullptr, 0);
     sleepers_.fetch_sub(1);
 #else
-    (void)phase;
+    (void)heard;
     sched_yield();
 #endif
   }
   void wake() {
 #if defined(__linux__)
-    syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, size_, nullptr, nullptr, 0);
+    syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
 #endif
   }
   static void pause() {
@@ -61,20 +60,24 @@ class Team {
 #endif
   }
 
-  const int size_;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> phase_{0};
+  alignas(64) std::atomic<int> rings_{0};
   alignas(64) std::atomic<int> sleepers_{0};
 };
 
-// Hands out 0 .. count - 1, each once, to whoever asks next.
+// Hands out 0 .. count - 1, each once, to whoever asks next, and knows when all are done.
 class Shares {
  public:
-  bool next(int64_t count, int64_t& share) { return (share = taken_.fetch_add(1, std::memory_order_relaxed)) < count; }
-  void restart() { taken_.store(0, std::memory_order_relaxed); }
+  bool next(int64_t count, int64_t& share) {
+    if (taken_.load(std::memory_order_relaxed) >= count) return false;
+    return (share = taken_.fetch_add(1, std::memory_order_relaxed)) < count;
+  }
+  // True for the last one.
+  bool finish(int64_t count) { return done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count; }
+  bool are_done(int64_t count) const { return done_.load(std::memory_order_acquire) == count; }
 
  private:
   alignas(64) std::atomic<int64_t> taken_{0};
+  std::atomic<int64_t> done_{0};
 };
 
 }  // namespace quire
