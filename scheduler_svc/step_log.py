@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.workers.result import NOT_FINITE, WorkerResult
+from scheduler_svc.workers.result import NOT_FINITE, Sampled, WorkerResult
 from svc_common import columns
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 from svc_common.reasons import known_reason
@@ -180,6 +180,7 @@ class StepLog:
     _base: Tables = field(default_factory=dict)
     _left: list[str] = field(default_factory=list)
     _last: StepRecord | None = None
+    _course: tuple[object, int] | None = None
     _last_sampled: tuple[tuple[str, ...], bytes] = ((), b"")
     _num_closed: int = 0
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
@@ -226,12 +227,12 @@ class StepLog:
         record = self._open.get(result.result.step)
         if record is None:
             return
-        tokens = {**(runs or {}), **result.result.tokens} if result.branches else result.result.tokens
-        sampled = tuple(tokens), columns.pack([len(run) for run in tokens.values()])
-        if sampled != self._last_sampled:
-            self._last_sampled = sampled
+        sampled = Sampled.of({**(runs or {}), **result.result.tokens}) if result.branches else result.sampled
+        who = sampled.names, sampled.counts
+        if who != self._last_sampled:
+            self._last_sampled = who
         record.sampled_names, record.sampled_counts = self._last_sampled
-        record.sampled_ids = columns.pack([token for run in tokens.values() for token in run])
+        record.sampled_ids = sampled.token_ids
         record.computed_tokens = result.num_computed_tokens
         record.duration_ns, record.timings = result.duration_ns, result.timings
         record.failure, record.failed = _failure(result), tuple(result.result.failed.items())
@@ -263,7 +264,11 @@ class StepLog:
             listener(record)
 
     def _scheduled(self, plan: StepPlan) -> _Scheduled:
-        entries, last = plan.scheduled, self._last.scheduled if self._last else None
+        last, course = self._last.scheduled if self._last else None, plan.course
+        if last is not None and course is not None and course == self._course:
+            return last
+        self._course = course
+        entries = plan.scheduled
         made = _Scheduled(
             names=tuple([e.name for e in entries]),
             ids=tuple([e.request_id for e in entries]),
@@ -280,7 +285,7 @@ class StepLog:
     def _change(self, plan: StepPlan, whole: Tables | None, rank: int | None) -> _TableChange:
         if whole is not None:
             return _TableChange(whole=whole)
-        grown = [e for e in plan.scheduled if e.new_block_ids or e.fresh]
+        grown = plan.grown
         return _TableChange(
             left=tuple(self._left),
             fresh=tuple((e.name, columns.pack(e.new_block_ids)) for e in grown if e.fresh),

@@ -7,11 +7,11 @@ rank without work gets no message, and no step in the log. Results are taken as 
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
 from scheduler_svc import policy_change
+from scheduler_svc.alarm import Alarm
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core_keeper import CoreKeeper
 from scheduler_svc.explanations import Explanations
@@ -67,6 +67,7 @@ class StepLoop:
         self._explanations = explanations
         self._intake = Intake(book, adapter_id)
         self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, step_log, readiness)
+        self._alarm = Alarm(self._lanes.on_news)
         self._unserved_since_ns: int | None = None
 
     @property
@@ -174,7 +175,7 @@ class StepLoop:
             if number % _PREEMPTIONS_PER_WARNING == 1:
                 about = self._book.log_extra(request_id)
                 log.warning("preemption %d since the start: request %s, by %s", number, request_id, mode, extra=about)
-        for entry in plan.scheduled:
+        for entry in plan.entries:
             if entry.fresh:
                 request = self.core.request(entry.request_id)
                 num_cached = (request and request.num_cached_tokens) or 0
@@ -192,9 +193,8 @@ class StepLoop:
     async def _settle_some(self) -> None:
         """Waits for results and takes the oldest of each worker that has one."""
         left_s = min(lane.patience_s - lane.seconds for lane in self._lanes.here if lane.in_flight)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._at_most(max(0.0, left_s))):
-                await self._lanes.news.wait()
+        self._alarm.within(self._at_most(max(0.0, left_s)))
+        await self._lanes.news.wait()
         self._sweep()
 
     def _sweep(self) -> None:
@@ -225,7 +225,7 @@ class StepLoop:
             self._intake.take_ends(self.core)
             outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
             self._measure(plan, result)
-            self._log.complete(result, {run.name: run.token_ids for run in outcome.runs})
+            self._log.complete(result, {run.name: run.token_ids for run in outcome.runs} if result.branches else None)
             publish(outcome, result, self._book)
             count_drafts(plan, result.result, self._book.drafts_verified)
             self._end_all(outcome)
@@ -253,9 +253,8 @@ class StepLoop:
 
     async def _idle(self, at_most_s: float | None = None) -> None:
         """Until there is an input, a deadline, or news of a worker."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._seconds_to_deadline(self._at_most(at_most_s))):
-                await self._book.wake.wait()
+        self._alarm.within(self._seconds_to_deadline(self._at_most(at_most_s)))
+        await self._book.wake.wait()
         self._book.wake.clear()
         self._sweep()
 

@@ -72,7 +72,7 @@ class BlockMoves:
             del self.by_request[request_id]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenRun:
     """New output tokens of one sequence from `offset` on, after stop rules; what lies behind a stop is cut off.
 

@@ -79,6 +79,19 @@ class StepPlan:
         return self.written_out
 
     @property
+    def course(self) -> tuple[object, int] | None:
+        """Of plans that have steady rows alone; equal where these are the same, each one token further for each step."""
+        if self.steady is None or self.entries or not len(self.steady):
+            return None
+        return self.steady.course, int(self.steady.computed_before[0]) - self.step
+
+    @property
+    def grown(self) -> list[ScheduledSequence]:
+        """Shares with new blocks or that are fresh; those with a new block alone may come last."""
+        loose = [entry for entry in self.entries if entry.new_block_ids or entry.fresh]
+        return loose if self.steady is None else loose + self.steady.grown()
+
+    @property
     def num_scheduled(self) -> int:
         """How many sequences have a share."""
         return len(self.entries) + (0 if self.steady is None else len(self.steady))
@@ -156,5 +169,7 @@ class StepOutcome:
         """All runs in the plan's order; the steady ones are written out for it."""
         if self.steady is None:
             return self.entries
+        if not self.entries:
+            return [run for _, run in self.steady.runs()]
         loose = zip(self.tickets, self.entries, strict=True)
         return [run for _, run in merge(loose, self.steady.runs(), key=itemgetter(0))]

@@ -184,8 +184,11 @@ class Frontend:
     def collect(self) -> engine_pb2.EngineMessage | None:
         """Everything new since the last call, or None. Ends that it carries count as delivered."""
         dirty, self._dirty = self._dirty, {}
-        message = engine_pb2.EngineMessage(failed=self._refusals, attached=self._take_confirmations())
-        self._refusals = []
+        message = engine_pb2.EngineMessage()
+        if self._refusals or self._unconfirmed:
+            message.failed.extend(self._refusals)
+            message.attached.extend(self._take_confirmations())
+            self._refusals = []
         if self._state_changed:
             message.state.CopyFrom(self._readiness.state())
             self._state_changed = False
@@ -199,7 +202,7 @@ class Frontend:
             elif outlet.live.outlet is outlet:
                 self._put(outlet, message, runs)
         if runs.handles:
-            message.tokens.CopyFrom(runs.message())
+            runs.fill(message.tokens)
         return message if message.ByteSize() else None
 
     def _take_confirmations(self) -> list[engine_pb2.HeldRequest]:

@@ -1,6 +1,7 @@
 """What came out of a request as the parts of an `EngineMessage`: columns of tokens, ends, and what comes once before the end."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores
@@ -20,9 +21,7 @@ class TokenRuns:
     offsets: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[Top] = field(default_factory=list)
-    any_logprobs: bool = False
+    outputs: list[ChoiceOutput] = field(default_factory=list)
 
     def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
         """What is new of a choice since its cursor, which moves on."""
@@ -33,27 +32,36 @@ class TokenRuns:
         self.offsets.append(start)
         self.counts.append(len(new))
         self.token_ids.extend(new)
-        self.any_logprobs |= bool(output.logprobs)
-        self.logprobs.extend(output.logprobs[start:] if output.logprobs else [0.0] * len(new))
-        self.tops.extend(output.tops[start:] if output.tops else [[]] * len(new))
+        self.outputs.append(output)
         outlet.cursors[choice] = start + len(new)
 
-    def message(self) -> engine_pb2.TokenColumns:
-        """All of it."""
-        found = engine_pb2.TokenColumns(
-            handles=columns.pack(self.handles, columns.U32),
-            choices=columns.pack(self.choices, columns.U32),
-            token_offsets=columns.pack(self.offsets, columns.U32),
-            counts=columns.pack(self.counts, columns.U32),
-            token_ids=columns.pack(self.token_ids),
-            logprobs=columns.pack(self.logprobs, columns.F32) if self.any_logprobs else b"",
-        )
-        if any(self.tops):
-            pairs = [pair for top in self.tops for pair in top]
-            found.top_counts = columns.pack([len(top) for top in self.tops], columns.U32)
+    def fill(self, found: engine_pb2.TokenColumns) -> None:
+        """Puts all of it into an empty message."""
+        found.handles = columns.pack(self.handles, columns.U32)
+        found.choices = columns.pack(self.choices, columns.U32)
+        found.token_offsets = columns.pack(self.offsets, columns.U32)
+        found.counts = columns.pack(self.counts, columns.U32)
+        found.token_ids = columns.pack(self.token_ids)
+        if any([output.logprobs for output in self.outputs]):
+            found.logprobs = columns.pack(self._beside("logprobs", 0.0), columns.F32)
+        if any([output.tops for output in self.outputs]):
+            self._put_tops(self._beside("tops", []), found)
+
+    def _beside(self, name: str, none: Any) -> list[Any]:
+        """What stands beside each token; `none` where it was not asked for."""
+        found: list[Any] = []
+        for output, start, count in zip(self.outputs, self.offsets, self.counts, strict=True):
+            values = getattr(output, name)
+            found += values[start : start + count] if values else [none] * count
+        return found
+
+    @staticmethod
+    def _put_tops(tops: list[Top], found: engine_pb2.TokenColumns) -> None:
+        if any(tops):
+            pairs = [pair for top in tops for pair in top]
+            found.top_counts = columns.pack([len(top) for top in tops], columns.U32)
             found.top_token_ids = columns.pack([token for token, _ in pairs])
             found.top_logprobs = columns.pack([logprob for _, logprob in pairs], columns.F32)
-        return found
 
 
 def finished_message(

@@ -117,22 +117,21 @@ class DecisionMaker:
 
     def __init__(self) -> None:
         self._shape: Shape | None = None
-        self._steady: SteadyShare | None = None
-        self._step = 0
+        self._course: tuple[object, int] | None = None
 
     def forget(self) -> None:
         """The next decision has a shape of its own."""
-        self._shape = self._steady = None
+        self._shape = self._course = None
 
     def of(self, plan: StepPlan) -> Decision:
         """The decision in a plan."""
-        goes_on = self._goes_on(plan)
+        course = plan.course
+        goes_on = course is not None and course == self._course
         blocks = _steady_blocks(plan.steady) if goes_on and plan.steady is not None else None
         entries = [] if goes_on else plan.scheduled
         if not goes_on or self._shape is None:
             self._shape = _shape(entries, plan.step, self._shape)
-        self._steady = plan.steady if not plan.entries else None
-        self._step = plan.step
+        self._course = course
         decision = Decision(
             step=plan.step,
             lane=plan.lane,
@@ -152,15 +151,6 @@ class DecisionMaker:
         )
         _add_rare(decision, plan, entries)
         return decision
-
-    def _goes_on(self, plan: StepPlan) -> bool:
-        """All its rows, and nobody else, are those of the plan before, one token further."""
-        now, before = plan.steady, self._steady
-        if plan.entries or now is None or before is None or now.members is not before.members:
-            return False
-        if len(now.rows) != len(before.rows) or not (now.rows == before.rows).all():
-            return False
-        return bool((now.computed_before - before.computed_before == plan.step - self._step).all())
 
 
 def _add_rare(decision: Decision, plan: StepPlan, entries: list[ScheduledSequence]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request
@@ -26,6 +27,11 @@ class Tokens(bytes):
 def tokens(ids: Iterable[int]) -> Tokens:
     """`ids` as bytes."""
     return Tokens(np.asarray(ids if isinstance(ids, Sequence) else list(ids), _I32).tobytes())
+
+
+def column_of(ids: NDArray[np.int64]) -> Tokens:
+    """The same of an array."""
+    return Tokens(ids.astype(_I32).tobytes())
 
 
 def token_ids(data: bytes) -> list[int]:

@@ -33,7 +33,7 @@ from scheduler_svc.recording.events import (
     WarmedUp,
     WorkerLost,
 )
-from scheduler_svc.recording.inputs import RequestRecord, ResultRecord, ints, tokens
+from scheduler_svc.recording.inputs import RequestRecord, ResultRecord, column_of, ints, tokens
 from scheduler_svc.recording.ring import Ring
 from svc_common.errors import QuireError
 
@@ -234,7 +234,8 @@ class RecordingCore:
         expected: tuple[str, ...] | None,
         steady: SteadyShare | None,
     ) -> None:
-        record = ResultRecord.of(result, _by_name(result, steady), expected)
+        record = _plain_record(result, steady, expected)
+        record = record or ResultRecord.of(result, _by_name(result, steady), expected)
         self._ring.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
 
     def _forget(self, ended: list[EndedSequence]) -> None:
@@ -259,6 +260,18 @@ AnyCore = Scheduler | RecordingCore
 def failure(error: Exception) -> str:
     """What a failed `schedule` is known by."""
     return f"{type(error).__name__}: {error}"
+
+
+def _plain_record(
+    result: StepResult, steady: SteadyShare | None, expected: tuple[str, ...] | None
+) -> ResultRecord | None:
+    """That of a plan of steady rows alone, which got a token each and nothing else."""
+    column = result.column
+    if column is None or steady is None or expected is None or len(steady) != len(expected):
+        return None
+    if result.tokens or result.failed or result.children or result.candidates or min(column.tolist()) < 0:
+        return None
+    return ResultRecord(result.step, None, b"", column_of(column), result.duration_s, result.queued_s)
 
 
 def _by_name(result: StepResult, steady: SteadyShare | None) -> dict[str, list[int]]:

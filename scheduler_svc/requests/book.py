@@ -236,8 +236,8 @@ class RequestBook:
         if live.trace is not None and not live.trace.goes_on(step):
             self._spans.tokens(live.trace, step)
         self.inputs.absolve(live)
-        wants_tops = live.submission.num_top_logprobs > 0
-        live.output.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
+        submission = live.submission
+        live.output.put(run, extras, logprobs=submission.sampling.logprobs, tops=submission.num_top_logprobs > 0)
         if not live.output.ranked:
             live.touch()
 

@@ -24,6 +24,10 @@ class Readers(Protocol):
 def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
     """Tokens, with their extras, to their choices; vectors and prompts' log probabilities to their requests."""
     step = result.result.step
+    if result.plain is not None:
+        for tokens in outcome.runs:
+            book.put_tokens(tokens, step, None)
+        return
     for name, run in result.prompts:
         book.put_prompt(_request_of(name), run)
     for name, values in result.embeddings.items():

@@ -1,6 +1,6 @@
 """A step's result, read from the wire: by sequence name, in the core's terms and beside them what only readers get."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,10 +43,27 @@ class PromptRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens by name as columns: `counts` and `token_ids` int32."""
+
+    names: tuple[str, ...]
+    counts: bytes
+    token_ids: bytes
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, Sequence[int]]) -> "Sampled":
+        """Those of each name."""
+        runs = tokens.values()
+        counts = columns.pack([len(run) for run in runs])
+        return cls(tuple(tokens), counts, columns.pack([token for run in runs for token in run]))
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerResult:
     """A step's result by sequence name. `extras`: beside `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
 
     `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings` as the worker tells.
+    `plain`: the tokens, where `result` has them as a column; then there is nothing else.
     """
 
     step_id: int
@@ -58,6 +75,12 @@ class WorkerResult:
     prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
     embeddings: dict[str, bytes] = field(default_factory=dict)
     error: common_pb2.ErrorStatus | None = None
+    plain: Sampled | None = None
+
+    @property
+    def sampled(self) -> Sampled:
+        """What continues its sequence."""
+        return self.plain or Sampled.of(self.result.tokens)
 
     @property
     def branches(self) -> bool:

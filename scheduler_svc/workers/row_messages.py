@@ -32,6 +32,11 @@ class RowSampling:
     task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
 
     @property
+    def gives_tokens_alone(self) -> bool:
+        """Nobody asked for anything beside its tokens."""
+        return not (self.logprobs or self.ranked or self.num_candidates or self.task)
+
+    @property
     def is_plain(self) -> bool:
         """The columns say all."""
         return self.options is None and not (self.min_tokens or self.num_candidates or self.adapter_id or self.task)

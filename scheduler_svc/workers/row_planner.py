@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.workers.plain_rows import PlainRows
 from scheduler_svc.workers.result import RowResults, WorkerResult, read_embeddings, read_prompts, read_rows
 from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, RowSampling
 from svc_common import columns
@@ -35,7 +36,9 @@ class RowPlanner:
         self._lives = [0] * num_rows
         self._known: dict[tuple[int, int], Row] = {}
         self._left: deque[tuple[int, tuple[int, int]]] = deque()
-        self._open: dict[int, int] = {}
+        self._open: dict[int, tuple[int, PlainRows | None]] = {}
+        self._course: tuple[object, int] | None = None
+        self._plain: PlainRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -55,11 +58,15 @@ class RowPlanner:
     def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
         """The message for `plan`; `sampling(request_id)` is asked for sequences that join. Counts a step."""
         self.last_step_id += 1
-        self._open[self.last_step_id] = plan.step
         removed = [self._release(name) for name in plan.left if name in self._rows]
         added, changed = AddedColumns(), ChangedColumns()
-        still = self._schedule(plan, sampling, added, changed)
-        self._pause_others(still, changed)
+        if plan.course is None or plan.course != self._course:
+            self._pause_others(self._schedule(plan, sampling, added, changed), changed)
+            self._begin_course(plan)
+        else:
+            for entry in plan.grown:
+                changed.put(self._rows[entry.name], entry)
+        self._open[self.last_step_id] = plan.step, self._plain
         message = worker_pb2.SchedulerOutputs(
             step_id=self.last_step_id,
             epoch=self.epoch,
@@ -74,6 +81,11 @@ class RowPlanner:
             message.removed_rows = columns.pack(removed)
         _put_pairs(message, plan)
         return message
+
+    def _begin_course(self, plan: StepPlan) -> None:
+        """Plans of the same course have rows that repeat, and nobody else."""
+        self._course = plan.course
+        self._plain = None if plan.course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
 
     def _schedule(
         self, plan: StepPlan, sampling: SamplingLookup, added: AddedColumns, changed: ChangedColumns
@@ -130,6 +142,34 @@ class RowPlanner:
         """
         if message.epoch != self.epoch or message.step_id not in self._open:
             return None
+        result = self._read_plain(message) or self._read(message)
+        del self._open[message.step_id]
+        while self._left and self._left[0][0] <= message.step_id + 1:
+            del self._known[self._left.popleft()[1]]
+        return result
+
+    def _read_plain(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
+        """The result of a plan whose rows go on by a token each, where that is all it says."""
+        step, rows = self._open[message.step_id]
+        found = None if rows is None else rows.read(message)
+        if found is None:
+            return None
+        plain, column = found
+        timings = message.timings
+        duration_ns = _duration_ns(timings)
+        return WorkerResult(
+            step_id=message.step_id,
+            result=StepResult(
+                step, column=column, duration_s=duration_ns / NS_PER_S, queued_s=timings.queued_ns / NS_PER_S
+            ),
+            extras={},
+            num_computed_tokens=message.num_computed_tokens,
+            duration_ns=duration_ns,
+            timings=timings,
+            plain=plain,
+        )
+
+    def _read(self, message: worker_pb2.WorkerOutputs) -> WorkerResult:
         answered: dict[str, Row] = {}
 
         def name_of(index: int, incarnation: int) -> str | None:
@@ -141,10 +181,9 @@ class RowPlanner:
 
         found = read_rows(message, name_of)
         prompts, embeddings = read_prompts(message, name_of), read_embeddings(message, name_of)
-        step = self._open.pop(message.step_id)
-        result = WorkerResult(
+        return WorkerResult(
             step_id=message.step_id,
-            result=_result(step, found, answered, embeddings, message.timings),
+            result=_result(self._open[message.step_id][0], found, answered, embeddings, message.timings),
             extras=found.extras,
             num_computed_tokens=message.num_computed_tokens,
             duration_ns=_duration_ns(message.timings),
@@ -153,9 +192,6 @@ class RowPlanner:
             embeddings=embeddings,
             error=message.error if message.HasField("error") else None,
         )
-        while self._left and self._left[0][0] <= message.step_id + 1:
-            del self._known[self._left.popleft()[1]]
-        return result
 
 
 def _result(

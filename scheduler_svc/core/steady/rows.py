@@ -55,10 +55,12 @@ class SteadyRows:
     is asked. `capacity`: what its table can hold. `next_full`: where the next block can be found by others. `flushed`: known tokens
     that are in `token_ids`. `slots`: its place in the ring store. `stop_ids`: [rows, 4], -1 = none. `tickets`: order of coming
     into `running`, ascending. Lists beside them: `members`, `tables`, `open_ends` (of its prefixes), `outputs` (its `token_ids`).
+    `course`: of the shares that all rows are in.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.course = object()
         self.flights: dict[int, SteadyFlight] = {}
         self.members: list[Group] = []
         self.tables: list[list[int]] = []
@@ -107,6 +109,7 @@ class SteadyRows:
 
     def _insert(self, at: Ints, *new: list[Any]) -> None:
         """The lists, anew, as plans under way hold the old ones; and where rows under way stand now."""
+        self.course = object()
         for name, items in zip(_LISTS, new, strict=True):
             old = list(getattr(self, name))
             for offset, (place, item) in enumerate(zip(at.tolist(), items, strict=True)):
@@ -143,6 +146,7 @@ class SteadyRows:
 
     def remove(self, keep: Flags) -> None:
         """Those that are not kept become objects again; what is under way of them is found by their group from now on."""
+        self.course = object()
         for row in np.flatnonzero(~keep).tolist():
             self._write_back(row)
             self.members[row].is_steady = False
@@ -163,6 +167,13 @@ class SteadyRows:
         flight.rows = np.where(stays, (np.cumsum(keep) - 1)[flight.rows], -1)
 
     # --- plans under way -----------------------------------------------------------------------------------------
+
+    def course_of(self, rows: Ints) -> object:
+        """That of a share with these rows; one without some of them has its own, and ends that of all."""
+        if len(rows) == len(self.members):
+            return self.course
+        self.course = object()
+        return object()
 
     def take_off(self, step: int, rows: Ints, computed_before: Ints) -> None:
         """A plan with these rows is under way."""

@@ -85,7 +85,7 @@ class SteadyRunning:
         rows = self._rows
         before = rows.computed[rows.pick(scheduled)].copy()
         full = rows.filled(scheduled, before + 1)
-        share = draft.steady = SteadyShare(rows.members, scheduled, before)
+        share = draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled))
         start = 0
         for sequence, num_tokens in shares:
             end = rows.row_of(sequence.group)

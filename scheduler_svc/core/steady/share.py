@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from scheduler_svc.core.entries import ScheduledSequence, TokenRun
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.steady.rows import Ints, SteadyRows
@@ -10,11 +12,15 @@ from scheduler_svc.core.steady.rows import Ints, SteadyRows
 
 @dataclass(slots=True)
 class SteadyShare:
-    """Rows of `members` that compute one token each, from `computed_before` on. `new_blocks`: by row, one for who needs it."""
+    """Rows of `members` that compute one token each, from `computed_before` on. `new_blocks`: by row, one for who needs it.
+
+    Shares of one `course` have the same rows, each with one more token computed before than in the share before.
+    """
 
     members: list[Group]
     rows: Ints
     computed_before: Ints
+    course: object = field(default_factory=object)
     new_blocks: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -27,25 +33,31 @@ class SteadyShare:
     def entries(self) -> Iterator[tuple[int, ScheduledSequence]]:
         """(ticket, entry) of each, in order."""
         for row, before in zip(self.rows.tolist(), self.computed_before.tolist(), strict=True):
-            group = self.members[row]
-            sequence = group.sequences[0]
-            block = self.new_blocks.get(row)
-            yield (
-                group.ticket,
-                ScheduledSequence(
-                    name=sequence.name,
-                    request_id=group.request.request_id,
-                    index=sequence.index,
-                    num_tokens=1,
-                    computed_before=before,
-                    new_block_ids=[] if block is None else [block],
-                    fresh=False,
-                    resumed=False,
-                    samples=True,
-                    is_prefill=False,
-                    num_prompt_tokens=sequence.num_prompt_tokens,
-                ),
-            )
+            yield self.members[row].ticket, self._entry(row, before)
+
+    def grown(self) -> list[ScheduledSequence]:
+        """Entries of those that got a block, in order."""
+        rows = sorted(self.new_blocks)
+        before = self.computed_before[np.searchsorted(self.rows, rows)].tolist() if rows else []
+        return [self._entry(row, num) for row, num in zip(rows, before, strict=True)]
+
+    def _entry(self, row: int, computed_before: int) -> ScheduledSequence:
+        group = self.members[row]
+        sequence = group.sequences[0]
+        block = self.new_blocks.get(row)
+        return ScheduledSequence(
+            name=sequence.name,
+            request_id=group.request.request_id,
+            index=sequence.index,
+            num_tokens=1,
+            computed_before=computed_before,
+            new_block_ids=[] if block is None else [block],
+            fresh=False,
+            resumed=False,
+            samples=True,
+            is_prefill=False,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+        )
 
 
 @dataclass(slots=True)

@@ -1,0 +1,52 @@
+"""Results of steps in which the same rows go on by a token each: compared as bytes with what such a result looks like."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from scheduler_svc.workers.result import Sampled
+from scheduler_svc.workers.row_messages import Row
+from svc_common import columns
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """Rows of a plan as the worker lists them, ascending. `places`: where in them a sequence of the plan is."""
+
+    names: tuple[str, ...]
+    rows: bytes
+    incarnations: bytes
+    counts: bytes
+    flags: bytes
+    places: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> "PlainRows | None":
+        """Of a plan in whose order `rows` are; None where one of them gives more than a token."""
+        if any(row.num_children > 1 or not row.sampling.gives_tokens_alone for row in rows):
+            return None
+        listed = sorted(rows, key=lambda row: row.index)
+        return cls(
+            names=tuple([row.name for row in listed]),
+            rows=columns.pack([row.index for row in listed]),
+            incarnations=columns.pack([row.incarnation for row in listed]),
+            counts=columns.pack([1] * len(listed)),
+            flags=bytes(len(listed)),
+            places=np.searchsorted([row.index for row in listed], [row.index for row in rows]),
+        )
+
+    def read(self, message: worker_pb2.WorkerOutputs) -> tuple[Sampled, NDArray[np.int64]] | None:
+        """Tokens as listed, and int64 in the plan's order; None where there is more, or less, in the message than a token each."""
+        if message.rows != self.rows or message.num_tokens != self.counts or message.flags != self.flags:
+            return None
+        if message.incarnations != self.incarnations or _says_more(message):
+            return None
+        listed = columns.unpack(message.token_ids, "token_ids", length=len(self.names), minimum=0)
+        return Sampled(self.names, self.counts, message.token_ids), listed.astype(np.int64)[self.places]
+
+
+def _says_more(message: worker_pb2.WorkerOutputs) -> bool:
+    single = any(message.HasField(name) for name in ("tops", "candidates", "error"))
+    return single or bool(message.logprobs or message.prompt_logprobs or message.embeddings)
