@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 
-from gateway_svc import admin_relay, inference_service
+from gateway_svc import admin_relay, inference_service, poller
 from gateway_svc.access import grpc_guard
 from gateway_svc.access.doors import Doors
 from gateway_svc.access.grpc_guard import GrpcGuard
@@ -200,6 +200,7 @@ class _Gateway:
         admin_http_port = self._admin_http.bind(settings.host, settings.admin_http_port, option="--admin-http-port")
         await self._server.start()
         await self._admin.start()
+        poller.wait_its_turn()
         work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]

@@ -184,7 +184,7 @@ class InferenceService:
                     async with until_left_unread(call), method(raw, call) as generation:
                         await _write_events(generation, call, context)
 
-        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_serialize)
+        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=pb.GenerateEvent.SerializeToString)
 
     def _open(self, name: str, context: _Context) -> "_OpenCall":
         span = self._spans.grpc(f"{SERVICE_NAME}/{name}", _metadata(context))

@@ -174,7 +174,8 @@ class EventMerger:
             case "started":
                 self._started(event.started)
             case "delta":
-                return self._delta(event.delta, text=event.delta.text)
+                delta = event.delta
+                return self._delta(delta, text=delta.text)
             case "reasoning_delta":
                 return self._delta(event.reasoning_delta, reasoning=event.reasoning_delta.text)
             case "tool_call_delta":
@@ -207,11 +208,12 @@ class EventMerger:
         reasoning: str = "",
         tool_call: ToolCallDelta | None = None,
     ) -> Delta:
-        ids, logprobs, tops = list(delta.token_ids), list(delta.logprobs) or None, _tops(delta.top_logprobs)
-        completion = self._completion(delta.choice)
+        ids, choice = list(delta.token_ids), delta.choice
+        logprobs, tops = list(delta.logprobs) or None, _tops(delta.top_logprobs)
+        completion = self._completion(choice)
         completion.extend(text, ids, logprobs, tops)
         completion.reasoning += reasoning
-        return Delta(text, ids, delta.token_offset, logprobs, delta.choice, tops, reasoning, tool_call)
+        return Delta(text, ids, delta.token_offset, logprobs, choice, tops, reasoning, tool_call)
 
     def _tool_call(self, delta: pb.ToolCallDelta) -> Delta:
         calls = self._completion(delta.choice).tool_calls
@@ -224,7 +226,8 @@ class EventMerger:
     def _completion(self, choice: int) -> CompletionOutput:
         """The output of that number; there are as many as were heard of."""
         outputs = self.output.outputs
-        outputs.extend(CompletionOutput(i) for i in range(len(outputs), choice + 1))
+        if choice >= len(outputs):
+            outputs.extend(CompletionOutput(i) for i in range(len(outputs), choice + 1))
         return outputs[choice]
 
 

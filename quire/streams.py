@@ -152,31 +152,26 @@ class AsyncStream(_Reading):
         try:
             while True:
                 try:
-                    async for delta in self._read_call():
-                        yield delta
+                    # No generator within this one: what each event passes through costs processor time.
+                    with typed_errors(self.target, GATEWAY):
+                        async for event in self._call:
+                            self._opening.succeeded()
+                            if (delta := self._merger.add(event)) is not None:
+                                yield delta
                     return
                 except QuireError as error:
                     pause_s = None if self._is_over else self._opening.pause_s(error, self._merger)
                     if pause_s is None:
                         raise
+                except asyncio.CancelledError:
+                    if not self._is_over or _is_being_cancelled():
+                        raise
+                    # gRPC's word for a call that was cancelled here; to asyncio it would mean that the reader's task was.
+                    raise _cancelled() from None
                 await asyncio.sleep(pause_s)
                 self._reopen()
         finally:
             self.cancel()
-
-    async def _read_call(self) -> AsyncIterator[Delta]:
-        try:
-            with typed_errors(self.target, GATEWAY):
-                async for event in self._call:
-                    self._opening.succeeded()
-                    delta = self._merger.add(event)
-                    if delta is not None:
-                        yield delta
-        except asyncio.CancelledError:
-            if not self._is_over or _is_being_cancelled():
-                raise
-            # gRPC's word for a call that was cancelled here; to asyncio it would mean that the reader's task was.
-            raise _cancelled() from None
 
     async def read(self) -> RequestOutput:
         """Reads to the end."""

@@ -334,7 +334,7 @@ class EngineRequest:
 
     def _has_news(self) -> bool:
         update = self._update
-        return bool(update.has_output or update.started or update.account or self._error)
+        return bool(update.choices or update.started or update.account or update.has_output or self._error)
 
     # --- to the scheduler --------------------------------------------------------------------------------------------
 

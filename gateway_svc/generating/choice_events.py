@@ -1,7 +1,7 @@
 """One choice of a running generation: its tokens become text, its text and end become public events. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.engine.engine_request import ChoiceUpdate
@@ -27,8 +27,8 @@ class _Stretch:
     """Neighbouring segments of one part of the answer: one event."""
 
     part: Part
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    text: str
+    token_ids: list[int]
 
 
 class ChoiceEvents:
@@ -44,7 +44,7 @@ class ChoiceEvents:
         self._text = text
         self._with_logprobs = with_logprobs
         self._num_delivered = num_delivered
-        self._waiting = TokenRun()
+        self._beside = TokenRun()
         self._has_called = False
         self.finished: inference_pb2.Finished | None = None
         self.num_output_tokens = 0
@@ -55,10 +55,11 @@ class ChoiceEvents:
         if self.finished is not None:
             return []
         end = update.finished
-        self._waiting.extend(update.run)
+        if self._with_logprobs:
+            self._beside.extend(update.run)
         stop_token = end is not None and end.HasField("stop_token_id") and bool(update.run.token_ids)
         piece = self._text.push(update.run.token_ids, ends_with_stop_token=stop_token)
-        events: list[ChoiceEvent] = [*self._deltas(piece)]
+        events: list[ChoiceEvent] = self._deltas(piece)
         if end is not None and piece.stopped_by is None:
             piece = self._text.finish()
             events += self._deltas(piece)
@@ -67,46 +68,48 @@ class ChoiceEvents:
             self.finished = self._stopped_by_string(piece.stopped_by)
         elif end is not None:
             self.finished = self._ended(end)
-        return events if self.finished is None else [*events, self.finished]
+        if self.finished is not None:
+            events.append(self.finished)
+        return events
 
     @property
     def was_stopped_by_string(self) -> bool:
         """Whether a stop string ended it, which only the gateway knows."""
         return self.finished is not None and self.finished.HasField("stop_string")
 
-    def _deltas(self, piece: Piece) -> list[AnyDelta]:
-        """What is new of a piece. Its tokens are taken off those that wait once: an output that is read on may be a long one."""
-        new = self._not_delivered(piece)
-        begin = len(piece.token_ids) - sum(len(segment.token_ids) for segment in new)
-        waiting, deltas = self._waiting, []
+    def _deltas(self, piece: Piece) -> list[ChoiceEvent]:
+        """What is new of a piece."""
+        new, begin = self._not_delivered(piece)
+        deltas: list[ChoiceEvent] = []
         for stretch in _stretches(new):
             end = begin + len(stretch.token_ids)
-            deltas.append(
-                _delta(
-                    stretch,
-                    choice=self._number,
-                    token_ids=stretch.token_ids,
-                    token_offset=waiting.token_offset + begin,
-                    logprobs=waiting.logprobs[begin:end] if self._with_logprobs else (),
-                    top_logprobs=waiting.tops[begin:end] if self._with_logprobs else (),
-                )
-            )
+            more = self._logprobs(begin, end) if self._with_logprobs else {}
+            deltas.append(_delta(stretch, choice=self._number, token_offset=piece.token_offset + begin, **more))
             begin = end
-        self._waiting = waiting.without_first(begin)
+        if self._with_logprobs:
+            # Taken off once: an output that is read on may be a long one.
+            self._beside = self._beside.without_first(begin)
         return deltas
 
-    def _not_delivered(self, piece: Piece) -> list[Segment]:
-        """The segments that nobody has yet; accounts for all of them."""
+    def _logprobs(self, begin: int, end: int) -> dict[str, Any]:
+        """Beside these tokens of the piece, which has been taken in."""
+        return {"logprobs": self._beside.logprobs[begin:end], "top_logprobs": self._beside.tops[begin:end]}
+
+    def _not_delivered(self, piece: Piece) -> tuple[list[Segment], int]:
+        """The segments that nobody has yet, and the tokens before them; accounts for all of them."""
         new: list[Segment] = []
-        offset = piece.token_offset
+        offset = begin = piece.token_offset
         for segment in piece.segments:
             num_tokens = len(segment.token_ids)
             offset += num_tokens
-            self._has_called |= segment.part.kind is PartKind.CALL
-            self.num_reasoning_tokens += num_tokens if segment.part is REASONING else 0
+            if segment.part is not CONTENT:
+                self._has_called |= segment.part.kind is PartKind.CALL
+                self.num_reasoning_tokens += num_tokens if segment.part is REASONING else 0
             if offset > self._num_delivered:
                 new.append(segment)
-        return new
+            else:
+                begin = offset
+        return new, begin - piece.token_offset
 
     def _stopped_by_string(self, stop: str) -> inference_pb2.Finished:
         return inference_pb2.Finished(choice=self._number, reason=common_pb2.FINISH_REASON_STOP, stop_string=stop)
@@ -127,22 +130,33 @@ class ChoiceEvents:
         )
 
 
-def _stretches(segments: Iterable[Segment]) -> list[_Stretch]:
+def _stretches(segments: Sequence[Segment]) -> list[_Stretch]:
     """Neighbours of one part merged; what is empty is left out."""
-    stretches: list[_Stretch] = []
+    groups: list[list[Segment]] = []
     for segment in segments:
-        if not stretches or not segment.part.continues(stretches[-1].part):
-            stretches.append(_Stretch(segment.part))
-        stretches[-1].texts.append(segment.text)
-        stretches[-1].token_ids += segment.token_ids
-    return [stretch for stretch in stretches if stretch.token_ids or any(stretch.texts) or stretch.part.name]
+        if groups and segment.part.continues(groups[-1][0].part):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    stretches = [_stretch(group) for group in groups]
+    return [stretch for stretch in stretches if stretch.token_ids or stretch.text or stretch.part.name]
+
+
+def _stretch(segments: Sequence[Segment]) -> _Stretch:
+    first = segments[0]
+    if len(segments) == 1:
+        return _Stretch(first.part, first.text, first.token_ids)
+    text = "".join(segment.text for segment in segments)
+    return _Stretch(first.part, text, [token_id for segment in segments for token_id in segment.token_ids])
 
 
 def _delta(stretch: _Stretch, **fields: Any) -> AnyDelta:
-    """`fields`: what all kinds of deltas have."""
-    text, part = "".join(stretch.texts), stretch.part
+    """`fields`: what else all kinds of deltas have."""
+    part, text, token_ids = stretch.part, stretch.text, stretch.token_ids
     if part is CONTENT:
-        return inference_pb2.Delta(text=text, **fields)
+        return inference_pb2.Delta(text=text, token_ids=token_ids, **fields)
     if part is REASONING:
-        return inference_pb2.ReasoningDelta(text=text, **fields)
-    return inference_pb2.ToolCallDelta(index=part.call, id=part.call_id, name=part.name, arguments=text, **fields)
+        return inference_pb2.ReasoningDelta(text=text, token_ids=token_ids, **fields)
+    return inference_pb2.ToolCallDelta(
+        index=part.call, id=part.call_id, name=part.name, arguments=text, token_ids=token_ids, **fields
+    )

@@ -110,7 +110,7 @@ class Generation:
         events: list[Event] = []
         while not events:
             update = await self._request.next(self._patience())
-            events = self._take_started()
+            events = [] if self._has_begun else self._begun()
             if update is not None:
                 events += self._events_of(update)
             elif self._is_complete:
@@ -129,9 +129,9 @@ class Generation:
             return STARTED_GRACE_S
         return STOPPED_ACCOUNT_S if self._is_complete else None
 
-    def _take_started(self) -> list[Event]:
-        had_begun, self._has_begun = self._has_begun, True
-        return [] if had_begun else [self.started]
+    def _begun(self) -> list[Event]:
+        self._has_begun = True
+        return [self.started]
 
     def _events_of(self, update: Update) -> list[Event]:
         events: list[Event] = []
@@ -143,7 +143,7 @@ class Generation:
             events.append(self._end(update.account))
         return events
 
-    def _choice_events(self, number: int, update: ChoiceUpdate) -> list[Event]:
+    def _choice_events(self, number: int, update: ChoiceUpdate) -> Sequence[Event]:
         choice = self._choices[number]
         was_open = choice.finished is None
         events = choice.take(update)
@@ -154,7 +154,7 @@ class Generation:
             self.first_output_ns = monotonic_ns()
         if events and choice.was_stopped_by_string:
             self._requests.stop(self._request, number, choice.num_output_tokens)
-        return [*events]
+        return events
 
     def _end(self, account: engine_pb2.RequestAccount) -> inference_pb2.Usage:
         if not self._is_complete:

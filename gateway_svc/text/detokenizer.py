@@ -56,10 +56,12 @@ class ByteLevelDetokenizer:
 
     def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
         """See Detokenizer."""
+        data = b"" if silent else self._token_bytes(token_id)
+        if not self._ids and data.isascii():
+            return Segment([token_id], [0], data.decode())
         self._ids.append(token_id)
         self._starts.append(len(self._text))
-        if not silent:
-            self._text += self._decoder.decode(self._token_bytes(token_id))
+        self._text += self._decoder.decode(data)
         return None if self._decoder.getstate()[0] else self._take()
 
     def flush(self) -> Segment | None:

@@ -64,11 +64,11 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> Piece:
         """Takes the next tokens; `ends_with_stop_token`: the last one ended the sequence and has no text."""
-        last = len(token_ids) - 1
+        num_spoken = len(token_ids) - ends_with_stop_token
         for i, token_id in enumerate(token_ids):
             if self.stopped_by is not None:
                 break
-            self._take(token_id, silent=ends_with_stop_token and i == last)
+            self._take(token_id, silent=i >= num_spoken)
         return self._release(everything=False)
 
     def finish(self) -> Piece:
@@ -81,7 +81,7 @@ class TextStream:
 
     def _take(self, token_id: int, *, silent: bool) -> None:
         """One token. A marker that is a special token has its text, for the parser to see."""
-        marker = None if silent else self._marker_of.get(token_id)
+        marker = self._marker_of.get(token_id) if self._marker_of and not silent else None
         known = self._detokenizer
         segment = known.push(token_id, silent=silent) if marker is None else known.flush()
         if segment is not None:
@@ -137,15 +137,23 @@ class TextStream:
         self._held = kept
 
     def _release(self, *, everything: bool) -> Piece:
-        everything = everything or self.stopped_by is not None
-        keep = 0 if everything or self._matcher is None else self._matcher.num_held
-        num_segments = num_tokens = 0
+        everything = everything or self._matcher is None or self.stopped_by is not None
+        segments = self._take_but(0 if everything or self._matcher is None else self._matcher.num_held)
+        offset = self._num_released
+        for segment in segments:
+            self._num_released += len(segment.token_ids)
+        return Piece(segments, offset, self.stopped_by, self._num_released)
+
+    def _take_but(self, num_chars: int) -> list[Segment]:
+        """Off the held segments, those that the last `num_chars` are no part of."""
+        if num_chars == 0:
+            segments, self._held, self._num_held_chars = self._held, [], 0
+            return segments
+        num_segments = 0
         for segment in self._held:
-            if not everything and self._num_held_chars - len(segment.text) < keep:
+            if self._num_held_chars - len(segment.text) < num_chars:
                 break
             self._num_held_chars -= len(segment.text)
             num_segments += 1
-            num_tokens += len(segment.token_ids)
         segments, self._held = self._held[:num_segments], self._held[num_segments:]
-        offset, self._num_released = self._num_released, self._num_released + num_tokens
-        return Piece(segments, offset, self.stopped_by, self._num_released)
+        return segments

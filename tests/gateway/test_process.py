@@ -45,6 +45,15 @@ def process() -> Iterator[subprocess.Popen[str]]:
         running.communicate()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such policy")
+def test_the_thread_that_has_word_of_writes_waits_its_turn(process: subprocess.Popen[str]) -> None:
+    """gRPC's poller, found by its name: one thread; those that compute and those that read the network are as they were."""
+    assert process.stdout is not None
+    process.stdout.readline()
+    policies = [os.sched_getscheduler(thread.id) for thread in psutil.Process(process.pid).threads()]
+    assert policies.count(os.SCHED_BATCH) == 1 and os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+
+
 def test_a_gateway_is_up_quickly_small_and_live_without_a_scheduler(process: subprocess.Popen[str]) -> None:
     """P5: listens at once, says that it is live and not ready, needs no torch, stops with status 0 on SIGTERM."""
     begin = time.monotonic()
