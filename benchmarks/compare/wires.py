@@ -83,17 +83,22 @@ class OpenAIWire:
 
 
 class LlamaCppWire:
-    """`/completion` of llama-server at HOST:PORT."""
+    """`/completion` of llama-server at HOST:PORT.
+
+    Its samplers are cut down to the one that greedy tokens need: those that it has by default walk through the vocabulary for
+    nothing. A token that ends within a character comes with no message of its own, and its id is lost.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
     async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
-        """See Wire."""
+        """See Wire; no tokens where one of them was lost."""
         body = {
             "prompt": planned.token_ids,
             "n_predict": planned.max_tokens,
-            "temperature": 0.0,
+            "samplers": ["top_k"],
+            "top_k": 1,
             "ignore_eos": True,
             "cache_prompt": True,
             "return_tokens": True,
@@ -105,11 +110,12 @@ class LlamaCppWire:
                 now, event = clock(), json.loads(payload)
                 if "error" in event:
                     raise RuntimeError(str(event["error"]))
-                if event.get("tokens") and not event.get("stop"):
+                if event.get("stop"):
+                    record.output_tokens = event["tokens_predicted"]
+                elif event.get("tokens"):
                     record.token_times_s.append(now)
                     tokens += event["tokens"]
-        record.output_tokens = len(tokens)
-        return tokens
+        return tokens if len(tokens) == record.output_tokens else []
 
     async def close(self) -> None:
         """Nothing is kept open."""

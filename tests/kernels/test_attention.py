@@ -173,3 +173,33 @@ def test_long_context_is_not_gathered():
     for backend in map(Measured, backends()):
         assert (case.run(backend, AttentionRule(0.125))[0] - expected).abs().max() < 1e-6
         assert backend.peak_bytes < context_bytes / 8
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(9, 3, 64, 16), (4, 2, 24, 5), (2, 1, 40, 48)])
+@pytest.mark.parametrize("window", [None, 300])
+def test_bits_beside_sequences_that_share_blocks(heads, kv_heads, dim, block_size, dtype, window):
+    """Rows whose sequences begin with the same blocks, some for longer than others: each as if it were alone."""
+    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, window)
+    keys, rng = [700, 523, 700, 600, 610, 20, 540], torch.Generator().manual_seed(0)
+    width = -(-max(keys) // block_size)
+    tables = torch.randperm(len(keys) * width, generator=rng).view(-1, width).to(torch.int32)
+    for row, shared in ((1, 520), (2, 520), (3, 260), (4, 10), (6, 530)):
+        tables[row, : shared // block_size] = tables[0, : shared // block_size]
+    elements = torch.randn(2, len(keys) * width, shape.block_elements, generator=rng).to(dtype)
+    query = torch.randn(len(keys), heads, dim, generator=rng).to(dtype)
+    positions = torch.tensor(keys, dtype=torch.int32) - 1
+
+    def attended(backend, rows):
+        places = positions[rows].long()
+        slots = tables[rows, places // block_size].long() * block_size + places % block_size
+        offsets = np.arange(len(rows) + 1, dtype=np.int32)
+        batch = AttentionBatch(torch.tensor(rows, dtype=torch.int32), positions[rows], slots, tables, offsets)
+        return backend.paged_attention(query[rows], elements, batch, shape, rule)
+
+    for backend in backends():
+        together = attended(backend, [*range(len(keys))])
+        alone = torch.cat([attended(backend, [row]) for row in range(len(keys))])
+        assert torch.isfinite(together).all()
+        assert torch.equal(together, alone)
+        assert torch.equal(attended(backend, [6, 3, 0])[2], together[0])

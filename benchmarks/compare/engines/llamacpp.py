@@ -1,7 +1,8 @@
-"""llama.cpp: its server with as many slots as sequences run, built for this processor (benchmarks.compare.build_llamacpp).
+"""llama.cpp: its server with as many slots as sequences run, built for this processor (benchmarks.compare.install).
 
 At its best: both thread counts at the machine's cores, bfloat16 weights as GGUF, a cache of its own for each slot (in a common one
-every sequence looks past the tokens of all others), no copies of prompts kept beside it.
+every sequence looks past the tokens of all others; but no slot sees another's prefix), no copies of prompts kept beside it. Keys
+and values stay float16, its default: as bfloat16 prompts took longer.
 """
 
 from collections.abc import Mapping

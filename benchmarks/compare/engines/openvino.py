@@ -1,7 +1,7 @@
 """OpenVINO GenAI: its ContinuousBatchingPipeline in a child process.
 
-At its best: bfloat16 hint for computing and for keys and values, threads = the machine's cores, all sequences at once. Prefixes are
-cached, which it does not do unless told.
+At its best: bfloat16 hint for computing and for keys and values, threads = the machine's cores, all sequences at once, steps of as
+many tokens as vLLM's server has. Prefixes are cached, which it does not do unless told; requests that come at once share none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,8 @@ from benchmarks.compare.engines.environments import PeerEnvironment
 from benchmarks.compare.engines.processes import Child
 
 NAME = "openvino"
+# Of 256 (its default), 1,024 and 2,048 this was the fastest with many prompts, and no slower with one.
+_MAX_BATCHED_TOKENS = 2_048
 
 
 class OpenVINOProgram:
@@ -34,6 +36,7 @@ class OpenVINOProgram:
         scheduler = {
             "cache_size": self._host.kv_gib,
             "max_num_seqs": self._host.max_num_seqs,
+            "max_num_batched_tokens": _MAX_BATCHED_TOKENS,
             "enable_prefix_caching": True,
         }
         properties = {

@@ -8,13 +8,14 @@
 
 namespace quire {
 
-constexpr int MOST_QUERIES = 12;  // that share a walk
+constexpr int MOST_BATCHES = 4;  // walks of a tile that go side by side, part by part
 
-// Tokens of one sequence at consecutive positions that are attended for together.
-struct Tile { int64_t token; int count; };
-
-// Tokens per tile: as many as keep within MOST_QUERIES.
-inline int tile_tokens(const Shape& shape) { return std::max(1, MOST_QUERIES / (shape.heads / shape.kv_heads)); }
+// Rows that are attended for together: of one sequence at consecutive positions, or, where `shared` is not 0, one each of sequences
+// whose first `shared` keys, whole parts, are the same blocks.
+struct Tile {
+  int64_t token;
+  int count, shared;
+};
 
 // Where the packed tokens of a step live.
 struct Places {
@@ -24,16 +25,44 @@ struct Places {
   const int64_t* slots;
   int64_t tokens;
 
+  const int32_t* table(int64_t token) const { return tables + sequences[token] * table_stride; }
+
   std::vector<Tile> tiles(const Shape& shape) const {
-    const int most = tile_tokens(shape);
+    const int group = shape.heads / shape.kv_heads, most = std::max(1, MOST_QUERIES / group);
     std::vector<Tile> found;
-    for (int64_t t = 0; t < tokens; ++t) {
-      const bool goes_on = t > 0 && found.back().count < most && slots[t] >= 0 && slots[t - 1] >= 0 &&
-                           sequences[t] == sequences[t - 1] && positions[t] == positions[t - 1] + 1;
-      if (goes_on) ++found.back().count;
-      else found.push_back({t, 1});
+    for (int64_t t = 0; t < tokens; ++t)
+      if (t > 0 && found.back().count < most * MOST_BATCHES && goes_on(t)) ++found.back().count;
+      else found.push_back({t, 1, 0});
+    return joined(found, shape.block_size, most);
+  }
+
+ private:
+  // Whether a token is its sequence's next after the token before it.
+  bool goes_on(int64_t t) const {
+    return slots[t] >= 0 && slots[t - 1] >= 0 && sequences[t] == sequences[t - 1] && positions[t] == positions[t - 1] + 1;
+  }
+
+  // Single rows whose sequences begin with the same blocks become one tile of up to `most`.
+  std::vector<Tile> joined(const std::vector<Tile>& tiles, int block_size, int most) const {
+    std::vector<Tile> found;
+    for (const Tile& tile : tiles) {
+      const int shared = found.empty() ? 0 : shared_keys(found.back(), tile, block_size);
+      if (shared > 0 && found.back().count < most) found.back() = {found.back().token, found.back().count + 1, shared};
+      else found.push_back(tile);
     }
     return found;
+  }
+
+  int shared_keys(const Tile& tile, const Tile& other, int block_size) const {
+    const bool alone = tile.count == 1 || tile.shared > 0;
+    if (!alone || other.count > 1 || slots[tile.token] < 0 || slots[other.token] < 0) return 0;
+    const int32_t *one = table(tile.token), *two = table(other.token);
+    const int seen = std::min(positions[tile.token], positions[other.token]) + 1;
+    const int most = tile.shared > 0 ? std::min(tile.shared, seen) : seen;
+    int block = 0;
+    while (block < most / block_size && one[block] == two[block]) ++block;
+    const int shared = block * block_size / PART * PART;
+    return 2 * shared >= tile.shared ? shared : 0;
   }
 };
 
@@ -46,71 +75,127 @@ struct Queries {
   size_t out_stride;
 };
 
-// out = in / divisor.
-template <class From, class To>
-void convert(const From* in, To* out, int count, float divisor) {
-  for (int d = 0; d < count; d += LANES) {
-    const int lanes = std::min(LANES, count - d);
-    store_vec(out + d, load_vec(in + d, lanes) / divisor, lanes);
-  }
-}
-
-template <class Q, class T, int NQ>
-void walk(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, int kv_head, int64_t token,
-          int first, const Chunks<T>& next, Scratch& scratch) {
-  const int dim = cache.shape.head_dim, group = cache.shape.heads / cache.shape.kv_heads;
-  scratch.queries.resize(size_t(MOST_QUERIES) * dim);
-  scratch.sums.resize(size_t(MOST_QUERIES) * dim);
-  int positions[NQ];
-  float *query = scratch.queries.data(), *sums = scratch.sums.data();
-  for (int n = 0; n < NQ; ++n) {
-    const int64_t t = token + (first + n) / group;
-    const Q* q = queries.query + t * queries.query_stride + (size_t(kv_head) * group + (first + n) % group) * dim;
-    convert(q, reinterpret_cast<Float32*>(query + n * dim), dim, 1.0f);
-    positions[n] = places.positions[t];
-  }
-  const int32_t* table = places.tables + places.sequences[token] * places.table_stride;
-  Walk<Q, T, NQ> all(cache, table, rule, kv_head, positions, next, scratch);
-  all.run(query, sums);
-  for (int n = 0; n < NQ; ++n) {
-    const int64_t t = token + (first + n) / group;
-    Q* o = queries.out + t * queries.out_stride + (size_t(kv_head) * group + (first + n) % group) * dim;
-    convert(reinterpret_cast<const Float32*>(sums + n * dim), o, dim, all.total(n));
-  }
-}
-
-// What a tile reads of a kv head; nothing for padding.
-template <class T>
-Chunks<T> chunks_of(const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head) {
-  if (places.slots[tile.token] < 0) return {&cache, nullptr, 0, 0};
-  const int size = cache.shape.block_size, position = places.positions[tile.token];
-  const int first = rule.window > 0 ? std::max(0, position + 1 - rule.window) / size : 0;
-  const int32_t* table = places.tables + places.sequences[tile.token] * places.table_stride;
-  return {&cache, table + first, kv_head, (position + tile.count - 1) / size - first + 1};
-}
-
-// All queries of one tile and kv head. `next`: what the thread will read after them. A padding token's result is zero.
+// The queries of one kv head for a tile's rows, what they see and what becomes of them.
 template <class Q, class T>
-void attend(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head,
-            const Chunks<T>& next, Scratch& scratch) {
-  const Shape& shape = cache.shape;
-  const int group = shape.heads / shape.kv_heads, dim = shape.head_dim, total = tile.count * group;
-  if (places.slots[tile.token] < 0) {
-    std::fill_n(queries.out + tile.token * queries.out_stride + size_t(kv_head) * group * dim, size_t(group) * dim, Q{});
-    return;
+class Attention {
+ public:
+  Attention(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head)
+      : queries_(queries), cache_(cache), places_(places), rule_(rule), tile_(tile), kv_head_(kv_head),
+        group_(cache.shape.heads / cache.shape.kv_heads), shared_(rule.window > 0 ? 0 : tile.shared) {}
+
+  bool is_padding() const { return places_.slots[tile_.token] < 0; }
+
+  // The blocks that are read first; none for padding.
+  Chunks<T> first_chunks() const {
+    if (is_padding()) return {&cache_, nullptr, 0, 0};
+    if (shared_ > 0) return chunks(0, 0, shared_);
+    return tile_.shared > 0 ? chunks(0, first_key(0), end(0)) : chunks(0, first_key(0), end(tile_.count - 1));
   }
-  for (int first = 0; first < total;) {
-    const int left = total - first;
-#define QUIRE_WALK(NQ)                                                                        \
-  if (left >= NQ) {                                                                           \
-    walk<Q, T, NQ>(queries, cache, places, rule, kv_head, tile.token, first, next, scratch);   \
-    first += NQ;                                                                              \
-    continue;                                                                                 \
+
+  // A padding token's result is zero. `next`: what the thread will read after these.
+  void run(const Chunks<T>& next, Scratch& scratch) const {
+    if (is_padding()) {
+      Q* out = queries_.out + tile_.token * queries_.out_stride + size_t(kv_head_) * group_ * dim();
+      std::fill_n(out, size_t(group_) * dim(), Q{});
+      return;
+    }
+    ask(scratch);
+    if (tile_.shared == 0) {
+      walk(scratch, 0, tile_.count, first_key(0), end(tile_.count - 1), next);
+    } else {
+      if (shared_ > 0) walk(scratch, 0, tile_.count, 0, shared_, rest_of(0));
+      for (int row = 0; row < tile_.count; ++row)
+        walk(scratch, row, 1, std::max(shared_, first_key(row)), end(row), row + 1 < tile_.count ? rest_of(row + 1) : next);
+    }
+    for (int n = 0; n < tile_.count * group_; ++n) answer(scratch, n);
   }
-    QUIRE_WALK(12) QUIRE_WALK(8) QUIRE_WALK(6) QUIRE_WALK(4) QUIRE_WALK(3) QUIRE_WALK(2) QUIRE_WALK(1)
+
+ private:
+  using U = Units<Q, T>;
+
+  int dim() const { return cache_.shape.head_dim; }
+  int end(int row) const { return places_.positions[tile_.token + row] + 1; }
+  int first_key(int row) const { return rule_.window > 0 ? std::max(0, end(row) - rule_.window) : 0; }
+  Chunks<T> rest_of(int row) const { return chunks(row, std::max(shared_, first_key(row)), end(row)); }
+
+  // Blocks of a row's sequence that hold keys from .. to - 1.
+  Chunks<T> chunks(int row, int from, int to) const {
+    const int size = cache_.shape.block_size, first = from / size;
+    return {&cache_, places_.table(tile_.token + row) + first, kv_head_, from < to ? (to - 1) / size - first + 1 : 0};
+  }
+
+  // Where the head of query n of the tile is in rows of `stride` elements.
+  size_t head_at(int n, size_t stride) const {
+    return (tile_.token + n / group_) * stride + (size_t(kv_head_) * group_ + n % group_) * dim();
+  }
+
+  void ask(Scratch& all) const {
+    const int units = (dim() + U::DEPTH - 1) / U::DEPTH;
+    all.queries = tile_.count * group_;
+    all.width = (dim() + U::COLUMNS - 1) / U::COLUMNS * U::COLUMNS;
+    all.units.resize(size_t((units + SLICE - 1) / SLICE) * all.queries * SLICE);
+    all.sums.assign(size_t(all.queries) * all.width, 0.0f);
+    all.softmax.assign(all.queries, Softmax{});
+    all.nothing.resize(size_t(all.width) * sizeof(T));
+    all.first.resize(all.queries);
+    all.end.resize(all.queries);
+    for (int n = 0; n < all.queries; ++n) {
+      all.first[n] = first_key(n / group_);
+      all.end[n] = end(n / group_);
+      const Q* query = queries_.query + head_at(n, queries_.query_stride);
+      uint32_t* to = all.units.data() + size_t(n) * SLICE;
+      for (int unit = 0; unit < units; unit += SLICE, to += size_t(all.queries) * SLICE) {
+        const int whole = std::min(SLICE, dim() / U::DEPTH - unit);
+        for (int i = 0; i < whole; ++i) to[i] = U::of_query(query + (unit + i) * U::DEPTH);
+        if (whole < std::min(SLICE, units - unit)) to[whole] = as_bits(load(query[dim() - 1]));
+      }
+    }
+  }
+
+  // Rows `row` .. row + rows - 1 through keys from .. to - 1 of the sequence of the first.
+  void walk(Scratch& all, int row, int rows, int from, int to, const Chunks<T>& next) const {
+    const Route<T> route{chunks(row, from, to), next, from / cache_.shape.block_size};
+    for (int start = from / PART * PART; start < to; start += PART) {
+      const Route<T>* asks = &route;
+      for (int n = row * group_, left = rows * group_; left > 0; asks = nullptr) {
+        const int taken = walk_part(all, row, n, left, start, asks);
+        n += taken;
+        left -= taken;
+      }
+    }
+  }
+
+  // As many queries from n on as one walk takes; returns how many.
+  int walk_part(Scratch& all, int row, int n, int left, int start, const Route<T>* route) const {
+#define QUIRE_WALK(NQ)                                                                                        \
+  if (left >= NQ) {                                                                                           \
+    Walk<Q, T, NQ>(cache_, places_.table(tile_.token + row), rule_, kv_head_, route, all, n).run(start);        \
+    return NQ;                                                                                                \
+  }
+    QUIRE_WALK(12) QUIRE_WALK(9) QUIRE_WALK(8) QUIRE_WALK(6) QUIRE_WALK(4) QUIRE_WALK(3) QUIRE_WALK(2) QUIRE_WALK(1)
 #undef QUIRE_WALK
+    return left;
   }
-}
+
+  void answer(Scratch& all, int n) const {
+    Q* out = queries_.out + head_at(n, queries_.out_stride);
+    const float total = sum(all.softmax[n].total);
+    for (int d = 0; d < dim(); d += U::COLUMNS) {
+      Vec sums[U::VECS];
+      std::memcpy(sums, &all.sums[size_t(n) * all.width + d], sizeof sums);
+      U::in_order(sums);
+      for (int v = 0; v < U::VECS && d + v * LANES < dim(); ++v)
+        store_vec(out + d + v * LANES, sums[v] / total, std::min(LANES, dim() - d - v * LANES));
+    }
+  }
+
+  const Queries<Q>& queries_;
+  const Cache<T>& cache_;
+  const Places& places_;
+  const Rule& rule_;
+  const Tile& tile_;
+  const int kv_head_, group_, shared_;
+};
 
 // The key and value of one token and kv head into their slot.
 template <class T>

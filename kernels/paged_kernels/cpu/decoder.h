@@ -184,16 +184,17 @@ class Decoder {
     const Rule rule{op.scale, op.window, op.softcap};
     const int first = by_head_ ? int(share % shape_.kv_heads) : 0;
     for (int head = first; head < first + heads; ++head) {
-      const Chunks<T> next = next_chunks(cache, rule, place, head, head + 1 < first + heads);
-      attend<E, T>(queries, cache, places_, rule, tile, head, next, scratch);
+      const Chunks<T> next = next_chunks(queries, cache, rule, place, head, head + 1 < first + heads);
+      Attention<E, T>(queries, cache, places_, rule, tile, head).run(next, scratch);
     }
   }
 
   // Other threads take the shares between: one of this thread's next is about as many further as there are threads.
-  Chunks<T> next_chunks(const Cache<T>& cache, const Rule& rule, size_t place, int head, bool same_tile) const {
-    if (same_tile) return chunks_of(cache, places_, rule, tiles_[place], head + 1);
-    if (by_head_ || place < size_t(step_.threads)) return {&cache, nullptr, 0, 0};
-    return chunks_of(cache, places_, rule, tiles_[place - size_t(step_.threads)], 0);
+  Chunks<T> next_chunks(const Queries<E>& queries, const Cache<T>& cache, const Rule& rule, size_t place, int head,
+                        bool same_tile) const {
+    if (!same_tile && (by_head_ || place < size_t(step_.threads))) return {&cache, nullptr, 0, 0};
+    const Tile& tile = tiles_[same_tile ? place : place - size_t(step_.threads)];
+    return Attention<E, T>(queries, cache, places_, rule, tile, same_tile ? head + 1 : 0).first_chunks();
   }
 
   const QuireOperator* operators_;

@@ -19,9 +19,11 @@ void paged_attention(const Q* query, Q* out, const T* keys, const T* values, con
   {
     Scratch scratch;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t share = 0; share < shares; ++share)
-      attend<Q, T>(queries, cache, places, rule, tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)],
-                   int(share % shape.kv_heads), Chunks<T>{&cache, nullptr, 0, 0}, scratch);
+    for (int64_t share = 0; share < shares; ++share) {
+      const Tile& tile = tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)];
+      Attention<Q, T>(queries, cache, places, rule, tile, int(share % shape.kv_heads))
+          .run(Chunks<T>{&cache, nullptr, 0, 0}, scratch);
+    }
   }
 }
 

@@ -13,6 +13,7 @@ namespace quire {
 
 constexpr int LANES = 16;
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
+typedef float LooseVec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // anywhere in memory
 typedef int32_t IntVec __attribute__((vector_size(LANES * sizeof(int32_t))));
 typedef uint32_t UintVec __attribute__((vector_size(LANES * sizeof(uint32_t))));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * sizeof(uint16_t))));
@@ -23,7 +24,13 @@ struct Float16 { uint16_t bits; };
 
 inline float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
 inline uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
-template <class To, class From> inline To as(From from) { To to; static_assert(sizeof to == sizeof from); std::memcpy(&to, &from, sizeof to); return to; }
+template <class To, class From>
+inline To as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
 
 inline float load(Float32 x) { return x.bits; }
 inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
@@ -60,6 +67,9 @@ inline void ask_for(const char* line) {
   __builtin_prefetch(line, 0, 2);
 #endif
 }
+
+inline Vec vec_at(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+inline void put_vec(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
 
 inline Vec splat(float x) { return Vec{} + x; }
 
@@ -161,6 +171,32 @@ inline Vec exp_vec(Vec x) {
   p = p * (r * r) + r + 1.0f;
   Vec factor = as<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
   return underflow ? Vec{} : p * factor;
+}
+
+// 2^x for x of at most about 100, about 1 ulp; 0 far below. NaN stays NaN.
+inline Vec exp2_vec(Vec x) {
+#ifdef QUIRE_AVX512
+  const Vec y = (Vec)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x);
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const Vec low = splat(-126.0f), magic = splat(12582912.0f);
+  const IntVec underflow = x < low;
+  const Vec y = underflow ? low : x;
+  const Vec n = (y + magic) - magic;
+#endif
+  const Vec r = y - n;
+  Vec p = splat(1.32647273e-3f);
+  p = p * r + 9.67151299e-3f;
+  p = p * r + 5.55073358e-2f;
+  p = p * r + 2.40222424e-1f;
+  p = p * r + 6.93147004e-1f;
+  p = p * r + 1.0f;
+#ifdef QUIRE_AVX512
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  const Vec factor = as<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
+  return underflow ? Vec{} : p * factor;
+#endif
 }
 
 inline Vec magnitude(Vec x) { return as<Vec>(as<UintVec>(x) & 0x7fffffffu); }

@@ -4,24 +4,31 @@
 // vector holds the same element of 16 keys and a score needs no sum across lanes. Of bfloat16 keys two elements lie together,
 // [kv_heads][head_dim / 2][block_size][2], which is what processors multiply at once; a last odd element lies alone.
 //
-// Invariance: the result of (token, head) is a function of its query, keys and values alone. A score is a sum over head_dim in
-// order; weights are summed in 16 lanes by key position; values are added in key order. Blocks, batch, threads, and which queries
-// share a walk through the keys only decide who computes it and when. Hidden keys are never multiplied, so that stale NaNs cannot
-// leak.
+// Keys are taken by parts of PART: scores, their softmax and weighted values of one part, then those of the next, while what was
+// summed before is scaled wherever the highest score grew.
+//
+// Invariance: the result of (token, head) is a function of its query, keys and values alone. Parts begin at the same positions for
+// all. A score is a sum over head_dim in order; weights are summed in 16 lanes by key position; values are added in key order, where
+// processors multiply pairs in those of an even position and the next. Blocks, batch, threads, and which queries share a walk through
+// the keys only decide who computes it and when. Hidden keys are never multiplied, so that stale NaNs cannot leak.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <type_traits>
 #include <vector>
 
-#include "products.h"
+#include "softmax.h"
+#include "units.h"
 
 namespace quire {
 
+constexpr int PART = 256;         // keys
+constexpr int MOST_QUERIES = 12;  // that share a walk
+constexpr int SLICE = 32;         // units of a query that lie together
+
+// Compilers keep arrays of sums in registers where loops over them are unrolled early.
+#define QUIRE_UNROLLED _Pragma("GCC unroll 16")
+
 struct Shape { int heads, kv_heads, head_dim, block_size; };
-struct Rule { float scale; int window; float softcap; };  // window, softcap: 0 = none
 
 // One layer's keys and values, and where a sequence's are.
 template <class T>
@@ -35,9 +42,6 @@ struct Cache {
   }
 };
 
-// Elements of a key that lie together.
-template <class T> constexpr int together() { return std::is_same_v<T, BFloat16> ? 2 : 1; }
-
 // Where element d of a block's key `offset` is, from the beginning of its kv head.
 template <class T> inline size_t key_element(int d, int offset, const Shape& shape) {
   constexpr int GROUP = together<T>();
@@ -46,15 +50,7 @@ template <class T> inline size_t key_element(int d, int offset, const Shape& sha
   return (size_t(d / GROUP) * shape.block_size + offset) * GROUP + d % GROUP;
 }
 
-// Room that a thread keeps between walks.
-struct Scratch {
-  std::vector<float> scores, queries, sums;
-  std::vector<uint32_t> pairs;
-
-  float* scores_of(size_t count) { if (scores.size() < count) scores.resize(count); return scores.data(); }
-};
-
-// Blocks of one kv head, those of keys first and then those of values: `count` of each, from `table` on.
+// Blocks of one kv head, `count` from `table` on.
 //
 // They lie anywhere, so the processor does not guess what comes next and must be told, early enough and little by little.
 template <class T>
@@ -63,230 +59,224 @@ struct Chunks {
   const int32_t* table;
   int kv_head, count;
 
-  void fetch(int index) const {
+  // Of keys, or of values.
+  __attribute__((always_inline)) void fetch(const T* pool, int index) const {
     constexpr int LINE = 64;  // bytes
-    if (index >= 2 * count) return;
-    const T* pool = index < count ? cache->keys : cache->values;
-    const char* at = reinterpret_cast<const char*>(pool + cache->head_at(table[index % count], kv_head));
+    if (index < 0 || index >= count) return;
+    const char* at = reinterpret_cast<const char*>(pool + cache->head_at(table[index], kv_head));
     const int bytes = cache->shape.block_size * cache->shape.head_dim * int(sizeof(T));
     for (int byte = 0; byte < bytes; byte += LINE) ask_for(at + byte);
   }
 };
-constexpr int CHUNKS_AHEAD = 6;
+constexpr int CHUNKS_AHEAD = 3;
 
-// NQ queries of one sequence that share a kv head; query n stands at `positions[n]`, ascending. Q: what queries were stored as.
+// Blocks that a thread goes through now, from the sequence's block `first` on, and those that it will go through after them.
+template <class T>
+struct Route {
+  Chunks<T> now, next;
+  int first;
+
+  // Block number `block` is being read: asks for one that comes some time later.
+  __attribute__((always_inline)) void fetch_after(const T* pool, int block) const {
+    const int wanted = block - first + CHUNKS_AHEAD;
+    if (wanted < now.count) now.fetch(pool, wanted);
+    else next.fetch(pool, wanted - now.count);
+  }
+};
+
+// Queries that share a kv head, and what they gathered so far. Room that a thread keeps.
+struct Scratch {
+  std::vector<uint32_t> units;  // [slices][queries][SLICE]
+  std::vector<float> sums;      // [queries][width]: of weighted values
+  std::vector<Softmax> softmax;
+  std::vector<int> first, end;  // keys that a query sees; ascending within a walk
+  std::vector<char> nothing;    // zeros, for a row of values that is hidden
+  int queries = 0, width = 0;
+  alignas(64) float scores[MOST_QUERIES][PART];
+};
+
+// `NQ` queries from `base` on, through parts of the keys of a sequence.
 template <class Q, class T, int NQ>
 class Walk {
  public:
-  // `next`: what the thread will walk through after this.
-  Walk(const Cache<T>& cache, const int32_t* table, const Rule& rule, int kv_head, const int* positions, const Chunks<T>& next,
-       Scratch& scratch)
-      : cache_(cache), table_(table), rule_(rule), next_(next), dim_(cache.shape.head_dim), size_(cache.shape.block_size),
-        kv_head_(kv_head) {
-    for (int n = 0; n < NQ; ++n) {
-      end_[n] = positions[n] + 1;
-      first_[n] = rule.window > 0 ? std::max(0, end_[n] - rule.window) : 0;
-    }
-    stride_ = (end_[NQ - 1] + 2 * LANES) / LANES * LANES;
-    scores_ = scratch.scores_of(size_t(stride_) * NQ);
-    if (MULTIPLIES_PAIRS) scratch.pairs.resize(size_t(NQ) * (dim_ / 2));
-    pairs_ = scratch.pairs.data();
-  }
+  // `route`: null where others have asked for all blocks.
+  Walk(const Cache<T>& cache, const int32_t* table, const Rule& rule, int kv_head, const Route<T>* route, Scratch& all, int base)
+      : cache_(cache), table_(table), rule_(rule), route_(route), all_(all), base_(base), dim_(cache.shape.head_dim),
+        size_(cache.shape.block_size), kv_head_(kv_head) {}
 
-  // `query` and `out` [NQ][head_dim]; `out` is still to be divided by `total`.
-  __attribute__((noinline)) void run(const float* query, float* out) {
-    if (MULTIPLIES_PAIRS)
-      for (int n = 0; n < NQ; ++n)
-        for (int d = 0; d < dim_ / 2; ++d)
-          pairs_[n * (dim_ / 2) + d] = as_bits(query[n * dim_ + 2 * d]) >> 16 | (as_bits(query[n * dim_ + 2 * d + 1]) & 0xffff0000u);
-    score(query);
-    for (int n = 0; n < NQ; ++n) totals_[n] = softmax(n, finish(n));
-    std::fill(out, out + size_t(NQ) * dim_, 0.0f);
-    const int from = first_[NQ - 1], to = std::max(from, end_[0]);
-    for (int n = 0; n < NQ; ++n) add_values_of(n, first_[n], std::min(from, end_[n]), out);
-    add_values(from, to, out);
-    for (int n = 0; n < NQ; ++n) add_values_of(n, std::max(to, first_[n]), end_[n], out);
+  // Takes in those of keys start .. start + PART - 1 that the queries see.
+  __attribute__((noinline)) void run(int start) {
+    start_ = start;
+    const int from = std::max(start, all_.first[base_]), to = std::min(start + PART, all_.end[base_ + NQ - 1]);
+    if (from >= to) return;
+    score(from, to);
+    for (int n = 0; n < NQ; ++n)
+      if (begin_of(n) < end_of(n)) weigh(n);
+    constexpr int KEYS = U::KEYS;
+    const int first = (begin_of(NQ - 1) + KEYS - 1) / KEYS * KEYS, last = std::max(first, end_of(0) / KEYS * KEYS);
+    for (int n = 0; n < NQ; ++n) add_values<1>(n, begin_of(n), std::min(first, end_of(n)));
+    add_values<NQ>(0, first, last);
+    for (int n = 0; n < NQ; ++n) add_values<1>(n, std::max(last, begin_of(n)), end_of(n));
   }
-
-  // Sum of query n's weights. After `run`.
-  float total(int n) const { return totals_[n]; }
 
  private:
-  // Two bfloat16 elements at once lose nothing only of queries that are bfloat16 themselves.
-  static constexpr bool MULTIPLIES_PAIRS = std::is_same_v<Q, BFloat16> && std::is_same_v<T, BFloat16>;
+  using U = Units<Q, T>;
+  using Element = typename U::Element;
   static constexpr int RUNS = NQ >= 8 ? 2 : 4;
-  static constexpr int WIDTH = NQ >= 8 ? 2 : 4;  // vectors of values at once
 
-  float* scores_of(int n) const { return scores_ + size_t(n) * stride_; }
+  int begin_of(int n) const { return std::max(start_, all_.first[base_ + n]); }
+  int end_of(int n) const { return std::min(start_ + PART, all_.end[base_ + n]); }
+  float* sums_of(int n) const { return all_.sums.data() + size_t(base_ + n) * all_.width; }
 
-  // A run: up to 16 keys within one block, beginning at a multiple of 16 of the block.
+  // A run: up to 16 keys within one block.
   struct Run { const T* head; int offset, count, start; };
 
+  // Hidden keys of the run are scored too; nobody looks at it.
   Run run_at(int key) const {
-    const int block = key / size_, offset = key % size_;
-    return {cache_.keys + cache_.head_at(table_[block], kv_head_), offset, std::min(LANES, size_ - offset), key};
+    const int offset = key % size_;
+    const int count = std::min({LANES, size_ - offset, start_ + PART - key});
+    return {cache_.keys + cache_.head_at(table_[key / size_], kv_head_), offset, count, key};
   }
 
-  void score(const float* query) {
-    // A block size that is no multiple of 16 gives short runs at the end of each block.
-    int key = first_[0] / size_ * size_;
-    key += (first_[0] - key) / LANES * LANES;
+  void score(int from, int to) const {
     Run runs[RUNS];
     int filled = 0;
-    while (key < end_[NQ - 1]) {
+    for (int key = from; key < to; key += runs[filled - 1].count) {
+      if (filled == RUNS) { score_runs<RUNS>(runs); filled = 0; }
       runs[filled] = run_at(key);
-      if (key % size_ < LANES) fetch_after(key / size_ - first_[0] / size_);
-      key += runs[filled].count;
-      if (++filled == RUNS) { score_runs<RUNS>(query, runs); filled = 0; }
+      if (route_ && (key == from || runs[filled].offset < LANES)) route_->fetch_after(cache_.keys, key / size_);
+      ++filled;
     }
-    for (int i = 0; i < filled; ++i) score_runs<1>(query, runs + i);
-  }
-
-  // Block number `block` of keys (of values: behind those of keys) is being read: asks for one that comes some time later.
-  void fetch_after(int block) const {
-    const int first = first_[0] / size_, count = (end_[NQ - 1] - 1) / size_ - first + 1, wanted = block + CHUNKS_AHEAD;
-    if (wanted < 2 * count) Chunks<T>{&cache_, table_ + first, kv_head_, count}.fetch(wanted);
-    else next_.fetch(wanted - 2 * count);
+    if (filled == RUNS) return score_runs<RUNS>(runs);
+    for (int i = 0; i < filled; ++i) score_runs<1>(runs + i);
   }
 
   template <int NT>
-  void score_runs(const float* query, const Run* runs) {
+  void score_runs(const Run* runs) const {
     bool full = true;
     for (int t = 0; t < NT; ++t) full = full && runs[t].count == LANES;
-    if (full) score_runs<NT, true>(query, runs);
-    else score_runs<NT, false>(query, runs);
+    if (full) score_runs<NT, true>(runs);
+    else score_runs<NT, false>(runs);
   }
 
   template <int NT, bool FULL>
-  void score_runs(const float* query, const Run* runs) {
-    constexpr int GROUP = together<T>();
+  void score_runs(const Run* runs) const {
+    constexpr int STORED = U::DEPTH * U::IN_STORED;  // elements that lie together
+    const int units = dim_ / STORED * U::IN_STORED, step = size_ * together<T>();
     Vec acc[NT][NQ] = {};
-    int d = 0;
-    for (; d + GROUP <= dim_; d += GROUP)
-      for (int t = 0; t < NT; ++t)
-        multiply<FULL>(query, d, runs[t].head + (size_t(d / GROUP) * size_ + runs[t].offset) * GROUP, runs[t].count, acc[t]);
-    for (; d < dim_; ++d)
-      for (int t = 0; t < NT; ++t) {
-        const Vec k = load_vec(runs[t].head + key_element<T>(d, runs[t].offset, cache_.shape), runs[t].count);
-        for (int n = 0; n < NQ; ++n) acc[t][n] += query[n * dim_ + d] * k;
+    const T* at[NT];
+    for (int t = 0; t < NT; ++t) at[t] = runs[t].head + size_t(runs[t].offset) * together<T>();
+    const uint32_t* query = all_.units.data() + size_t(base_) * SLICE;
+    for (int first = 0; first < units; first += SLICE, query += size_t(all_.queries) * SLICE) {
+      const int count = std::min(SLICE, units - first);
+      for (int u = 0; u < count; u += U::IN_STORED) {
+        UintVec stored[NT];
+        for (int t = 0; t < NT; ++t) {
+          stored[t] = load_keys(at[t], FULL ? LANES : runs[t].count);
+          at[t] += step;
+        }
+        for (int i = 0; i < U::IN_STORED; ++i)
+          for (int n = 0; n < NQ; ++n)
+            for (int t = 0; t < NT; ++t)
+              acc[t][n] = multiply_add(acc[t][n], Element{}, query[n * SLICE + u + i], U::part(stored[t], i));
       }
+    }
     for (int t = 0; t < NT; ++t)
       for (int n = 0; n < NQ; ++n)
-        std::memcpy(scores_of(n) + runs[t].start, &acc[t][n], size_t(FULL ? LANES : runs[t].count) * sizeof(float));
+        std::memcpy(&all_.scores[n][runs[t].start - start_], &acc[t][n], size_t(FULL ? LANES : runs[t].count) * sizeof(float));
+    if (dim_ % STORED) add_last(runs, NT);
   }
 
-  // Elements d (and d + 1 where two lie together) of up to 16 keys times those of each query.
-  template <bool FULL>
-  void multiply(const float* query, int d, const T* keys, int count, Vec* acc) const {
-    if constexpr (together<T>() == 1) {
-      const Vec k = load_vec(keys, FULL ? LANES : count);
-      for (int n = 0; n < NQ; ++n) acc[n] += query[n * dim_ + d] * k;
-    } else {
-      UintVec k = {};
-      std::memcpy(&k, keys, FULL ? sizeof k : size_t(count) * 2 * sizeof(T));
-      if constexpr (MULTIPLIES_PAIRS) {
-        for (int n = 0; n < NQ; ++n) acc[n] = multiply_pairs(acc[n], pairs_[n * (dim_ / 2) + d / 2], k);
-      } else {
-        const Vec left = as<Vec>(k << 16), right = as<Vec>(k & 0xffff0000u);
-        for (int n = 0; n < NQ; ++n) acc[n] = acc[n] + query[n * dim_ + d] * left + query[n * dim_ + d + 1] * right;
+  // The last element of keys where it lies alone.
+  __attribute__((noinline)) void add_last(const Run* runs, int count) const {
+    const int unit = dim_ / U::DEPTH;
+    const uint32_t* query = all_.units.data() + (size_t(unit / SLICE) * all_.queries + base_) * SLICE + unit % SLICE;
+    for (const Run* run = runs; run < runs + count; ++run) {
+      const Vec k = load_vec(run->head + key_element<T>(dim_ - 1, run->offset, cache_.shape), run->count);
+      for (int n = 0; n < NQ; ++n) {
+        Float32* scores = reinterpret_cast<Float32*>(&all_.scores[n][run->start - start_]);
+        store_vec(scores, load_vec(scores, run->count) + as_float(query[n * SLICE]) * k, run->count);
       }
     }
   }
 
-  // Scales, caps and masks scores in place; lanes from here on are absolute key positions modulo 16. Returns the highest.
-  float finish(int n) const {
-    float* s = scores_of(n);
-    const int begin = first_[n] / LANES * LANES, stop = (end_[n] + LANES - 1) / LANES * LANES;
-    const float hidden = -std::numeric_limits<float>::infinity();
-    std::fill(s + begin, s + first_[n], hidden);
-    std::fill(s + end_[n], s + stop, hidden);
-    Vec highest = splat(hidden);
-    for (int k = begin; k < stop; k += LANES) {
-      Vec v = load_vec(reinterpret_cast<Float32*>(s + k)) * rule_.scale;
-      if (rule_.softcap > 0) v = rule_.softcap * tanh_vec(v / rule_.softcap);
-      // Minus infinity comes out of the cap as a number.
-      if (rule_.softcap > 0 && (k < first_[n] || k + LANES > end_[n]))
-        for (int i = 0; i < LANES; ++i) if (k + i < first_[n] || k + i >= end_[n]) v[i] = hidden;
-      std::memcpy(s + k, &v, sizeof v);
-      highest = v > highest ? v : highest;
-    }
-    return most(highest);
+  // Query n's scores to weights.
+  void weigh(int n) {
+    const int begin = begin_of(n) - start_, end = end_of(n) - start_;
+    const float factor = all_.softmax[base_ + n].weigh(all_.scores[n], begin, end, rule_);
+    U::keep_weights(all_.scores[n], begin / GRAIN * GRAIN, (end + GRAIN - 1) / GRAIN * GRAIN);
+    if (factor == 1.0f) return;
+    float* sums = sums_of(n);
+    for (int d = 0; d < all_.width; ++d) sums[d] *= factor;
   }
 
-  // Scores to weights in place; returns their sum. `top`: the highest score.
-  float softmax(int n, float top) const {
-    float* s = scores_of(n);
-    const int begin = first_[n] / LANES * LANES, stop = (end_[n] + LANES - 1) / LANES * LANES;
-    Vec total = {};
-    for (int k = begin; k < stop; k += LANES) {
-      const Vec v = exp_vec(load_vec(reinterpret_cast<Float32*>(s + k)) - top);
-      std::memcpy(s + k, &v, sizeof v);
-      total += v;
-    }
-    return sum(total);
-  }
+  // Rows of values of `count` units of keys, one behind the other; of a pair one may be hidden.
+  struct Rows { const T *row, *next; int count; };
 
   const T* values_at(int key) const {
     return cache_.values + cache_.head_at(table_[key / size_], kv_head_) + size_t(key % size_) * dim_;
   }
 
-  // Weighted values of keys from .. to - 1, which every query sees, added to `out`.
-  void add_values(int from, int to, float* out) const {
+  __attribute__((always_inline)) Rows rows_at(int key, int to) const {
+    const int inside = std::min(size_ - key % size_, to - key);
+    if constexpr (U::KEYS == 1) {
+      return {values_at(key), nullptr, inside};
+    } else {
+      const T* zeros = reinterpret_cast<const T*>(all_.nothing.data());
+      if (key % 2) return {zeros, values_at(key), 1};
+      if (key + 1 == to) return {values_at(key), zeros, 1};
+      return {values_at(key), values_at(key + 1), std::max(1, inside / 2)};
+    }
+  }
+
+  // Weighted values of keys from .. to - 1 to the sums of N queries from n on, all of which see them.
+  template <int N>
+  void add_values(int n, int from, int to) const {
     if (from >= to) return;
+    constexpr int GROUPS = (N >= 8 ? 2 : 4) / U::VECS;
     int d = 0;
-    for (; d + WIDTH * LANES <= dim_; d += WIDTH * LANES) add_columns<WIDTH>(from, to, d, out);
-    for (; d + LANES <= dim_; d += LANES) add_columns<1>(from, to, d, out);
-    if (d < dim_)
-      for (int n = 0; n < NQ; ++n) add_rest_of(n, from, to, d, out);
+    for (; d + GROUPS * U::COLUMNS <= dim_; d += GROUPS * U::COLUMNS) add_columns<N, GROUPS, true>(n, from, to, d);
+    for (; d + U::COLUMNS <= dim_; d += U::COLUMNS) add_columns<N, 1, true>(n, from, to, d);
+    if (d < dim_) add_columns<N, 1, false>(n, from, to, d);
   }
 
-  template <int NV>
-  void add_columns(int from, int to, int d, float* out) const {
-    Vec acc[NQ][NV];
-    for (int n = 0; n < NQ; ++n)
-      for (int v = 0; v < NV; ++v) std::memcpy(&acc[n][v], out + n * dim_ + d + v * LANES, sizeof(Vec));
-    const int behind_keys = (end_[NQ - 1] - 1) / size_ - 2 * (first_[0] / size_) + 1;
+  template <int N, int GROUPS, bool FULL>
+  void add_columns(int n, int from, int to, int d) const {
+    constexpr int VECS = GROUPS * U::VECS;
+    Vec acc[N][VECS];
+    QUIRE_UNROLLED
+    for (int i = 0; i < N; ++i)
+      QUIRE_UNROLLED
+      for (int v = 0; v < VECS; ++v) acc[i][v] = vec_at(sums_of(n + i) + d + v * LANES);
+    const int columns = FULL ? U::COLUMNS : dim_ - d;
     for (int key = from; key < to;) {
-      const int count = std::min(size_ - key % size_, to - key);
-      if (d == 0) fetch_after(key / size_ + behind_keys);
-      const T* at = values_at(key) + d;
-      for (int k = key; k < key + count; ++k, at += dim_)
-        for (int v = 0; v < NV; ++v) {
-          const Vec value = load_vec(at + v * LANES);
-          for (int n = 0; n < NQ; ++n) acc[n][v] += scores_[size_t(n) * stride_ + k] * value;
-        }
-      key += count;
-    }
-    for (int n = 0; n < NQ; ++n)
-      for (int v = 0; v < NV; ++v) std::memcpy(out + n * dim_ + d + v * LANES, &acc[n][v], sizeof(Vec));
-  }
-
-  // The same for query n alone.
-  void add_values_of(int n, int from, int to, float* out) const {
-    if (from < to) add_rest_of(n, from, to, 0, out);
-  }
-
-  void add_rest_of(int n, int from, int to, int first_column, float* out) const {
-    for (int key = from; key < to; ++key) {
-      const T* at = values_at(key);
-      const float weight = scores_of(n)[key];
-      for (int d = first_column; d < dim_; d += LANES) {
-        const int count = std::min(LANES, dim_ - d);
-        Float32* sums = reinterpret_cast<Float32*>(out + n * dim_ + d);
-        store_vec(sums, load_vec(sums, count) + weight * load_vec(at + d, count), count);
+      Rows rows = rows_at(key, to);
+      if (route_ && N == NQ && d == 0 && key % size_ < U::KEYS) route_->fetch_after(cache_.values, key / size_);
+      const float* weights = all_.scores[n] + (key - start_) / U::KEYS;
+      const T *row = rows.row + d, *next = rows.next + d;
+      for (int u = 0; u < rows.count; ++u, row += U::KEYS * dim_, next += U::KEYS * dim_) {
+        UintVec values[VECS];
+        for (int g = 0; g < GROUPS; ++g) U::load_values(row + g * U::COLUMNS, next + g * U::COLUMNS, columns, values + g * U::VECS);
+        QUIRE_UNROLLED
+        for (int i = 0; i < N; ++i)
+          QUIRE_UNROLLED
+          for (int v = 0; v < VECS; ++v) acc[i][v] = multiply_add(acc[i][v], Element{}, as_bits(weights[i * PART + u]), values[v]);
       }
+      key = key / U::KEYS * U::KEYS + U::KEYS * rows.count;
     }
+    QUIRE_UNROLLED
+    for (int i = 0; i < N; ++i)
+      QUIRE_UNROLLED
+      for (int v = 0; v < VECS; ++v) put_vec(sums_of(n + i) + d + v * LANES, acc[i][v]);
   }
 
   const Cache<T>& cache_;
   const int32_t* table_;
   const Rule& rule_;
-  const Chunks<T>& next_;
-  const int dim_, size_, kv_head_;
-  int first_[NQ], end_[NQ], stride_;
-  float* scores_;
-  uint32_t* pairs_;
-  float totals_[NQ];
+  const Route<T>* route_;
+  Scratch& all_;
+  const int base_, dim_, size_, kv_head_;
+  int start_ = 0;
 };
 
 }  // namespace quire

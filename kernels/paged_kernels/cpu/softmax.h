@@ -1,0 +1,67 @@
+// The softmax of one query, part by part of its keys.
+//
+// Not a template of how many queries there are: whoever walks beside a query, the same instructions compute its weights.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "vectors.h"
+
+namespace quire {
+
+struct Rule { float scale; int window; float softcap; };  // scale > 0; window, softcap: 0 = none
+
+constexpr int GRAIN = 2 * LANES;  // keys
+
+// Powers of two. Earlier weights are relative to an earlier `top`.
+struct Softmax {
+  float top = -std::numeric_limits<float>::infinity();
+  Vec total = {};  // by key position modulo 16
+
+  // Scores begin .. end - 1 of a part to weights in place, those around them in the same grains to zero. Returns what sums that were
+  // weighted before are to be multiplied with.
+  __attribute__((noinline)) float weigh(float* scores, int begin, int end, const Rule& rule) {
+    const int from = begin / GRAIN * GRAIN, to = (end + GRAIN - 1) / GRAIN * GRAIN;
+    if (rule.softcap > 0) cap(scores + from, to - from, rule);
+    const float hidden = -std::numeric_limits<float>::infinity();
+    std::fill(scores + from, scores + begin, hidden);
+    std::fill(scores + end, scores + to, hidden);
+    const float unit = 1.44269504088896341f * (rule.softcap > 0 ? 1.0f : rule.scale);
+    const float factor = raise(highest(scores + from, to - from) * unit);
+    Vec sums = {};
+    for (int k = from; k < to; k += LANES) {
+      const Vec weight = exp2_vec(vec_at(scores + k) * unit - top);
+      put_vec(scores + k, weight);
+      sums += weight;
+    }
+    total = total * factor + sums;
+    return factor;
+  }
+
+ private:
+  static void cap(float* scores, int count, const Rule& rule) {
+    for (int k = 0; k < count; k += LANES) {
+      const Vec v = rule.softcap * tanh_vec(vec_at(scores + k) * rule.scale / rule.softcap);
+      put_vec(scores + k, v);
+    }
+  }
+
+  static float highest(const float* scores, int count) {
+    Vec found = vec_at(scores);
+    for (int k = LANES; k < count; k += LANES) {
+      const Vec v = vec_at(scores + k);
+      found = v > found ? v : found;
+    }
+    return most(found);
+  }
+
+  float raise(float found) {
+    if (!(found > top)) return 1.0f;
+    const float factor = exp2_vec(splat(top - found))[0];
+    top = found;
+    return factor;
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,90 @@
+// How the elements of keys and values come to be multiplied with those of queries and weights: 4 bytes, a unit, at once.
+//
+// A unit is one float32, or, where queries and cache are bfloat16 and the processor multiplies pairs of them, two bfloat16.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "products.h"
+
+namespace quire {
+
+#if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
+// Elements of a key that lie together.
+template <class T> constexpr int together() { return std::is_same_v<T, BFloat16> ? 2 : 1; }
+
+// 16 elements of keys that lie one behind the other, or 16 times two that lie together, of which `count` are there.
+template <class T> inline UintVec load_keys(const T* at, int count) {
+  if constexpr (sizeof(T) * together<T>() == 4) {
+    UintVec keys = {};
+    std::memcpy(&keys, at, size_t(count) * 4);
+    return keys;
+  } else {
+    return as<UintVec>(load_vec(at, count));
+  }
+}
+
+// Q: what queries were stored as, T: what keys and values are.
+template <class Q, class T>
+struct Units {
+  using Element = Float32;
+  static constexpr int DEPTH = 1;              // elements of a query in a unit
+  static constexpr int IN_STORED = together<T>();  // units in what `load_keys` gives
+  static constexpr int KEYS = 1;               // whose weights make a unit
+  static constexpr int COLUMNS = LANES;        // of values at once
+  static constexpr int VECS = 1;               // that these become
+
+  static uint32_t of_query(const Q* at) { return as_bits(load(*at)); }
+  static UintVec part(UintVec stored, int number) {
+    if constexpr (together<T>() == 1) return stored;
+    else return number == 0 ? stored << 16 : stored & 0xffff0000u;
+  }
+  static void load_values(const T* row, const T*, int count, UintVec* out) { out[0] = as<UintVec>(load_vec(row, count)); }
+  static void keep_weights(float*, int, int) {}
+  static void in_order(Vec*) {}
+};
+
+#if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
+template <>
+struct Units<BFloat16, BFloat16> {
+  using Element = BFloat16;
+  static constexpr int DEPTH = 2, IN_STORED = 1, KEYS = 2, COLUMNS = 2 * LANES, VECS = 2;
+
+  static uint32_t of_query(const BFloat16* at) { uint32_t unit; std::memcpy(&unit, at, sizeof unit); return unit; }
+  static UintVec part(UintVec stored, int) { return stored; }
+
+  // Elements of two rows side by side; by quarters of a vector, first those of even numbers.
+  static void load_values(const BFloat16* row, const BFloat16* next, int count, UintVec* out) {
+    const __m512i a = load_row(row, count), b = load_row(next, count);
+    out[0] = (UintVec)_mm512_unpacklo_epi16(a, b);
+    out[1] = (UintVec)_mm512_unpackhi_epi16(a, b);
+  }
+  static __m512i load_row(const BFloat16* row, int count) {
+    return count == COLUMNS ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((uint32_t(1) << count) - 1, row);
+  }
+
+  // Weights from .. to - 1 (multiples of COLUMNS) become bfloat16 in place.
+  static void keep_weights(float* weights, int from, int to) {
+    for (int k = from; k < to; k += COLUMNS) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + k + LANES), _mm512_loadu_ps(weights + k));
+      std::memcpy(reinterpret_cast<BFloat16*>(weights) + k, &both, sizeof both);
+    }
+  }
+
+  // Sums of COLUMNS columns in the order of columns.
+  static void in_order(Vec* sums) {
+    QuarterOf from[2 * LANES / 4], to[2 * LANES / 4];
+    std::memcpy(from, sums, sizeof from);
+    for (int i = 0; i < LANES / 4; ++i) { to[2 * i] = from[i]; to[2 * i + 1] = from[LANES / 4 + i]; }
+    std::memcpy(sums, to, sizeof to);
+  }
+};
+#endif
+
+}  // namespace quire
