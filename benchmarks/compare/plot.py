@@ -36,7 +36,7 @@ def _shares(axis: Any, result: Mapping[str, Any]) -> None:
         }
         for engine in figures.names(result["runs"], "engine")
     }
-    _bars(axis, list(limits), groups)
+    _bars(axis, list(limits), groups, _colors(result))
     axis.axhline(1.0, color="black", linewidth=0.8)
     axis.set_title(f"{result['model']}: output tokens/s as a share of what memory and matrix units allow", fontsize=10)
 
@@ -46,12 +46,19 @@ def _ratios(axis: Any, result: Mapping[str, Any]) -> None:
     workloads = figures.names(rows, "workload")
     peers = [engine for engine in figures.names(rows, "engine") if not is_quire(engine)]
     groups = {peer: {w: figures.ratio(rows, w, THROUGHPUT, ours, peer) for w in workloads} for peer in peers}
-    _bars(axis, workloads, groups, first_color=len(figures.names(rows, "engine")) - len(peers))
+    _bars(axis, workloads, groups, _colors(result))
     axis.axhline(1.0, color="black", linewidth=0.8)
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_title(
         "output tokens/s of Quire's full stack / the peer's (median, least to most over rounds)", fontsize=10
     )
+
+
+def _colors(result: Mapping[str, Any]) -> dict[str, str]:
+    """The same for an engine in both halves."""
+    return {engine: f"C{i % 10}" for i, engine in enumerate(figures.names(result["runs"], "engine"))}
 
 
 def _scaled(one: Spread | None, limit: float) -> Spread | None:
@@ -59,7 +66,7 @@ def _scaled(one: Spread | None, limit: float) -> Spread | None:
 
 
 def _bars(
-    axis: Any, workloads: list[str], groups: Mapping[str, Mapping[str, Spread | None]], first_color: int = 0
+    axis: Any, workloads: list[str], groups: Mapping[str, Mapping[str, Spread | None]], colors: Mapping[str, str]
 ) -> None:
     width = _BAR / max(1, len(groups))
     for i, (engine, found) in enumerate(groups.items()):
@@ -68,10 +75,8 @@ def _bars(
             continue
         errors = [[one.median - one.least for _, one in known], [one.most - one.median for _, one in known]]
         places, medians = [x for x, _ in known], [one.median for _, one in known]
-        color = f"C{(first_color + i) % 10}"
-        bars = axis.bar(
-            places, medians, width * 0.95, yerr=errors, label=engine, color=color, error_kw={"linewidth": 0.8}
-        )
+        look = {"label": engine, "color": colors[engine], "error_kw": {"linewidth": 0.8}}
+        bars = axis.bar(places, medians, width * 0.95, yerr=errors, **look)
         axis.bar_label(bars, fmt="%.2f", fontsize=6, padding=2)
     axis.set_xticks([x + _BAR / 2 - width / 2 for x in range(len(workloads))], workloads)
     if groups:

@@ -61,7 +61,8 @@ def drawn(name: str, lengths: Lengths, *, seed: int, round_: int, vocab_size: in
     """The workload of one round; equal arguments give equal requests."""
     sizes, ids = random.Random(f"{seed} {name} sizes"), random.Random(f"{seed} {name} ids {round_}")
     shared = _ids(ids, lengths.shared, vocab_size)
-    arrivals = _arrivals(sizes, lengths)
+    # From numbers of their own: lengths stay the same at any rate.
+    arrivals = _arrivals(random.Random(f"{seed} {name} arrivals"), lengths)
     requests = []
     for index in range(lengths.num_requests):
         num_prompt, num_output = lengths.prompt.draw(sizes), lengths.output.draw(sizes)

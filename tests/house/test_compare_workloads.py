@@ -43,7 +43,9 @@ def test_a_seed_decides_everything_and_a_round_the_tokens() -> None:
     assert [r.at_s for r in first.requests] == [r.at_s for r in next_round.requests]
     assert not {r.token_ids for r in first.requests} & {r.token_ids for r in next_round.requests}
     assert [r.max_tokens for r in other.requests] != [r.max_tokens for r in first.requests]
-    assert [r.token_ids for r in workload("W5", DEFAULTS["W5"]).requests] == [r.token_ids for r in first.requests]
+    for rate in (0.0, 1.0):
+        at_other_rate = workload("W5", workloads.at_rate(DEFAULTS["W5"], rate)).requests
+        assert [r.token_ids for r in at_other_rate] == [r.token_ids for r in first.requests]
 
 
 def test_the_shared_prefix_is_shared() -> None:
