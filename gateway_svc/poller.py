@@ -8,14 +8,14 @@ import contextlib
 import os
 import threading
 
-POLLER_NAME = "_poll_wrapper"
-"""In the thread's name, by the library's function. Where that is called otherwise, all goes on as it was."""
+# In the thread's name, by the library's function. Where that is called otherwise, all goes on as it was.
+_POLLER_NAME = "_poll_wrapper"
 
 
 def wait_its_turn() -> None:
     """For all pollers of this process, once there is a gRPC object. Nothing happens where the system has no such policy."""
     if hasattr(os, "SCHED_BATCH"):
         for thread in threading.enumerate():
-            if POLLER_NAME in thread.name and thread.native_id is not None:
+            if _POLLER_NAME in thread.name and thread.native_id is not None:
                 with contextlib.suppress(OSError):
                     os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
