@@ -82,7 +82,7 @@ demo: setup ## start the three services with models/tiny, stream from them, prin
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
 # Tests that compute most of the time run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/block_manager tests/core tests/golden tests/house tests/kernels tests/scheduler tests/worker
+PURE_TESTS := tests/core tests/golden tests/house tests/kernels tests/scheduler tests/simulation tests/worker
 PURE_LOG := .venv/pure-tests.txt
 TIER = not long
 

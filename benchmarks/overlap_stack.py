@@ -85,7 +85,7 @@ class TimedStack:
     def __enter__(self) -> Self:
         with ExitStack() as started:
             worker = started.enter_context(_Worker(self._arguments))
-            overlap = [] if self._overlap else ["--no-overlap"]
+            overlap = ["--overlap" if self._overlap else "--no-overlap"]
             ports = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
             scheduler = _service(started, "scheduler", "--worker", worker.address, *ports, *overlap)
             doors = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")

@@ -52,10 +52,9 @@ class HashChain:
         data = little_endian(token_ids)
         if self._rename is not None:
             data = self._rename.tokens(data)
-        stride, parent, sha256 = 4 * self._block_size, self._parent, hashlib.sha256
-        add = self._hashes.append
-        for start in range(0, len(data), stride):
-            parent = sha256(parent + data[start : start + stride]).digest()
+        parent, sha256, add = self._parent, hashlib.sha256, self._hashes.append
+        for block in blocks_in(data, self._block_size):
+            parent = sha256(parent + block).digest()
             add(parent)
         self._parent = parent
 
@@ -63,6 +62,11 @@ class HashChain:
 def little_endian(token_ids: Sequence[int]) -> bytes:
     """Token ids as int32, little-endian, so that hashes are the same on every machine."""
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
+
+
+def blocks_in(data: bytes, block_size: int) -> list[bytes]:
+    """`data`, which is int32 [blocks, block_size], cut into blocks."""
+    return [block for (block,) in struct.iter_unpack(f"{4 * block_size}s", data)]
 
 
 def chain_salt(lora_id: int, cache_salt: str, rename: Rename | None) -> str:

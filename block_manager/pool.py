@@ -156,24 +156,21 @@ class BlockPool:
     def register(self, block: int, block_hash: bytes, num_hashed_tokens: int = 0) -> None:
         """Says which prefix a referenced, full block ends, and how many tokens that has. The first word stands."""
         if self.hash_of[block] is None:
-            self.hash_of[block] = block_hash
-            self.num_hashed_tokens[block] = num_hashed_tokens
-            known = self._by_hash.setdefault(block_hash, block)
-            if known != block:
-                self._by_hash[block_hash] = [*(known if isinstance(known, list) else [known]), block]
+            self.register_all([block], [block_hash], [num_hashed_tokens])
 
-    def register_run(self, blocks: list[int], hashes: list[bytes], num_tokens: int, block_size: int) -> None:
-        """`register` for blocks one behind the other, of which the first ends a prefix of `num_tokens` tokens."""
-        hash_of, lengths = self.hash_of, self.num_hashed_tokens
-        if not self._by_hash.keys().isdisjoint(hashes) or any(hash_of[block] is not None for block in blocks):
-            for i, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-                self.register(block, block_hash, num_tokens + i * block_size)
+    def register_all(self, blocks: list[int], hashes: list[bytes], lengths: Iterable[int]) -> None:
+        """`register` for each."""
+        hash_of, num_hashed, by_hash = self.hash_of, self.num_hashed_tokens, self._by_hash
+        if any(map(hash_of.__getitem__, blocks)):
+            for word in zip(blocks, hashes, lengths, strict=True):
+                self.register(*word)
             return
-        self._by_hash.update(zip(hashes, blocks, strict=True))
-        for block, block_hash in zip(blocks, hashes, strict=True):
+        known = list(map(by_hash.setdefault, hashes, blocks))
+        for block, block_hash, length in zip(blocks, hashes, lengths, strict=True):
             hash_of[block] = block_hash
-            lengths[block] = num_tokens
-            num_tokens += block_size
+            num_hashed[block] = length
+        if known != blocks:
+            self._register_beside(blocks, hashes, known)
 
     def find_run(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the leading hashes that are known."""
@@ -211,6 +208,14 @@ class BlockPool:
             num_hashed_tokens=self.num_hashed_tokens[block],
             last_accessed=self.last_accessed[block],
         )
+
+    def _register_beside(self, blocks: list[int], hashes: list[bytes], known: list[int | list[int]]) -> None:
+        """Those that are not what their hash was `known` for come behind that."""
+        for block, block_hash, first in zip(blocks, hashes, known, strict=True):
+            if first != block:
+                found = self._by_hash[block_hash]
+                others = found if isinstance(found, list) else [found]
+                self._by_hash[block_hash] = others if block in others else [*others, block]
 
     def _forget(self, block: int) -> None:
         block_hash = self.hash_of[block]

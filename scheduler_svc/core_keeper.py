@@ -16,19 +16,26 @@ from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
 
+_CPU = "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What a core is built for: the model that all workers have, and the blocks that each of them has."""
+    """What a core is built for: the model that all workers have, and the blocks that each of them has.
+
+    `compute_beside_us`: their threads want the cores that the services run on.
+    """
 
     limits: common_pb2.ModelLimits
     bundle: bytes
     cache: CacheCounts
+    compute_beside_us: bool
 
     @classmethod
     def of(cls, owned: Sequence[Ownership]) -> "Workers":
         """What these have in common."""
-        return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]))
+        on_cpu = any(each.device == _CPU for each in owned)
+        return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]), on_cpu)
 
     @property
     def size(self) -> WorkerSize:
@@ -46,14 +53,16 @@ class Workers:
 class CoreKeeper:
     """Owner of `core` and of the choice that it is built by. Steps are counted over all cores of the process.
 
-    `max_under_way`: plans that are sent off before a result is there, None = as many as the policy plans ahead; recordings say it.
+    `overlap`: whether plans are sent off before a result is there, as many as the policy plans ahead; None = as the workers' device
+    has it (decision 0015). `overlaps`: what came of that; recordings say it.
     """
 
-    def __init__(self, choice: PolicyChoice, tape: Tape, *, max_under_way: int | None) -> None:
+    def __init__(self, choice: PolicyChoice, tape: Tape, *, overlap: bool | None) -> None:
         self.core: AnyCore | None = None
+        self.overlaps = bool(overlap)
         self._choice = self._started_with = choice
         self._tape = tape
-        self._max_under_way = max_under_way
+        self._overlap = overlap
         self._meter = CostMeter()
         self._last_step = 0
 
@@ -62,13 +71,14 @@ class CoreKeeper:
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()
         workers = Workers.of(owned)
+        self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
         core = choice.build(choice.core_limits(workers.size), rename=self._tape.rename)
         about = {
             "model_digest": workers.limits.model_digest,
             "worker": ",".join(each.worker_boot_id for each in owned),
             "epoch": owned[0].epoch,
-            "max_under_way": 1 if core.has_worker_per_lane else self._max_under_way,
+            "max_under_way": None if self.overlaps and not core.has_worker_per_lane else 1,
         }
         self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step

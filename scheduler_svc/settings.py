@@ -35,8 +35,8 @@ class SchedulerSettings(BaseModel):
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     enable_prefix_caching: bool | None = None
-    overlap: bool = True
-    """Plan the next step while one runs, where the policy can."""
+    overlap: bool | None = None
+    """Plan the next step while one runs, where the policy can. None: where the worker has a device of its own, so not on a CPU."""
     adapters: tuple[str, ...] = ()
     """ "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)

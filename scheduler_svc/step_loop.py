@@ -60,7 +60,7 @@ class StepLoop:
         adapter_id: Callable[[str], int],
     ) -> None:
         self._settings = settings
-        self._keeper = CoreKeeper(choice, tape, max_under_way=None if settings.overlap else 1)
+        self._keeper = CoreKeeper(choice, tape, overlap=settings.overlap)
         self._book = book
         self._log = step_log
         self._readiness = readiness
@@ -132,7 +132,7 @@ class StepLoop:
             busy = [lane for lane in here if lane.in_flight]
             return len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy)
         num_in_flight = len(here[0].in_flight)
-        return not num_in_flight or (self._settings.overlap and num_in_flight < self.core.depth)
+        return not num_in_flight or (self._keeper.overlaps and num_in_flight < self.core.depth)
 
     async def _dispatch(self) -> bool:
         """Plans and sends, if the pipeline has room; whether anything went out.

@@ -1,6 +1,7 @@
 """Arrays on the wire: little-endian numbers without padding in `bytes` fields (design.md 3.1), validated on receipt.
 
 Encoding and decoding cost about a microsecond per array whatever its length, where repeated fields cost ~0.3 us per element.
+Ufuncs are reduced directly, as an array's methods (`min`) take about twice as long where it is short.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ def unpack(
     array = np.frombuffer(data, dtype=dtype)
     if length is not None and len(array) != length:
         raise InvalidArgument.field(field, f"has {len(array)} elements where {length} belong")
-    if minimum is not None and len(array) and int(array.min()) < minimum:
-        raise InvalidArgument.field(field, f"has {int(array.min())} where the least allowed is {minimum}")
+    if minimum is not None and len(array) and (least := int(np.minimum.reduce(array))) < minimum:
+        raise InvalidArgument.field(field, f"has {least} where the least allowed is {minimum}")
     return array
 
 

@@ -47,6 +47,7 @@ class ModelEngine:
         self._loaded: LoadedModel | None = None
         self._cache: CacheEngine | None = None
         self._adapters: Adapters | None = None
+        self._masks: GrammarMasks | None = None
         self._rows: RowTable | None = None
         self._runner: StepRunner | None = None
 
@@ -57,6 +58,8 @@ class ModelEngine:
         self._loaded = model_loading.load(self._settings, self.device, self.backend, progress)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
         self._adapters = Adapters(self._loaded.model.adapter_layers, limits)
+        # Now, not with the cache: its thread reads the tokenizer beside the runs of `profile`, and the first request need not wait.
+        self._masks = GrammarMasks.of_bundle(self._loaded.bundle)
         return self._loaded.limits
 
     def bundle(self) -> bytes:
@@ -121,7 +124,7 @@ class ModelEngine:
             self._cache,
             self._rows,
             self.row_rule,
-            masks=GrammarMasks.of_bundle(loaded.bundle),
+            masks=self._masks,
             draws=drawing_kernels(self.backend, loaded.device) or TORCH_DRAWS,
             choose=loaded.choose,
         )

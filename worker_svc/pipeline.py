@@ -189,6 +189,10 @@ class Pipeline:
             return
         if self._stream is not None:
             self._stream.answer(done.result)
+        # Behind the stream's task, which has it sent: the scheduler waits for it.
+        asyncio.get_running_loop().call_soon(self._account, done)
+
+    def _account(self, done: _Done) -> None:
         self._meter.step(done.outputs, done.result)
         if done.result.HasField("error"):
             log.warning("step %d failed: %s", done.result.step_id, done.result.error.message)

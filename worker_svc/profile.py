@@ -12,14 +12,15 @@ from worker_svc.invariance import RowRule, measure
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel
 from worker_svc.model.made_up import Chunk, pack
-from worker_svc.sampling.sampler import SamplingRows, sample
+from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
 
 _CHECK_TOKENS = 6
 _CHECK_FILLER = 21
 
 
 def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-    """One step of so many tokens over so many sequences, sampled with everything on (R8)."""
+    """One step of so many tokens over so many sequences, sampled with everything on (R8): in as many rows as are drawn for at once,
+    since the others come after them and take no more memory."""
     size = loaded.shape.block_size
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     counts = np.full(num_seqs, max_num_batched_tokens // num_seqs)
@@ -32,7 +33,8 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), tables, rule))
     ones = torch.ones(num_seqs, dtype=torch.int64)
     half = torch.full((num_seqs,), 0.5)
-    sample(logits, SamplingRows(half, ones, half, ones, ones, ones, ones.bool()))
+    temperatures = torch.where(torch.arange(num_seqs) < rows_at_once(logits.shape[1]), half, 0.0)
+    sample(logits, SamplingRows(temperatures, ones, half, ones, ones, ones, ones.bool()))
 
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:

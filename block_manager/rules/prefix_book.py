@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain, Rename, chain_salt
+from block_manager.hashing import HashChain, Rename, blocks_in, chain_salt
 from block_manager.ledger import Ledger
 
 NEVER = 2**62
@@ -100,7 +100,7 @@ class PrefixBook:
         first, size = reach.num_registered, self._ledger.block_size
         hashes = self._hashes(sequence, full)[first:full]
         table = self._ledger.tables[sequence.name][first:full]
-        self._ledger.gpu.register_run(table, hashes, (first + 1) * size, size)
+        self._ledger.gpu.register_all(table, hashes, range((first + 1) * size, (full + 1) * size, size))
         reach.num_registered = full
 
     def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
@@ -114,14 +114,16 @@ class PrefixBook:
 
     def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
         """Each has filled its next block; `data`: the tokens of these blocks one after the other, little-endian int32."""
-        pool, size = self._ledger.gpu, self._ledger.block_size
+        size = self._ledger.block_size
         data = data if self._rename is None else self._rename.tokens(data)
-        stride, start = 4 * size, 0
-        for end in ends:
+        blocks, hashes, lengths = [], [], []
+        for end, contents in zip(ends, blocks_in(data, size), strict=True):
             index = end.reach.num_registered
-            pool.register(end.table[index], end.chain.block(index, data[start : start + stride]), (index + 1) * size)
-            end.reach.num_registered = index + 1
-            start += stride
+            blocks.append(end.table[index])
+            hashes.append(end.chain.block(index, contents))
+            end.reach.num_registered = index = index + 1
+            lengths.append(index * size)
+        self._ledger.gpu.register_all(blocks, hashes, lengths)
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
         """The KV from that offset on never came to be."""

@@ -52,10 +52,12 @@ EnablePrefixCaching = Annotated[
     ),
 ]
 Overlap = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--overlap/--no-overlap",
-        help="Plan the next step while one runs, where the policy can (quire, vllm-v1-async).",
+        help="Plan the next step while one runs, where the policy can (quire, vllm-v1-async). Default: yes, unless workers "
+        "compute on a CPU.",
+        show_default=False,
         rich_help_panel=_SCHEDULING,
     ),
 ]

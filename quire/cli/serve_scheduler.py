@@ -52,7 +52,7 @@ def serve_scheduler(
     max_num_seqs: sch.MaxNumSeqs = None,
     max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
     enable_prefix_caching: sch.EnablePrefixCaching = None,
-    overlap: sch.Overlap = True,
+    overlap: sch.Overlap = None,
     adapter: m.Adapters = None,
     record_memory: sch.RecordMemory = None,
     record_tokens: sch.RecordTokens = False,

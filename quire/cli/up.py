@@ -94,7 +94,7 @@ def up(
     max_num_seqs: sch.MaxNumSeqs = None,
     max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
     enable_prefix_caching: sch.EnablePrefixCaching = None,
-    overlap: sch.Overlap = True,
+    overlap: sch.Overlap = None,
     record_memory: sch.RecordMemory = None,
     record_tokens: sch.RecordTokens = False,
     host: o.Host = "127.0.0.1",
@@ -176,8 +176,8 @@ def up(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         scheduler_args=[
-            *_caching_arguments(enable_prefix_caching),
-            *([] if overlap else ["--no-overlap"]),
+            *_switch("enable-prefix-caching", enable_prefix_caching),
+            *_switch("overlap", overlap),
             *_recording_arguments(record_memory, tokens=record_tokens),
             *([] if reflection else ["--no-reflection"]),
             *arguments_for(SchedulerSettings, limits),
@@ -197,10 +197,11 @@ def _chat_arguments(tool_parser: str, reasoning_parser: str) -> list[str]:
     return ["--tool-parser", tool_parser, "--reasoning-parser", reasoning_parser]
 
 
-def _caching_arguments(enabled: bool | None) -> list[str]:
-    if enabled is None:
+def _switch(name: str, is_on: bool | None) -> list[str]:
+    """Nothing for what nobody chose."""
+    if is_on is None:
         return []
-    return ["--enable-prefix-caching" if enabled else "--no-enable-prefix-caching"]
+    return [f"--{name}" if is_on else f"--no-{name}"]
 
 
 def _recording_arguments(memory: str | None, *, tokens: bool) -> list[str]:

@@ -46,7 +46,10 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """An open Run stream. `resumed`: the worker still holds the rows of this epoch and the results after the last one read."""
+    """An open Run stream. `resumed`: the worker still holds the rows of this epoch and the results after the last one read.
+
+    `device`: what it computes on, as it says itself ("cpu").
+    """
 
     epoch: int
     resumed: bool
@@ -54,6 +57,7 @@ class Ownership:
     limits: common_pb2.ModelLimits
     bundle: bytes
     cache: CacheCounts
+    device: str
 
 
 class WorkerLink:
@@ -160,6 +164,7 @@ class WorkerLink:
             limits=loaded.limits,
             bundle=loaded.bundle,
             cache=loaded.cache,
+            device=loaded.device,
         )
 
     def _report(self, error: Exception) -> None:

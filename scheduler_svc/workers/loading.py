@@ -24,6 +24,7 @@ class LoadedWorker:
     bundle: bytes
     cache: CacheCounts
     slowest_step_s: float
+    device: str
 
 
 class WorkerLoader:
@@ -49,7 +50,8 @@ class WorkerLoader:
             worker_pb2.AllocateCacheRequest(num_gpu_blocks=cache.num_gpu_blocks, num_cpu_blocks=cache.num_cpu_blocks)
         )
         bundle = await self._fetch_bundle(stub, limits.bundle_digest)
-        return LoadedWorker(boot_id, limits, bundle, cache, largest_step_s)
+        described = await stub.Describe(worker_pb2.DescribeRequest())
+        return LoadedWorker(boot_id, limits, bundle, cache, largest_step_s, described.device)
 
     async def _load_model(self, stub: worker_pb2_grpc.WorkerServiceStub) -> common_pb2.ModelLimits:
         stage = ""

@@ -1,5 +1,6 @@
 """Random lives of the core under each preset: nothing leaks, nothing is lost or repeated, everything ends exactly once."""
 
+import json
 import os
 import random
 import subprocess
@@ -96,11 +97,25 @@ class CoreMachine(RuleBasedStateMachine):
             self.life.drain()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_any_order_of_events(policy: str) -> None:
-    """R3, R28, R35, R97, R198, R200: whatever happens in whatever order, with a small counter-example where it fails."""
+def live_in_any_order(policy: str, num_lives: int) -> str:
+    """So many lives of the machine; what was done, for the report of sizes."""
     machine = type("Machine", (CoreMachine,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=num_lives, stateful_step_count=50, deadline=None))
+    return f"core under {policy}: {num_lives} lives of up to 50 events in any order"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_order_of_events(policy: str, record_property: Record) -> None:
+    """R3, R28, R35, R97, R198, R200: whatever happens in whatever order, with a small counter-example where it fails."""
+    record_property("size", live_in_any_order(policy, 40))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_order_of_many_events(policy: str, record_property: Record) -> None:
+    """The same in many more lives."""
+    record_property("size", live_in_any_order(policy, 1_000))
 
 
 def live(policy: str, seed: int) -> Life:
@@ -165,19 +180,25 @@ def test_very_many_steps(policy: str, record_property: Record) -> None:
     record_property("size", live_for(policy, 100_000, 1_000_000))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_equal_inputs_give_equal_plans(policy: str) -> None:
-    """R201: whatever the process hashes with, the same calls give the same plans."""
-    command = [sys.executable, "-m", "tests.core.test_properties", policy, "12"]
+@pytest.fixture(scope="module")
+def planned() -> list[dict[str, list[str]]]:
+    """Plans of a few lives by policy, made in two processes that hash differently."""
+    command = [sys.executable, "-m", "tests.core.test_properties", "12"]
     environ = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
-    plans = [
-        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+    return [
+        json.loads(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=250, check=True).stdout)
         for env in environ
     ]
-    assert len(plans[0]) > 1_000
-    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_equal_inputs_give_equal_plans(policy: str, planned: list[dict[str, list[str]]]) -> None:
+    """R201: whatever the process hashes with, the same calls give the same plans."""
+    one, other = (plans[policy] for plans in planned)
+    assert sum(map(len, one)) > 1_000
+    assert one == other
 
 
 if __name__ == "__main__":
-    for first_seed in range(int(sys.argv[2])):
-        sys.stdout.write("\n".join(live(sys.argv[1], first_seed).plans) + "\n")
+    seeds = range(int(sys.argv[1]))
+    json.dump({p: [plan for seed in seeds for plan in live(p, seed).plans] for p in POLICIES}, sys.stdout)

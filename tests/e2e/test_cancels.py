@@ -63,8 +63,8 @@ def _descriptors(stack: LocalStack) -> dict[str, tuple[int, int]]:
 
 
 def _until_free(stack: LocalStack) -> dict:
-    """The blocks once everything is free, or as they are after five seconds."""
-    deadline = time.monotonic() + 5
+    """The blocks once everything is free, or as they are after a while."""
+    deadline = time.monotonic() + 40
     while (report := blocks(stack.admin_address))["gpu"]["free"] != report["gpu"]["total"]:
         if time.monotonic() > deadline:
             break
@@ -106,15 +106,16 @@ def test_whole(record_property: Callable[[str, object], None]) -> None:
 
 def test_blocks_are_free_before_the_next_plan(stack: LocalStack, client: Client) -> None:
     """After a cancel no later step schedules the request, and its blocks are gone from the very next step's tables."""
-    keep = client.generate_stream("while True:", SamplingParams(temperature=0, max_tokens=120, ignore_eos=True))
+    keep = client.generate_stream("while True:", SamplingParams(temperature=0, max_tokens=1_900, ignore_eos=True))
     drop = client.generate_stream("import os", _LONG, request_id="to-be-dropped")
     next(iter(drop))
     client.cancel("to-be-dropped")
-    keep.read()
-    log = steps(stack.admin_address, "--tables")
-    mine = [i for i, s in enumerate(log) if any(g["id"] == "to-be-dropped" for g in s["scheduled"])]
-    assert mine, "it ran"
-    assert len(mine) < 100, "it was cut short"
-    behind = log[mine[-1] + 1 :]
-    assert behind, "the other one went on"
+    behind: list[dict] = []
+    while len(behind) < 20:  # the other one goes on
+        log = steps(stack.admin_address, "--tables")
+        mine = [i for i, s in enumerate(log) if any(g["id"] == "to-be-dropped" for g in s["scheduled"])]
+        assert mine, "it ran"
+        behind = log[mine[-1] + 1 :]
+    keep.cancel()
+    assert len(mine) < 400, "it was cut short"
     assert all("to-be-dropped/0" not in s["tables"] for s in behind)

@@ -11,7 +11,7 @@ from tests.e2e import kill_requests, scheduler_kills
 from tests.e2e.supervised import Supervised
 
 Record = Callable[[str, object], None]
-SAMPLE, WHOLE = 5, 50
+SAMPLE, WHOLE = 3, 50
 
 
 def survive(running: Supervised, count: int, seed: int) -> scheduler_kills.Survived:
@@ -31,5 +31,5 @@ def test_sample(killable: Supervised, record_property: Record) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_whole(killable: Supervised, record_property: Record) -> None:
-    """The same ten times over."""
+    """The same many times over."""
     record_property("size", str(survive(killable, WHOLE, seed=2)))

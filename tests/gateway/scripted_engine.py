@@ -22,8 +22,8 @@ from svc_common import columns, rpc
 from svc_common.errors import Unavailable
 from tests.gateway import models
 
-TEST_TIMEOUT_S = 60.0
-PATIENCE_S = 10.0
+TEST_TIMEOUT_S = 120.0
+PATIENCE_S = 40.0
 
 
 def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -130,7 +130,7 @@ async def test_the_scheduler_ends_a_request_at_its_deadline_with_what_there_is()
 @asynchronous
 async def test_the_gateway_ends_it_where_the_scheduler_is_silent() -> None:
     """Whoever notices first; the stream ends with Finished and Usage, and the scheduler is told."""
-    async with pair(max_request_s=0.5) as (_, attachment, gateway):
+    async with pair(max_request_s=1.5) as (_, attachment, gateway):
         call = gateway.stub.GenerateStream(request(partial=True))
         reading = asyncio.ensure_future(_events(call))
         handle = (await attachment.next_submit()).handle
@@ -150,7 +150,7 @@ async def _events(call: grpc.aio.UnaryStreamCall) -> list[pb.GenerateEvent]:
 @asynchronous
 async def test_without_output_or_wish_a_deadline_is_an_error(partial: bool, made: list[int]) -> None:
     """DEADLINE_EXCEEDED, with where it happened; by the gateway's clock and by the scheduler's word."""
-    async with pair(max_request_s=0.3) as (_, attachment, gateway):
+    async with pair(max_request_s=0.8) as (_, attachment, gateway):
         for by_scheduler in (False, True):
             call = gateway.stub.Generate(request(partial=partial))
             waiting = asyncio.ensure_future(error_of(call))
@@ -206,7 +206,7 @@ def _state(*, adapters: list[str], serving: bool = True) -> engine_pb2.EngineMes
 
 
 async def _until_health(health: health_pb2_grpc.HealthStub, name: str, status: int) -> None:
-    async for answer in health.Watch(health_pb2.HealthCheckRequest(service=name), timeout=5):
+    async for answer in health.Watch(health_pb2.HealthCheckRequest(service=name), timeout=40):
         if answer.status == status:
             return
 

@@ -137,9 +137,9 @@ async def test_the_deadline_header() -> None:
     """Milliseconds left reach the scheduler, less a margin; nonsense is refused by its name; what is late is 504."""
     async with served() as (attachment, running, client):
         create = client.completions.create
-        asking = asyncio.ensure_future(create(model="tiny", prompt="x", extra_headers={"x-request-timeout-ms": "300"}))
+        asking = asyncio.ensure_future(create(model="tiny", prompt="x", extra_headers={"x-request-timeout-ms": "1000"}))
         submit = await attachment.next_submit()
-        assert 0.1e9 < submit.remaining_ns <= 0.3e9
+        assert 0.1e9 < submit.remaining_ns <= 1e9
         with pytest.raises(openai.InternalServerError) as caught:
             await asking
         assert (caught.value.status_code, caught.value.code) == (504, "expired_in_queue")

@@ -12,7 +12,7 @@ import pytest
 
 from quire.stack import LocalStack
 from tests.gateway.scripted_engine import asynchronous
-from tests.gateway.test_grpc_door import free_blocks, until_free
+from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -285,7 +285,7 @@ async def test_a_disconnect_frees_the_blocks(stack: LocalStack, stream: bool) ->
         asking = asyncio.create_task(client.post("/v1/completions", json=body))
         begin = time.monotonic()
         while not (await free_blocks(stack))[0]:
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < FREE_WITHIN_S
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

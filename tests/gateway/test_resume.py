@@ -14,7 +14,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc
 from svc_common.errors import QuireError
 from tests.gateway.reading import Read
-from tests.gateway.scripted_engine import TEST_TIMEOUT_S, Gateway, asynchronous, gateway
+from tests.gateway.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, Gateway, asynchronous, gateway
 from tests.scheduler.harness import Admin, scheduler, worker
 
 SLOW = {"time_scale": 0.4}
@@ -35,11 +35,9 @@ class Pair:
 
     async def settles(self, num_running: int) -> None:
         """Waits until so many sequences hold blocks."""
-        for _ in range(500):
-            if await self.num_running() == num_running:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{await self.num_running()} sequences run, not {num_running}")
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.num_running() != num_running:
+                await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -201,7 +199,7 @@ async def test_what_cannot_be_resumed(p: Pair) -> None:
 @asynchronous
 async def test_a_dropped_stream_is_held_for_the_grace_time() -> None:
     """Resumable: it goes on without a reader and is ended when nobody came; others are ended when their reader goes."""
-    async with pair(frontend_grace_s=0.4) as p:
+    async with pair(frontend_grace_s=1.0) as p:
         call = stream(p.one, request(resumable=True, max_tokens=3000), x_request_id="r")
         await follow(Read(), call, until=2)
         call.cancel()
@@ -209,7 +207,7 @@ async def test_a_dropped_stream_is_held_for_the_grace_time() -> None:
         assert await p.num_running() == 1
         again = resume(p.two, "r")
         await follow(Read(), again, until=20)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.0)
         assert await p.num_running() == 1, "read again, it is not ended when the first grace time is over"
         again.cancel()
         await p.settles(0)

@@ -23,7 +23,7 @@ from svc_common.errors import ResourceExhausted
 from tests.gateway import models
 from tests.gateway.chat_outputs import parsing
 from tests.gateway.reading import Read
-from tests.gateway.scripted_engine import asynchronous, finished, tokens
+from tests.gateway.scripted_engine import PATIENCE_S, asynchronous, finished, tokens
 
 SAMPLE, WHOLE = 60, 3_000
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -206,7 +206,7 @@ async def undisturbed(seed: int) -> Read:
     life, read = Life(seed), Read()
     async with reading(life, read) as task:
         life.recover()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE_S)
     return read
 
 
@@ -228,7 +228,7 @@ async def disturbed(seed: int) -> Read:
             if not task.done():
                 life.recover()
                 await asyncio.sleep(0.001)
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE_S)
     return read
 
 

@@ -11,6 +11,7 @@ from tests.house.tree import name_of, python_files, text_files
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 BANNED_BUILTINS = {"eval", "exec"}
 BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
+BANNED_LAST_WORDS = {name.rpartition(".")[2] for name in BANNED_CALLS}
 BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
 # The one place that opens pickles: a process of its own for each, restricted to tensors, behind further walls (`quire convert`).
 ALLOWED = {"quire/convert/child.py": "torch.load(map_location='cpu', weights_only=True, mmap=is_zip)"}
@@ -32,7 +33,9 @@ def _dangers_of(node: ast.AST) -> Iterator[str]:
             yield module
         case ast.Call(func=ast.Name(id=name)) if name in BANNED_BUILTINS:
             yield f"{name}()"
-        case ast.Call(func=ast.Attribute()) if ast.unparse(node.func) in BANNED_CALLS:
+        case ast.Call(func=ast.Attribute(attr=last)) if (
+            last in BANNED_LAST_WORDS and ast.unparse(node.func) in BANNED_CALLS
+        ):
             yield f"{ast.unparse(node.func)}({', '.join(ast.unparse(k) for k in node.keywords)})"
         case ast.keyword(arg=str(name), value=ast.Constant(value=True)) if name in BANNED_TRUE:
             yield f"{name}=True"

@@ -1,5 +1,7 @@
 """The command line: help, quick start, and a clear error with its own status for every mistake (issue 2, "Bad input")."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from quire.built_in_model import default_model
+from quire.cli import main
 from quire.cli.options import host_and_port
 from quire.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
@@ -24,6 +27,14 @@ COMMANDS = (
     *("bench", "doctor", "plan", "convert"),
 )
 SERVICES = ("gateway", "scheduler", "worker", "simulated-worker")
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What `run_quire` gives, of a command that leaves a process as it was: in this one, which has imported everything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return subprocess.CompletedProcess(arguments, int(caught.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def _imported_by(*arguments: str) -> set[str]:
@@ -47,7 +58,7 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
 @pytest.mark.parametrize("command", [*COMMANDS, *(f"serve {name}" for name in SERVICES)])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """Help teaches: each shows the command in use."""
-    result = run_quire(*command.split(), "--help")
+    result = run_here(*command.split(), "--help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"quire {command.split(maxsplit=1)[0]}") >= 2, "usage, and at least one example"
 
@@ -143,9 +154,9 @@ def test_unknown_policy_and_setting() -> None:
 
 def test_policies_shows_presets_and_keys() -> None:
     """A table for people; with --json one object with every key of every preset."""
-    shown = run_quire("policies").stdout
+    shown = run_here("policies").stdout
     assert all(word in shown for word in ("vllm-v0-chunked", "static", "preemption_mode", "delay_factor"))
-    presets = json.loads(run_quire("policies", "--json").stdout)
+    presets = json.loads(run_here("policies", "--json").stdout)
     assert presets["vllm-v1-async"]["batch_queue"] == 2 and presets["vllm-v0"]["phases"] == "prefill_or_decode"
     assert [presets[name]["cache_type"] for name in ("chitu", "chitu-skew", "vllm-v1")] == ["paged", "skew", None]
     _assert_config_error(
@@ -230,7 +241,7 @@ def test_nobody_listens(command: tuple[str, ...]) -> None:
     """Status 1 and what to do, not a transport's words."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        result = run_quire(*command, f"127.0.0.1:{sock.getsockname()[1]}")
+        result = run_here(*command, f"127.0.0.1:{sock.getsockname()[1]}")
     assert result.returncode == 1
     assert "quire up" in result.stderr
     assert "Traceback" not in result.stderr

@@ -207,7 +207,7 @@ def test_leaving_a_resumable_stream_cancels_it(gateway: Callable[..., _Gateway])
 def test_cancelling_between_two_attempts_ends_a_stream(gateway: Callable[..., _Gateway]) -> None:
     """From another thread, while it waits to go on: it is not opened again."""
     broken = gateway(breaks_after=2)
-    slow = RetryPolicy(first_pause_s=0.5)
+    slow = RetryPolicy(first_pause_s=1.5)
     with Client(broken.address, retries=slow) as client, futures.ThreadPoolExecutor(1) as threads:
         stream = client.generate_stream("x", options=RequestOptions(resumable=True))
         reading = threads.submit(stream.read)

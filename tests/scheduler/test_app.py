@@ -145,7 +145,7 @@ async def test_force_takes_a_worker_over() -> None:
 
 
 async def until_serving(address: str) -> None:
-    for _ in range(500):
+    for _ in range(2_000):
         if await health(address) == health_pb2.HealthCheckResponse.SERVING:
             return
         await asyncio.sleep(0.02)
@@ -153,7 +153,7 @@ async def until_serving(address: str) -> None:
 
 
 async def eventually_not_serving(address: str) -> None:
-    for _ in range(500):
+    for _ in range(2_000):
         if await health(address) == health_pb2.HealthCheckResponse.NOT_SERVING:
             return
         await asyncio.sleep(0.02)

@@ -27,14 +27,16 @@ async def test_a_wait_is_explained_while_it_lasts_and_when_it_is_over() -> None:
     """design.md 4: MAX_SEQS with its numbers for the head, BEHIND for the next, then RUNNING, and times that add up."""
     async with stack(SLOW, max_num_seqs=1) as s:
         before_ns = time.time_ns()
-        handles = [await s.gateway.submit(PROMPT, max_tokens=20, request_id=name) for name in ("a", "b", "c")]
+        lengths = {"a": 1_000, "b": 5, "c": 5}
+        handles = [await s.gateway.submit(PROMPT, max_tokens=n, request_id=name) for name, n in lengths.items()]
         await eventually(lambda: s.gateway.outputs[handles[0]].tokens, "a runs")
         answer = await explain(s.admin, "b")
         assert reasons(answer)[-1] == "MAX_SEQS" and not answer.episodes[-1].HasField("to_step")
         behind = why_json(await explain(s.admin, "c"))["episodes"][-1]
         assert behind["reason"] == "BEHIND" and behind["to_ns"] is None
         assert behind["numbers"] == {"head": "b", "head_reason": "MAX_SEQS", "running": 1, "limit": 1}
-        for handle in handles:
+        await s.gateway.leave(handles[0])
+        for handle in handles[1:]:
             await s.gateway.end_of(handle)
         over = (await explain(s.admin, "b")).episodes
         waits = [e for e in over if e.queue == "waiting"]

@@ -27,7 +27,7 @@ class Ranks:
         self.admin = admin
 
     async def submit_all(self, max_tokens: int) -> list[int]:
-        return [await self.gateway.submit(p, max_tokens=max_tokens) for p in PROMPTS]
+        return await self.gateway.submit_all(PROMPTS, max_tokens=max_tokens)
 
     async def tokens(self, handles: list[int]) -> list[list[int]]:
         return [(await self.gateway.end_of(handle)).tokens for handle in handles]
@@ -291,12 +291,16 @@ async def test_workers_with_different_models_are_refused() -> None:
 
 @run_async
 async def test_several_lanes_of_one_worker() -> None:
-    """R176, R183: scheduler groups and skew slots are steps in flight of one worker."""
+    """R176, R183: scheduler groups and skew slots are steps in flight of one worker. None has room for more than three of seven."""
     expected = await undisturbed(30)
+    sizes = ("infer.pp_size=3", "infer.max_reqs=7")
     for policy in ("chitu", "chitu-skew"):
-        async with worker(**SLOW) as (a,), ranks(a, policy=policy, policy_set=("infer.pp_size=3",)) as r:
+        async with worker(**SLOW) as (a,), ranks(a, policy=policy, policy_set=sizes) as r:
             assert await r.tokens(await r.submit_all(30)) == expected
-            assert {report.lane for report in await r.admin.steps()} == {0, 1, 2}
+            steps = await r.admin.steps()
+            assert {report.lane for report in steps} == {0, 1, 2}
+            assert [report.lane for report in steps[:3]] == [0, 1, 2]
+            assert steps[2].times.planned_ns < steps[0].times.finished_ns, "three under way"
             await r.admin.assert_all_free()
 
 

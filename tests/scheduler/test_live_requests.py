@@ -31,7 +31,7 @@ async def submit(s: Stack, names: str, **values: Any) -> list[int]:
 async def test_every_reason_is_the_last_one_of_the_requests_timeline() -> None:
     """P1: `quire top` and `quire why` never tell two stories: the head's reason, those behind it, those that run."""
     async with stack(SLOW, max_num_seqs=2) as s:
-        handles = await submit(s, "a b c d e", max_tokens=60, priority=-3)
+        handles = await submit(s, "a b c d e", max_tokens=1_000, priority=-3)
         await eventually(lambda: s.gateway.outputs[handles[1]].tokens, "two run")
         for _ in range(20):
             answer = await listed(s.admin)
@@ -53,7 +53,7 @@ async def test_every_reason_is_the_last_one_of_the_requests_timeline() -> None:
         short = await listed(s.admin, 1)
         assert [r.id for r in short.requests] == ["a"] and short.num_left_out == 4 and short.reasons == answer.reasons
         for handle in handles:
-            await s.gateway.end_of(handle)
+            await s.gateway.leave(handle)
         assert not (await listed(s.admin)).requests
 
 

@@ -131,7 +131,7 @@ def test_it_may_be_bounded_by_time() -> None:
 async def test_gateways_are_told_that_the_queue_is_full() -> None:
     """Once when a tenant is refused, once when there is room again; a gateway that attaches meanwhile hears it in its Welcome."""
     async with stack(SLOW, max_num_seqs=1, max_num_batched_tokens=64, max_waiting_requests=2) as s:
-        first = await s.gateway.submit(PROMPT, max_tokens=40, tenant="a")
+        first = await s.gateway.submit(PROMPT, max_tokens=1_000, tenant="a")
         await s.gateway.tokens_of(first, 1)
         handles = [await s.gateway.submit(PROMPT, max_tokens=2, tenant="a") for _ in range(3)]
         refused = await s.gateway.end_of(handles[-1])
@@ -141,7 +141,8 @@ async def test_gateways_are_told_that_the_queue_is_full() -> None:
         assert list(s.gateway.queues[0].closed_for) == ["a"] and s.gateway.queues[0].retry_after_ns >= 100 * MS
         async with Gateway(s.address, "second") as second:
             assert list(second.welcome.queue.closed_for) == ["a"]
-        for handle in [first, *handles[:-1], other]:
+        await s.gateway.leave(first)
+        for handle in [*handles[:-1], other]:
             assert (await s.gateway.end_of(handle)).finished is not None
         assert [list(queue.closed_for) for queue in s.gateway.queues] == [["a"], []]
 
@@ -150,7 +151,7 @@ async def test_gateways_are_told_that_the_queue_is_full() -> None:
 async def test_live_requests_are_bounded() -> None:
     """Whatever the queue has room for."""
     async with stack(SLOW, max_num_seqs=2, max_live_requests=3) as s:
-        handles = [await s.gateway.submit(PROMPT, max_tokens=30) for _ in range(4)]
+        handles = await s.gateway.submit_all([PROMPT] * 4, max_tokens=30)
         refused = (await s.gateway.end_of(handles[-1])).failed
         assert refused is not None and refused.error.reason == "QUEUE_FULL" and refused.error.retry_after_ns > 0
         for handle in handles[:-1]:

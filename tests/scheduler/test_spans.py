@@ -193,10 +193,11 @@ async def _ends(otlp: OtlpReceiver, gateway: Telemetry) -> dict[str, ReceivedSpa
         await s.gateway.tokens_of(running, 2)
         for prompt, name in (([400], "unknown token"), (PROMPT * 40, "too long")):
             await s.gateway.end_of(await s.gateway.submit(prompt, trace=contexts[name]))
-        late = await s.gateway.submit(PROMPT, trace=contexts["expired"], remaining_ns=300_000_000)
-        refused = await s.gateway.submit(PROMPT, trace=contexts["refused"])
-        await s.gateway.end_of(refused)
-        await s.gateway.end_of(late)
+        late = s.gateway.make_submit(PROMPT, trace=contexts["expired"], remaining_ns=300_000_000)
+        refused = s.gateway.make_submit(PROMPT, trace=contexts["refused"])
+        await s.gateway.send(submits=[late, refused])
+        await s.gateway.end_of(refused.handle)
+        await s.gateway.end_of(late.handle)
         await s.gateway.send(cancels=[{"handle": running}])
         await s.gateway.end_of(running)
     found = {}

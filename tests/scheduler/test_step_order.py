@@ -68,3 +68,29 @@ async def test_the_plain_loop_takes_one_thing_after_the_other(held) -> None:
         await eventually(lambda: held.log.count("executed") == 4, "the plan by which the worker forgets the last row")
         await asyncio.sleep(0.1)
         assert held.log.count("executed") == 4, "nothing more is executed when all is over"
+
+
+@run_async
+@pytest.mark.parametrize(
+    ("device", "overlap", "most"), [("cpu", None, 1), ("cuda", None, 2), ("cpu", True, 2), ("cuda", False, 1)]
+)
+async def test_steps_overlap_where_the_worker_has_a_device_of_its_own(held, device, overlap, most) -> None:
+    """Decision 0015: a CPU's worker gets its next plan after the result, others before; what the operator says counts more."""
+    made = type("OnDevice", (held,), {"device": device, "__setattr__": _keep_device})
+    async with worker(made) as (at,), scheduler(at, overlap=overlap) as (address, _), Gateway(address) as gateway:
+        handle = await gateway.submit(PROMPT, max_tokens=4)
+        await eventually(lambda: made.log.count("execute") == 1, "the first step runs")
+        if most == 2:
+            await eventually(lambda: made.log.count("schedule") == 2, "the second is planned meanwhile")
+        else:
+            await asyncio.sleep(0.1)
+        assert made.log.count("schedule") == most
+        for _ in range(8):
+            made.gate.release()
+        assert len((await gateway.end_of(handle)).tokens) == 4
+
+
+def _keep_device(engine, name, value) -> None:
+    """The simulated engine says "simulated" of itself; here it is what the class says."""
+    if name != "device":
+        object.__setattr__(engine, name, value)

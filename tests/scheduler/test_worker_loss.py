@@ -14,7 +14,7 @@ from quire.why import why_json
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.scheduler.harness import TIMEOUT_S, Admin, Gateway, eventually, run_async, scheduler, stack, worker
 from tests.scheduler.proxy import Proxy, proxy
 from worker_svc.simulated.engine import SimulatedEngine
 
@@ -137,7 +137,7 @@ class HangingEngine(SimulatedEngine):
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         if self.hang.is_set():
             self.hang.clear()
-            self.go.wait(10)
+            self.go.wait(TIMEOUT_S)
         return super().execute(outputs)
 
 

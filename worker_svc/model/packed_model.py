@@ -29,6 +29,7 @@ class PackedModel:
         self._paged: attention.PagedAttention | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
+        self._plain_head: nn.Module | None = None
         self._hidden = _LastHidden(model)
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
@@ -74,7 +75,16 @@ class PackedModel:
         """The decoder's modules compute from now on, with packed weights."""
         if self._fused is not None:
             self._fused.remove()
-            self._fused = None
+            self._fused = self._plain_head = None
+
+    @torch.inference_mode()
+    def find_plain_head(self, step: ModelInput) -> None:
+        """Fused and bound: where logits of `step` are what the head makes of hidden states and nothing more, bit for bit, the
+        model's own forward pass is left out from now on. It takes 0.2 ms of a step of one row."""
+        expected = self._pass(step)
+        self._plain_head = self._model.get_output_embeddings()
+        if self._plain_head is not None and not torch.equal(self._pass(step), expected):
+            self._plain_head = None
 
     @contextmanager
     def computed_by_modules(self) -> Iterator[None]:
@@ -121,12 +131,18 @@ class PackedModel:
         logits, hidden = [], []
         for step in inputs:
             with self._hidden.kept():
-                logits.append(self._pass(step))
+                logits.append(self._full_pass(self._begun(step)))
                 hidden.append(self._hidden.taken()[0, : step.num_tokens].float())
         return _joined(logits), _joined(hidden)
 
     def _pass(self, step: ModelInput) -> torch.Tensor:
         step = self._begun(step)
+        if self._plain_head is None or self._fused is None or self._fused.is_seen:
+            return self._full_pass(step)
+        states = self._fused.states(step.token_ids)[0, step.logit_rows]
+        return self._plain_head(states)[: step.num_logits].float()
+
+    def _full_pass(self, step: ModelInput) -> torch.Tensor:
         out = self._model(
             input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.logit_rows
         )

@@ -130,9 +130,14 @@ def _check_once(added: IntArray, changed: IntArray) -> None:
 
 def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
     rows = columns.unpack(data, field, minimum=0)
-    if len(rows) and int(rows.max()) >= max_rows:
-        raise InvalidArgument.field(field, f"has row {int(rows.max())}; rows are below {max_rows}")
-    if len(rows) > 1 and len(np.unique(rows)) != len(rows):
+    if not len(rows):
+        return rows
+    last = int(np.maximum.reduce(rows))
+    if last >= max_rows:
+        raise InvalidArgument.field(field, f"has row {last}; rows are below {max_rows}")
+    seen = np.zeros(last + 1, np.bool_)
+    seen[rows] = True
+    if np.count_nonzero(seen) != len(rows):
         raise InvalidArgument.field(field, "has the same row twice")
     return rows
 
@@ -150,12 +155,12 @@ def _pairs(data: bytes, field: str, sizes: tuple[int, int]) -> IntArray:
 
 
 def _below(values: IntArray, bound: int, field: str, what: str) -> None:
-    if len(values) and int(values.max()) >= bound:
-        raise InvalidArgument.field(field, f"has {what} {int(values.max())}; there are {bound}")
+    if len(values) and (most := int(np.maximum.reduce(values))) >= bound:
+        raise InvalidArgument.field(field, f"has {what} {most}; there are {bound}")
 
 
 def _blame_first(bad: NDArray[np.bool_], rows: IntArray, field: str, what: str) -> None:
-    if bad.any():
+    if np.logical_or.reduce(bad):
         raise InvalidArgument.field(field, f"row {int(rows[bad][0])}: {what}")
 
 
@@ -271,6 +276,6 @@ def _check_changes(changes: Changes, limits: Limits) -> None:
 
 
 def _check_total(counts: IntArray, flat: IntArray, field: str) -> None:
-    total = int(counts.astype(np.int64).sum())
+    total = int(np.add.reduce(counts, dtype=np.int64))
     if total != len(flat):
         raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {total}")

@@ -16,6 +16,8 @@ from worker_svc.sampling.logprobs import of_tokens
 GREEDY_BELOW = 1e-5
 _MASK_64 = 2**64 - 1
 _PIECE = 64
+_MOST_DRAWN_AT_ONCE = 2**21
+"""Logits: a draw from them takes about ten times their memory, which is soon more than the model's."""
 
 
 def _signed(value: int) -> int:
@@ -94,10 +96,15 @@ def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.T
     if rows.min_ps is not None:
         filtered |= drawn & (rows.min_ps > 0)
     for chosen, way in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
-        at = chosen.nonzero().squeeze(1)
-        if len(at):
-            tokens[at] = way(logits[at] / rows.temperatures[at, None], rows, at)
+        for at in chosen.nonzero().squeeze(1).split(rows_at_once(logits.shape[1])):
+            if len(at):
+                tokens[at] = way(logits[at] / rows.temperatures[at, None], rows, at)
     return tokens
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """Rows that `draw` draws for together, at most: no more of them take more memory."""
+    return max(1, _MOST_DRAWN_AT_ONCE // vocab_size)
 
 
 def uniform(seeds: torch.Tensor, sequence_indexes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -203,7 +203,10 @@ void write_kv(const T* key, const T* value, T* keys, T* values, int64_t slot, in
   const int dim = shape.head_dim, size = shape.block_size;
   const int64_t block = slot / size, offset = slot % size;
   const size_t at = (size_t(block) * shape.kv_heads + kv_head) * dim * size;
-  for (int d = 0; d < dim; ++d) keys[at + key_element<T>(d, int(offset), shape)] = key[d];
+  constexpr int GROUP = together<T>();
+  int d = 0;
+  for (; d + GROUP <= dim; d += GROUP) std::memcpy(keys + at + key_element<T>(d, int(offset), shape), key + d, GROUP * sizeof(T));
+  for (; d < dim; ++d) keys[at + key_element<T>(d, int(offset), shape)] = key[d];
   std::memcpy(values + at + size_t(offset) * dim, value, size_t(dim) * sizeof(T));
 }
 

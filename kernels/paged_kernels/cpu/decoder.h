@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "attention.h"
 #include "int8.h"
@@ -151,18 +152,28 @@ class Decoder {
     if (step_.slots[row] < 0) return;
     const int dim = shape_.head_dim;
     E* heads = buffer(op.in) + row * step_.widths[op.in];
-    E *keys = heads + size_t(shape_.heads) * dim, *values = keys + size_t(shape_.kv_heads) * dim;
+    E* keys = heads + size_t(shape_.heads) * dim;
+    const size_t width = size_t(shape_.kv_heads) * dim;  // of a row's keys, as of its values
     const E* cosines = op.rotary ? of(op.second) + size_t(step_.positions[row]) * op.rotary : nullptr;
     const E* sines = op.rotary ? of(op.second_bias) + size_t(step_.positions[row]) * op.rotary : nullptr;
     turn(op, heads, shape_.heads, of(op.weights), cosines, sines);
     turn(op, keys, shape_.kv_heads, of(op.bias), cosines, sines);
-    std::vector<T> kept(size_t(2) * dim);
+    std::vector<T> room;
+    const T* kept = as_cached(keys, size_t(2) * width, room);
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      for (int d = 0; d < dim; ++d) {
-        store(kept[d], load(keys[head * dim + d]));
-        store(kept[dim + d], load(values[head * dim + d]));
-      }
-      write_kv(kept.data(), kept.data() + dim, cached(op.layer, 0), cached(op.layer, 1), step_.slots[row], head, shape_);
+      const T* key = kept + size_t(head) * dim;
+      write_kv(key, key + width, cached(op.layer, 0), cached(op.layer, 1), step_.slots[row], head, shape_);
+    }
+  }
+
+  // `count` elements as the cache holds them: where they are, or in `room`.
+  static const T* as_cached(const E* from, size_t count, std::vector<T>& room) {
+    if constexpr (std::is_same_v<E, T>) {
+      return from;
+    } else {
+      room.resize(count);
+      for (size_t i = 0; i < count; ++i) store(room[i], load(from[i]));
+      return room.data();
     }
   }
 

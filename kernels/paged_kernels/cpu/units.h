@@ -79,10 +79,10 @@ struct Units<BFloat16, BFloat16> {
 
   // Sums of COLUMNS columns in the order of columns.
   static void in_order(Vec* sums) {
-    QuarterOf from[2 * LANES / 4], to[2 * LANES / 4];
-    std::memcpy(from, sums, sizeof from);
-    for (int i = 0; i < LANES / 4; ++i) { to[2 * i] = from[i]; to[2 * i + 1] = from[LANES / 4 + i]; }
-    std::memcpy(sums, to, sizeof to);
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512 a = (__m512)sums[0], b = (__m512)sums[1];
+    sums[0] = (Vec)_mm512_permutex2var_ps(a, first, b);
+    sums[1] = (Vec)_mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
   }
 };
 #endif

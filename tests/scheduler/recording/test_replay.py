@@ -1,5 +1,6 @@
 """Recorded lives, replayed: every decision again, from every segment, in every process."""
 
+import functools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from scheduler_svc.recording.events import EVENTS, Added, Planned
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.recorder import RecordingCore
 from scheduler_svc.recording.replay import ReplayReport, replay
+from scheduler_svc.recording.ring import Segment
 from scheduler_svc.recording.what_if import one_life, what_if
 from tests.scheduler.recording.recorded_lives import recorded, recorded_steps
 
@@ -37,12 +39,18 @@ def _identical(report: ReplayReport) -> None:
     assert report.first_difference is None
 
 
+@functools.cache
+def segments_of(policy: str, seed: int) -> list[Segment]:
+    """What is recorded of a life."""
+    return recorded(policy, seed).segments()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_replays_from_every_segment(policy: str) -> None:
     """R201: failed steps, lost workers, aborts, stop strings, beams, cached prefixes, drafts, live changes: all decisions again."""
     for seed in range(3):
-        segments = recorded(policy, seed).segments()
-        for start in range(0, len(segments), 1 + len(segments) // 8):
+        segments = segments_of(policy, seed)
+        for start in range(0, len(segments), 1 + len(segments) // 4):
             report = replay(segments[start:])
             _identical(report)
             assert report.steps == sum(segment.num_steps for segment in segments[start:])
@@ -53,7 +61,7 @@ def test_the_lives_have_all_kinds_of_events() -> None:
     seen: Counter[type] = Counter()
     for policy in POLICIES:
         for seed in range(3):
-            seen.update(type(event) for segment in recorded(policy, seed).segments() for event in segment.events)
+            seen.update(type(event) for segment in segments_of(policy, seed) for event in segment.events)
     assert [kind.__name__ for kind in EVENTS if not seen[kind]] == []
 
 

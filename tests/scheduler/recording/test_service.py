@@ -146,11 +146,13 @@ async def test_record_and_replay(tmp_path: Path) -> None:
         assert isinstance(nothing.exception, FailedPrecondition)
         assert list(tmp_path.iterdir()) == []
         serving = asyncio.create_task(_serve(s, max_tokens=60))
-        await asyncio.sleep(0.05)
+        while not await s.admin.steps():
+            await asyncio.sleep(0.01)
         told = await _command(record_command.app, "--out", str(path), "--seconds", "0.1", "--admin", s.admin_address)
         assert told.exit_code == 0, told.output
         await serving
         early = Recording(path).num_steps
+        await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=5, request_id="later"))
         told = await _command(record_command.app, "--out", str(path), "--admin", s.admin_address)
         assert f"{Recording(path).num_steps:,} steps" in told.stdout
         assert 0 < early < Recording(path).num_steps

@@ -301,13 +301,13 @@ def test_time_of_a_step_is_the_devices(engine):
     streams = FakeStreams()
     equip(engine, StreamQueue(streams))
     pending = [engine.launch(step(1, add=[join(0)])), engine.launch(step(2))]
-    time.sleep(0.05)
+    time.sleep(0.3)
     pending[0].wait()
     time.sleep(0.02)
     pending[1].wait()
     times = [one.finish().timings for one in pending]
-    assert times[0].model_ns > 45e6
-    assert 15e6 < sum((times[1].prepare_ns, times[1].model_ns, times[1].sample_ns)) < 45e6
+    assert times[0].model_ns > 290e6
+    assert 15e6 < sum((times[1].prepare_ns, times[1].model_ns, times[1].sample_ns)) < 290e6
 
 
 def test_what_computes_knows_no_threads():

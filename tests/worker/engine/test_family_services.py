@@ -139,6 +139,7 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
         policy=serving.policy,
         policy_set=serving.keys,
         max_num_seqs=16,
+        overlap=True,
     ) as s:
         outputs = await run_all(s, wanted)
         steps = await s.admin.steps()

@@ -74,6 +74,18 @@ def test_which_families_are_programs(family, families):
     assert any(isinstance(module, PackedLinear) for module in modules)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_the_head_is_called_directly_where_it_makes_logits_alone(family, families, monkeypatch):
+    """The model's own forward pass is left out, but not where it does more to logits (gemma2 caps them)."""
+    engine = make_engine(families[family].path)
+    calls, model = [], engine._loaded.model._model
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda **given: calls.append(1) or forward(**given))
+    driver = served(engine)
+    assert bool(calls) == (family == "gemma2")
+    check_equal(driver, served(families[family].engine), tolerance=0)
+
+
 def some_quick(names, quick):
     """Parameters of which all but `quick` are for long runs."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in names]

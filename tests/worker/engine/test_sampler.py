@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.worker.engine.sampled_rows import likelihood
+from worker_svc.sampling import sampler
 from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, uniform
 
 VOCAB = 12
@@ -163,3 +164,22 @@ def test_rows_that_are_not_finite_fail_alone(bad):
     kept = [0, 1, 3, 4, 5]
     assert torch.equal(spoiled.token_ids[kept], clean.token_ids[kept])
     assert torch.equal(spoiled.logprobs[kept], clean.logprobs[kept])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_rows_drawn_for_in_pieces_get_what_they_get_together(monkeypatch, at_once):
+    """However few logits are looked at together: greedy rows, plain draws and filtered ones, mixed."""
+    n = 9
+    columns = {
+        "temperatures": [0.0, 0.7, 1.0] * 3,
+        "top_ks": [0, 0, 0, 4, 4, 4, 0, 0, 0],
+        "top_ps": [1.0] * 6 + [0.6] * 3,
+        "logprobs": True,
+    }
+    logits = logits_of(11, n)
+    together = sample(logits, rows_of(n, **columns))
+    monkeypatch.setattr(sampler, "_MOST_DRAWN_AT_ONCE", at_once * VOCAB)
+    assert sampler.rows_at_once(VOCAB) == at_once
+    apart = sample(logits, rows_of(n, **columns))
+    assert torch.equal(apart.token_ids, together.token_ids)
+    assert torch.equal(apart.logprobs, together.logprobs)

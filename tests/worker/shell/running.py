@@ -37,7 +37,7 @@ class RunningWorker:
 
     async def stop_now(self) -> None:
         self.stop.set()
-        await asyncio.wait_for(self.task, 20)
+        await asyncio.wait_for(self.task, 40)
 
 
 def fast(**values: object) -> SimulatedWorkerSettings:

@@ -20,7 +20,7 @@ STARTED = [Row(0, [1, 2], list(range(8)), 2)]
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 30))
+    asyncio.run(asyncio.wait_for(test, 60))
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Held:
     is_ready: bool = False
 
     def wait(self) -> None:
-        self.device.gate(self.step_id).wait(10)
+        self.device.gate(self.step_id).wait(40)
         self.device.note("wait", self.step_id)
         if self.device.loss is not None:
             raise self.device.loss
@@ -142,7 +142,7 @@ def test_a_device_lost_while_waiting_fails_the_worker() -> None:
             error = await ending(owner.call)
             assert isinstance(error, Unavailable)
             assert "illegal address" in str(error)
-            await asyncio.wait([worker.task], timeout=5)
+            await asyncio.wait([worker.task], timeout=40)
             with pytest.raises(Unavailable, match="illegal address"):
                 worker.task.result()
 
@@ -186,7 +186,7 @@ def test_stopping_waits_for_the_results_on_their_way() -> None:
             assert [(await owner.read()).step_id for _ in range(2)] == [1, 2]
             error = await ending(owner.call)
             assert isinstance(error, Unavailable)
-            await asyncio.wait_for(worker.task, 5)
+            await asyncio.wait_for(worker.task, 40)
 
     go(test())
 
@@ -201,7 +201,7 @@ def test_without_later_results_there_is_one_thread() -> None:
         thread = EngineThread(asyncio.get_running_loop())
         assert await asyncio.gather(*(thread.submit(lambda i=i: i) for i in range(20))) == list(range(20))
         assert "engine-results" not in {one.name for one in threading.enumerate()}
-        assert await thread.stop(5)
+        assert await thread.stop(40)
 
     go(test())
 
@@ -233,7 +233,7 @@ def test_results_keep_the_order_of_the_jobs() -> None:
         assert (results[0].step_id, results[1]) == (1, 5)
         assert [type(result) for result in results[2:]] == [ZeroDivisionError] * 2
         last = submit("last", lambda: Held(device, worker_pb2.WorkerOutputs(), 3))
-        stopping = asyncio.ensure_future(thread.stop(5))
+        stopping = asyncio.ensure_future(thread.stop(40))
         await asyncio.sleep(0.05)
         assert not last.done()
         device.gate(3).set()

@@ -44,7 +44,7 @@ def test_signal_ends_the_process_in_order(number: signal.Signals) -> None:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             assert [part.HasField("loaded") for part in stub.LoadModel(worker_pb2.LoadModelRequest())][-1]
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=15)
+        _, stderr = process.communicate(timeout=40)
         assert (process.returncode, stderr) == (0, "")
     finally:
         process.kill()
@@ -56,7 +56,7 @@ def test_signal_during_a_long_load_ends_the_process_soon() -> None:
     try:
         assert process.stdout.readline()
         process.terminate()
-        _, stderr = process.communicate(timeout=8)
+        _, stderr = process.communicate(timeout=40)
         assert (process.returncode, "Traceback" in stderr) == (0, False)
     finally:
         process.kill()
@@ -71,7 +71,7 @@ def test_port_in_use_says_what_to_do_and_exits_with_2() -> None:
         port = taken.getsockname()[1]
         process = start(port)
         try:
-            _, stderr = process.communicate(timeout=15)
+            _, stderr = process.communicate(timeout=40)
         finally:
             process.kill()
     assert process.returncode == 2

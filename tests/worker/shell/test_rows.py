@@ -257,11 +257,11 @@ def test_steady_decode_of_256_rows_costs_far_less_than_10_us_a_row() -> None:
     run(rows, step(add=[Row(i, [1] * 8, range(60 * i, 60 * i + 60), 8) for i in range(n)]))
     message, best = step(), 1.0
     for _ in range(50):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         batch = rows.apply(message)
         rows.pack(batch)
         rows.commit(batch, np.zeros(n, np.int32))
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.thread_time() - begin)
     assert best < n * 10e-6 / 2
 
 

@@ -21,7 +21,7 @@ PROMPT = Row(0, [1, 2, 3], list(range(20)), 3)
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 async def lose(owner: Owner) -> None:
@@ -128,7 +128,7 @@ def test_resuming_sends_unread_results_again_and_recomputes_nothing() -> None:
             seen = [tokens_by_row(await a.ask(step(1, epoch=2, add=[PROMPT])))]
             for step_id in (2, 3, 4):
                 await a.send(step(step_id, epoch=2))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             await lose(a)
             again = await run(worker.stub, "a", epoch=2, worker_boot_id=a.welcome.identity.boot_id, last_step_id=1)
             assert (again.welcome.epoch, again.welcome.resumed) == (2, True)
@@ -302,7 +302,7 @@ def test_storm_of_cancels_leaves_no_task_and_a_worker_that_works() -> None:
 
             for wave in range(10):
                 await asyncio.gather(*(storm(20 * wave + i) for i in range(20)))
-            for _ in range(100):
+            for _ in range(1_000):
                 if worker_tasks("run-") == 0 and len(asyncio.all_tasks()) <= before:
                     break
                 await asyncio.sleep(0.02)
@@ -324,8 +324,8 @@ def test_cancelled_loads_and_bundles_leave_no_task() -> None:
             before = len(asyncio.all_tasks())
             for call in calls:
                 call.cancel()
-            await asyncio.sleep(0.2)
-            assert len(asyncio.all_tasks()) < before
+            while len(asyncio.all_tasks()) >= before:
+                await asyncio.sleep(0.02)
             assert (await worker.make_ready()).HasField("loaded"), "others' cancels do not end the load"
 
     go(test())

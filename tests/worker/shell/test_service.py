@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -29,7 +30,7 @@ from worker_svc.simulated.engine import SimulatedEngine
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 async def health_of(channel: grpc.aio.Channel, service: str = "") -> str:
@@ -325,7 +326,7 @@ def test_a_worker_that_lost_its_device_gives_its_answers_and_ends() -> None:
             assert isinstance(error, Unavailable)
             assert error.reason == "DEVICE_LOST" and "illegal address" in str(error)
             with pytest.raises(Unavailable, match=r"the engine is lost: CUDA error.*start it again"):
-                await asyncio.wait_for(worker.task, 10)
+                await asyncio.wait_for(worker.task, 40)
             with pytest.raises(Unavailable):
                 await run(worker.stub, "scheduler-b", force=True)
 
@@ -334,20 +335,29 @@ def test_a_worker_that_lost_its_device_gives_its_answers_and_ends() -> None:
 
 def test_stopping_finishes_the_steps_in_hand() -> None:
     """SIGTERM: health NOT_SERVING, finish the current step, stop."""
+    is_in_step, may_end = threading.Event(), threading.Event()
+
+    class EndsWhenLet(SimulatedEngine):
+        def execute(self, outputs):
+            is_in_step.set()
+            assert may_end.wait(40)
+            return super().execute(outputs)
 
     async def test() -> None:
-        async with running(fast(time_scale=1.0, step_base_s=0.2)) as worker:
+        async with running(make_engine=EndsWhenLet) as worker:
             await worker.make_ready()
             owner = await run(worker.stub)
             await owner.send(step(1, add=[Row(0, [1, 2], [0, 1], 2)]))
-            await asyncio.sleep(0.05)
+            while not is_in_step.is_set():
+                await asyncio.sleep(0.01)
             worker.stop.set()
-            await asyncio.sleep(0.05)
-            assert await health_of(worker.channel) == "NOT_SERVING"
+            while await health_of(worker.channel) != "NOT_SERVING":
+                await asyncio.sleep(0.01)
+            may_end.set()
             assert tokens_by_row(await owner.read())[0]
             error = await ending(owner.call)
             assert isinstance(error, Unavailable)
             assert error.reason == "WORKER_STOPPING"
-            await asyncio.wait_for(worker.task, 5)
+            await asyncio.wait_for(worker.task, 40)
 
     go(test())

@@ -12,7 +12,7 @@ from worker_svc.step_stream import StepStream
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 10))
+    asyncio.run(asyncio.wait_for(test, 60))
 
 
 def result(step_id: int) -> worker_pb2.WorkerOutputs:

@@ -45,16 +45,29 @@ class FusedDecoder:
         """The tokens of the next forward pass. `uses_modules`: something must see the modules at work, such as an adapter."""
         self._batch, self._uses_modules = batch, uses_modules
 
+    @property
+    def is_seen(self) -> bool:
+        """The decoder's own modules compute the next forward pass."""
+        return self._uses_modules
+
+    def states(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Last hidden states [1, T, H] of `token_ids` [1, T], by the program."""
+        return self._through_program(self._embedding(token_ids))
+
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self._uses_modules:
             return self._modules(input_ids=input_ids, **given)
-        assert self._batch is not None, "begin() comes before a forward pass"
-        # A model that sees embeds tokens itself. The program works in place.
+        # A model that sees embeds tokens itself.
         stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
+        return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
+
+    def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
+        """Embedded tokens to last hidden states; may be in place."""
+        assert self._batch is not None, "begin() comes before a forward pass"
         if self._scale != 1.0:
             stream = stream * torch.tensor(self._scale, dtype=stream.dtype)
         self._program.run(stream[0], self._batch, self._pool)
-        return BaseModelOutputWithPast(last_hidden_state=stream)
+        return stream
 
 
 @dataclass(frozen=True, slots=True)

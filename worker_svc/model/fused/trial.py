@@ -1,13 +1,15 @@
 """Whether a fused decoder computes what its modules did: both run the same made-up sequences before anybody is served."""
 
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from worker_svc.invariance import FREE
 from worker_svc.model.fused.fused_decoder import Fusing
-from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.made_up import Chunk, pack
 from worker_svc.model.packed_model import PackedModel
 
@@ -35,6 +37,9 @@ def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
     if not off <= _TOLERANCES[model.dtype]:
         model.unfuse()
         log.warning("the fused decoder is off by %.2g: its modules compute one by one, which is slower", off)
+        return
+    [first, *_rest] = _steps(given, vocab_size)
+    model.find_plain_head(first)
 
 
 def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
@@ -51,16 +56,30 @@ def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, fu
 
 
 def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
-    """Last hidden states: two prompts side by side, then one of them goes on."""
-    size = given.shape.block_size
-    width = -(-sum(_LENGTHS) // size)
-    tables = np.arange(2 * width, dtype=np.int32)[::-1].reshape(2, width).copy()
-    pool = torch.zeros(len(given.calls), 2, 2 * width, given.shape.block_elements, dtype=given.cache_dtype)
+    """Last hidden states of all steps, from an empty cache on."""
+    num_blocks = 2 * _width(given)
+    pool = torch.zeros(len(given.calls), 2, num_blocks, given.shape.block_elements, dtype=given.cache_dtype)
     model.bind(given.shape, pool)
+    return torch.cat([model.hidden([step]) for step in _steps(given, vocab_size)])
+
+
+def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
+    """Two prompts side by side, then one of them goes on."""
+    tables = np.arange(2 * _width(given), dtype=np.int32)[::-1].reshape(2, -1).copy()
     tokens = [(17 + 31 * i) % vocab_size for i in range(sum(_LENGTHS))]
     first, rest = tokens[: _LENGTHS[0]], tokens[_LENGTHS[0] :]
-    steps = [[Chunk(0, 0, first), Chunk(1, 0, rest)], [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]]
-    return torch.cat([model.hidden(model_inputs(pack(step, tables, size), tables, FREE)) for step in steps])
+    both = [Chunk(0, 0, first, samples=True), Chunk(1, 0, rest, samples=True)]
+    more = [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]
+    return [step for chunks in (both, more) for step in _inputs(chunks, tables, given.shape.block_size)]
+
+
+def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> Iterator[ModelInput]:
+    return model_inputs(pack(chunks, tables, block_size), tables, FREE)
+
+
+def _width(given: Fusing) -> int:
+    """Blocks of each sequence."""
+    return -(-sum(_LENGTHS) // given.shape.block_size)
 
 
 def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
