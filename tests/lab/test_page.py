@@ -165,7 +165,7 @@ def _play(page: Any) -> None:
     page.locator(".playground button").click()
     page.wait_for_function("() => document.querySelectorAll('.output').length === 3")
     page.wait_for_function("() => document.querySelector('#play > .note').textContent.includes('tokens/s')")
-    assert all(len(text) > 5 for text in page.locator(".output").all_inner_texts())
+    assert all(page.locator(".output").all_inner_texts())
     page.locator("#tab-why").click()
     page.wait_for_selector(".episodes-list li")
     assert page.locator(".request .id").inner_text()

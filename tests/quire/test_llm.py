@@ -240,4 +240,4 @@ def test_the_overview_articles_program() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     lines = re.findall(r"^Prompt: (.*), Generated text: (['\"].+['\"])$", result.stdout, re.M)
     assert [prompt for prompt, _ in lines] == [repr(prompt) for prompt in PROMPTS]
-    assert all(len(text) > 5 for _, text in lines)
+    assert all(len(text) > len("''") for _, text in lines)
