@@ -165,7 +165,8 @@ class Scheduler:
             self.events["failed" if flag else "late token dropped"] += 1
             life.is_over = True
             return
-        if life.kind == "children" and len(tokens) > 1:
+        if life.kind == "children" and len(tokens) > 1 and len(life.tokens) == life.num_prompt:
+            # One for each child; later, several are of several decode steps.
             self.events["children"] += 1
             tokens = tokens[:1]
         if life not in self.running:
