@@ -60,7 +60,7 @@ class Course:
 
 def show(stage: Stage) -> Screen:
     """Eight tasks in slots of three and two places."""
-    with stage.stack(**_OPTIONS) as stack:
+    with stage.stack(**_OPTIONS, scheduler_args=("--overlap",)) as stack:
         arrivals.one_by_one(stack, [_request(name) for name in _NAMES])
         steps = step_facts.about(stack.steps(), _NAMES)
         reasons = {name: [episode["reason"] for episode in stack.why(name)["episodes"]] for name in _NAMES}
