@@ -18,7 +18,7 @@ NEXT = {
 }
 """Which phase may follow which."""
 _STEPS_AHEAD = 2
-"""Steps that may be planned, and have taken blocks, before the result of the last one that counts."""
+"""Steps of a request that may be planned, and have taken blocks, before the result of its last one that counts."""
 _STEPS_LATE = 100
 """What a reader left is over a few steps later, as soon as its gateway's word is there; on a busy machine that takes its time."""
 
@@ -105,7 +105,8 @@ def _check_stay(span: ReceivedSpan, core_id: str, log: StepIndex) -> None:
     report = log.by_step[first]
     assert (report.epoch, report.lane) == (span.attributes[names.EPOCH], span.attributes[names.LANE])
     if log.longest:
-        held = {step: count for step, count in log.longest[core_id].items() if first <= step <= last + _STEPS_AHEAD}
+        ahead = sorted(step for step in log.planned_steps[core_id] if step > last)[:_STEPS_AHEAD]
+        held = {step: count for step, count in log.longest[core_id].items() if first <= step <= max((last, *ahead))}
         least = max(count for step, count in held.items() if step <= last)
         assert least <= span.attributes[names.BLOCKS_MAX] <= max(held.values()), (core_id, span.name)
 

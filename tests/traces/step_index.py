@@ -12,6 +12,7 @@ class StepIndex:
     def __init__(self, reports: Iterable[admin_pb2.StepReport]) -> None:
         self.by_step: dict[int, admin_pb2.StepReport] = {}
         self.shares: dict[tuple[int, str], admin_pb2.ScheduledGroup] = {}
+        self.planned_steps: defaultdict[str, set[int]] = defaultdict(set)
         self.prefill_steps: defaultdict[str, set[int]] = defaultdict(set)
         self.steps_of: defaultdict[str, set[int]] = defaultdict(set)
         self.sampled_steps: defaultdict[str, set[int]] = defaultdict(set)
@@ -28,6 +29,7 @@ class StepIndex:
             for name in group.seqs:
                 self.shares[report.step, name] = group
                 self.steps_of[name].add(report.step)
+            self.planned_steps[group.id].add(report.step)
             if group.prefill:
                 self.prefill_steps[group.id].add(report.step)
         for sampled in report.sampled:

@@ -20,7 +20,7 @@ from tests.traces.step_index import StepIndex
 _STEP_S = 0.002
 POLICIES = {"quire": ["restraint=null", "preemption_mode=recompute"], "vllm-v0": ["preemption_mode=swap"]}
 NUM_AT_ONCE = 24
-_WORKER = {"max_model_len": 512, "num_gpu_blocks": 40, "num_cpu_blocks": 400, "step_base_s": _STEP_S, "time_scale": 1.0}
+_WORKER = {"max_model_len": 512, "num_gpu_blocks": 33, "num_cpu_blocks": 400, "step_base_s": _STEP_S, "time_scale": 1.0}
 _BUDGET = {"quire": 64, "vllm-v0": 512}
 
 
