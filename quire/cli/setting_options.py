@@ -43,6 +43,11 @@ def arguments_for(settings: type[BaseModel], given: Mapping[str, Any]) -> list[s
     return [part for name, value in own.items() for part in (option_name(name), str(value))]
 
 
+def switches_for(given: Mapping[str, bool | None]) -> list[str]:
+    """Switches by name as arguments of the service; nothing for what nobody chose."""
+    return [f"--{name}" if is_on else f"--no-{name}" for name, is_on in given.items() if is_on is not None]
+
+
 def _parameter(settings: Sequence[type[BaseModel]], name: str, panel: str) -> inspect.Parameter:
     owners = [cls for cls in settings if name in cls.model_fields]
     field = owners[0].model_fields[name]

@@ -22,7 +22,7 @@ from quire.cli import scheduling_options as sch
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.load_progress import LoadProgress
-from quire.cli.setting_options import arguments_for, options_of
+from quire.cli.setting_options import arguments_for, options_of, switches_for
 from quire.cli.worker_options import WorkerOptions
 from quire.hub import checkpoint_folder
 from quire.processes import ServiceProcess
@@ -176,8 +176,7 @@ def up(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         scheduler_args=[
-            *_switch("enable-prefix-caching", enable_prefix_caching),
-            *_switch("overlap", overlap),
+            *switches_for({"enable-prefix-caching": enable_prefix_caching, "overlap": overlap}),
             *_recording_arguments(record_memory, tokens=record_tokens),
             *([] if reflection else ["--no-reflection"]),
             *arguments_for(SchedulerSettings, limits),
@@ -195,13 +194,6 @@ def _chat_arguments(tool_parser: str, reasoning_parser: str) -> list[str]:
     """ConfigError for names that there are not, before anything starts."""
     settings_of(GatewaySettings, option_name, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     return ["--tool-parser", tool_parser, "--reasoning-parser", reasoning_parser]
-
-
-def _switch(name: str, is_on: bool | None) -> list[str]:
-    """Nothing for what nobody chose."""
-    if is_on is None:
-        return []
-    return [f"--{name}" if is_on else f"--no-{name}"]
 
 
 def _recording_arguments(memory: str | None, *, tokens: bool) -> list[str]:

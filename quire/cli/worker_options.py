@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.cli.setting_options import switches_for
 from quire.sizes import GIB, parse_size
 
 
@@ -75,5 +76,4 @@ class WorkerOptions:
             "--max-adapter-rank": self.max_adapter_rank,
         }
         given = [part for name, value in named.items() if value is not None for part in (name, str(value))]
-        switches = {"fuse": self.fuse, "invariant": self.invariant}
-        return given + [f"--{name}" if on else f"--no-{name}" for name, on in switches.items() if on is not None]
+        return given + switches_for({"fuse": self.fuse, "invariant": self.invariant})

@@ -11,7 +11,7 @@ from tests.e2e import kill_requests, scheduler_kills
 from tests.e2e.supervised import Supervised
 
 Record = Callable[[str, object], None]
-SAMPLE, WHOLE = 3, 50
+SAMPLE, WHOLE = 5, 50
 
 
 def survive(running: Supervised, count: int, seed: int) -> scheduler_kills.Survived:

@@ -76,7 +76,7 @@ def test_an_endless_template_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.monotonic()
     with pytest.raises(InvalidArgument, match="longer than"):
         ChatTemplate(source, {}).render(MESSAGES)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 5
 
 
 def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.gateway.scripted_engine import asynchronous
 
 SERVICE = "/quire.inference.v1.InferenceService"
 TIMEOUT_S = 20
-FREE_WITHIN_S = 40.0
+FREE_WITHIN_S = 5.0
 
 
 @contextlib.asynccontextmanager

@@ -16,8 +16,8 @@ from worker_svc.simulated.engine import SimulatedEngine
 
 ROOT = Path(__file__).parents[2]
 LONG_STEP_S = 3.0
-NOTICED_S = 10.0
-"""A quarter of it is promised; machines that run tests are busy."""
+NOTICED_S = 5.0
+"""Half of it is promised; machines that run tests are busy."""
 
 
 class LongStepEngine(SimulatedEngine):

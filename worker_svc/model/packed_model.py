@@ -137,7 +137,7 @@ class PackedModel:
 
     def _pass(self, step: ModelInput) -> torch.Tensor:
         step = self._begun(step)
-        if self._plain_head is None or self._fused is None or self._fused.is_seen:
+        if self._plain_head is None or self._fused is None or self._fused.uses_modules:
             return self._full_pass(step)
         states = self._fused.states(step.token_ids)[0, step.logit_rows]
         return self._plain_head(states)[: step.num_logits].float()

@@ -46,7 +46,7 @@ class FusedDecoder:
         self._batch, self._uses_modules = batch, uses_modules
 
     @property
-    def is_seen(self) -> bool:
+    def uses_modules(self) -> bool:
         """The decoder's own modules compute the next forward pass."""
         return self._uses_modules
 

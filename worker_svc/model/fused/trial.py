@@ -38,8 +38,7 @@ def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
         model.unfuse()
         log.warning("the fused decoder is off by %.2g: its modules compute one by one, which is slower", off)
         return
-    [first, *_rest] = _steps(given, vocab_size)
-    model.find_plain_head(first)
+    model.find_plain_head(_steps(given, vocab_size)[0])
 
 
 def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
@@ -64,7 +63,7 @@ def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
 
 
 def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
-    """Two prompts side by side, then one of them goes on."""
+    """Two prompts side by side, which ask for logits; then one of them goes on."""
     tables = np.arange(2 * _width(given), dtype=np.int32)[::-1].reshape(2, -1).copy()
     tokens = [(17 + 31 * i) % vocab_size for i in range(sum(_LENGTHS))]
     first, rest = tokens[: _LENGTHS[0]], tokens[_LENGTHS[0] :]
