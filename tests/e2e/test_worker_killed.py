@@ -44,7 +44,7 @@ WHOLE = [
     Plan(
         "quire",
         Counter({"middle chunk": 4, "swap out": 2, "copy": 3, "grammar": 3, "beams": 2, "penalties": 2, AT_RANDOM: 4}),
-        ("restraint=null",),
+        ("restraint=null", "preemption_mode=swap"),
         ("--max-num-batched-tokens", "64"),
     ),
     Plan(
