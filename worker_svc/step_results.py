@@ -141,22 +141,39 @@ def _joined_tops(tops: list[Tops]) -> Tops:
 
 
 def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bool) -> None:
+    found = found if _is_ascending(found.rows) else _ascending(found)
+    result.rows = columns.pack(found.rows)
+    result.incarnations = columns.pack(found.incarnations)
+    result.num_tokens = columns.pack(found.counts)
+    result.token_ids = columns.pack(found.token_ids)
+    result.flags = columns.pack(found.flags, columns.U8)
+    if logprobs:
+        result.logprobs = columns.pack(found.logprobs, columns.F32)
+    if found.tops.token_ids.size and found.tops.counts.any():
+        result.tops.CopyFrom(worker_pb2.TopColumns(counts=columns.pack(found.tops.counts), **_packed(found.tops)))
+
+
+def _is_ascending(rows: IntArray) -> bool:
+    """Each row once and in order, as those of one decode step are."""
+    return len(rows) < 2 or bool(np.logical_and.reduce(rows[1:] > rows[:-1]))
+
+
+def _ascending(found: Yield) -> Yield:
+    """The same with each row once, in order, and with its tokens in the order of the decode steps."""
     rows, first, entries = np.unique(found.rows, return_index=True, return_inverse=True)
     owners = np.repeat(entries, found.counts)
-    # Stable: a row's tokens stay in the order of the decode steps.
     order = np.argsort(owners, kind="stable")
     flags = np.zeros(len(rows), np.uint8)
     np.maximum.at(flags, entries, found.flags)
-    result.rows = columns.pack(rows)
-    result.incarnations = columns.pack(found.incarnations[first])
-    result.num_tokens = columns.pack(np.bincount(owners, minlength=len(rows)))
-    result.token_ids = columns.pack(found.token_ids[order])
-    result.flags = columns.pack(flags, columns.U8)
-    if logprobs:
-        result.logprobs = columns.pack(found.logprobs[order], columns.F32)
-    if found.tops.counts.any():
-        tops = found.tops.taken(order)
-        result.tops.CopyFrom(worker_pb2.TopColumns(counts=columns.pack(tops.counts), **_packed(tops)))
+    return Yield(
+        rows=rows,
+        incarnations=found.incarnations[first],
+        counts=np.bincount(owners, minlength=len(rows)),
+        flags=flags,
+        token_ids=found.token_ids[order],
+        logprobs=found.logprobs[order],
+        tops=found.tops.taken(order),
+    )
 
 
 def _fill_candidates(result: worker_pb2.WorkerOutputs, found: list[Candidates]) -> None:

@@ -123,8 +123,11 @@ class StepRunner:
                 self._pools.open(int(changes.added.rows[i]), int(tasks[i]))
 
     def _move_blocks(self, batch: StepBatch, timings: Timings) -> None:
+        moves = batch.changes
+        if moves.is_steady and not moves.moves_blocks:
+            return
         with lap(timings, "cache_ns"):
-            moves = batch.changes
+            self._cache.expect(moves.num_blocks)
             self._cache.move(
                 swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist()
             )

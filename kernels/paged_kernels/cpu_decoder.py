@@ -132,14 +132,17 @@ class CpuProgram:
         self._program, self._run = program, run
         self._operators = (_Operator * len(program.operators))(*map(_Translator().operator, program.operators))
         self._widths = np.array([program.widths[rows] for rows in Rows], np.int64)
-        self._rows = {rows: torch.empty(0, program.widths[rows], dtype=program.dtype) for rows in Rows}
+        self._rows: dict[Rows, torch.Tensor] = {}
+        self._places = np.zeros(len(Rows), np.uint64)
+        self._num_rows = 0
 
     def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
         """See PreparedProgram."""
-        pointers = self._pointers(stream)
+        self._make_room(len(stream))
+        self._places[Rows.STREAM] = stream.data_ptr()
         shape = self._program.shape
         step = _Step(
-            pointers.ctypes.data,
+            self._places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
             pool.shape[2],
@@ -157,12 +160,12 @@ class CpuProgram:
         )
         self._run(self._operators, len(self._operators), ctypes.byref(step))
 
-    def _pointers(self, stream: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        if len(stream) > len(self._rows[Rows.NORMED]):
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows > self._num_rows:
             for rows in set(Rows) - {Rows.STREAM}:
-                self._rows[rows] = torch.empty(len(stream), self._program.widths[rows], dtype=self._program.dtype)
-        places = {rows: tensor.data_ptr() for rows, tensor in self._rows.items()} | {Rows.STREAM: stream.data_ptr()}
-        return np.array([places[rows] for rows in Rows], np.uint64)
+                self._rows[rows] = torch.empty(num_rows, self._program.widths[rows], dtype=self._program.dtype)
+                self._places[rows] = self._rows[rows].data_ptr()
+            self._num_rows = num_rows
 
 
 class _Translator:

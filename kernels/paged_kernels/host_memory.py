@@ -1,9 +1,15 @@
 """Memory of the host that kernels walk through: zeros, in large pages where the system has them."""
 
+import ctypes
 import mmap
 
 import numpy as np
 import torch
+
+LARGE_PAGE = 2 * 2**20
+"""Bytes of a large page of most systems."""
+# Of linux/mman.h, since Linux 5.14: pages as a write would make them, contents as they are.
+_POPULATE_WRITE = 23
 
 
 def host_bytes(count: int) -> torch.Tensor:
@@ -15,3 +21,18 @@ def host_bytes(count: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         held.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(held, np.uint8))[:count]
+
+
+def make_pages(begin: int, end: int) -> bool:
+    """Has the pages of the addresses [begin, end) come to be now, contents as they are. False where the system cannot.
+
+    Other threads go on meanwhile.
+    """
+    madvise = getattr(_C, "madvise", None)
+    begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    if madvise is None:
+        return False
+    return madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _POPULATE_WRITE) == 0
+
+
+_C = ctypes.CDLL(None)

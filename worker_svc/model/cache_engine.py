@@ -6,6 +6,7 @@ import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
 from paged_kernels.host_memory import host_bytes
+from worker_svc.model.pages_ahead import PagesAhead
 
 
 class CacheEngine:
@@ -31,8 +32,14 @@ class CacheEngine:
         sizes = (num_layers, 2, num_gpu_blocks, shape.block_elements)
         on_host = device.type == "cpu"
         self.device_pool = _host_zeros(sizes, dtype) if on_host else torch.zeros(sizes, dtype=dtype, device=device)
+        self._pages = PagesAhead(self.device_pool)
+        self._pages.expect(0)
         host_sizes = (num_layers, 2, num_cpu_blocks, shape.block_elements)
         self.host_pool = _host_zeros(host_sizes, dtype) if on_host else _pinned_zeros(host_sizes, dtype)
+
+    def expect(self, num_used: int) -> None:
+        """Device blocks below `num_used` are in use from the next step on: memory for more is made ready beside it."""
+        self._pages.expect(num_used)
 
     def swap_in(self, pairs: Pairs) -> None:
         """(host block, device block) pairs."""

@@ -25,7 +25,7 @@ class PackedModel:
     """Call `probe` once, `fuse` if you like, `bind` for each cache, then `logits`, `hidden` or both for each step."""
 
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
-        self._model, self._backend = model, backend
+        self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
@@ -59,7 +59,7 @@ class PackedModel:
         """Runs a few tokens: the attention calls made, and the row-wise modules met, stay in `row_modules`."""
         recorder = attention.ProbeAttention()
         attention.attach(self._model, recorder)
-        places = torch.arange(_PROBE_TOKENS, device=self._model.device)[None]
+        places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters:
             self._model(input_ids=places, position_ids=places, use_cache=False)
@@ -152,7 +152,7 @@ class PackedModel:
         """The pass on the model's device, told to attention and adapters."""
         assert self._paged is not None, "bind() comes before a forward pass"
         self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
-        step = step.to(self._model.device)
+        step = step.to(self._device)
         self._paged.begin(step.attention)
         if self._fused is not None:
             by_modules = self._uses_modules or self.adapter_layers.is_used

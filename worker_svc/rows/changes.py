@@ -95,6 +95,18 @@ class StepChanges:
         """One past the largest row that joins."""
         return 0 if self.added is None else int(self.added.rows.max()) + 1
 
+    @property
+    def moves_blocks(self) -> bool:
+        """Blocks are swapped or copied."""
+        return bool(len(self.swap_in) or len(self.swap_out) or len(self.copies))
+
+    @property
+    def num_blocks(self) -> int:
+        """One past the largest block that rows get; 0 = none gets any."""
+        tables = [] if self.added is None else self.added.block_ids
+        grown = [] if self.changed is None else [self.changed.new_block_ids]
+        return max((int(blocks.max()) + 1 for blocks in (*tables, *grown) if len(blocks)), default=0)
+
     def further(self) -> "StepChanges":
         """Of a further decode step: no changes."""
         return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)

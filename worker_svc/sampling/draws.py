@@ -34,6 +34,8 @@ class DrawPlan:
     draw_entries: IntArray
     sequence_indexes: IntArray
     draft_ids: IntArray
+    is_plain: bool = False
+    """One place and one draw of each row."""
 
     @property
     def place_rows(self) -> IntArray:
@@ -44,12 +46,6 @@ class DrawPlan:
     def draw_rows(self) -> IntArray:
         """[D]: row index of each draw."""
         return self.rows[self.draw_entries]
-
-    @property
-    def is_plain(self) -> bool:
-        """One place and one draw per row; as many draws as rows may also be none of a beam's and two of another row's."""
-        n = len(self.rows)
-        return n == len(self.place_entries) and np.array_equal(self.draw_places, np.arange(n))
 
     @property
     def first_places(self) -> IntArray:
@@ -113,6 +109,7 @@ def _plain(table: RowColumns, rows: IntArray, num_drafts: IntArray, entries: Int
         draw_entries=entries,
         sequence_indexes=table.sequence_indexes[rows],
         draft_ids=np.full(len(rows), _NO_DRAFT, np.int32),
+        is_plain=True,
     )
 
 
@@ -136,6 +133,8 @@ def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolAr
     """
     fit = finite & opens
     flags = np.zeros(len(plan.rows), np.uint8)
+    if plan.is_plain and np.logical_and.reduce(fit):
+        return Settled(np.ones(len(flags), np.int32), np.arange(len(flags)), flags)
     first = plan.first_places
     flags[~opens[first]] = worker_pb2.ROW_FLAG_GRAMMAR
     flags[~finite[first]] = worker_pb2.ROW_FLAG_NOT_FINITE

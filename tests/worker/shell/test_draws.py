@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protos.worker.v1 import worker_pb2
 from tests.worker.shell.builders import Change, Row, rare, step
 from worker_svc.rows.table import Limits, RowTable
-from worker_svc.sampling.draws import DrawPlan, plan_draws, settle
+from worker_svc.sampling.draws import plan_draws, settle
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8)
@@ -129,9 +129,22 @@ def test_prompt_lookup(known: list[int], wanted: int, guessed: list[int]) -> Non
 
 def test_as_many_draws_as_rows_are_not_one_of_each() -> None:
     """R25: a beam draws nothing and a row with two children twice; what is drawn from which logits must be looked up."""
-    ints = {"rows": [3, 5], "num_drafts": [0, 0], "place_entries": [0, 1], "lengths": [9, 4], "draft_ids": [-1, -1]}
-    draws = {"draw_places": [1, 1], "draw_entries": [1, 1], "sequence_indexes": [0, 1]}
-    plan = DrawPlan(**{name: np.asarray(values, np.int32) for name, values in (ints | draws).items()})
-    assert not plan.is_plain
-    plain = replace(plan, draw_places=np.asarray([0, 1], np.int32), draw_entries=np.asarray([0, 1], np.int32))
-    assert plain.is_plain
+    rows = RowTable(LIMITS)
+    beam = Row(3, [1, 2], range(8), 2, options=rare(num_candidates=2))
+    batch = rows.apply(step(add=[beam, Row(5, [1], range(8, 16), 1, options=rare(num_children=2))]))
+    plan = plan_draws(rows, batch)
+    assert plan.draw_rows.tolist() == [5, 5] and plan.draw_places.tolist() == [1, 1] and not plan.is_plain
+
+
+@pytest.mark.parametrize(("finite", "opens"), [([1, 1, 1], [1, 1, 1]), ([1, 0, 1], [1, 1, 1]), ([1, 1, 0], [1, 0, 1])])
+def test_one_draw_of_each_row_settles_like_any_other(finite: list[int], opens: list[int]) -> None:
+    """The short way where every row has drawn its token gives what the long one gives."""
+    rows = RowTable(LIMITS)
+    batch = rows.apply(step(add=[Row(row, [1], [row], 1) for row in (2, 4, 5)]))
+    plan = plan_draws(rows, batch)
+    assert plan.is_plain
+    given = ints(7, 8, 9), np.array(finite, np.bool_), np.array(opens, np.bool_)
+    short, long = settle(plan, *given), settle(replace(plan, is_plain=False), *given)
+    for name in ("counts", "kept", "flags"):
+        assert getattr(short, name).tolist() == getattr(long, name).tolist()
+        assert getattr(short, name).dtype == getattr(long, name).dtype

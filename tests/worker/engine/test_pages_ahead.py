@@ -1,0 +1,102 @@
+"""Memory for the blocks that come next is there before a step writes to them, and no more than that."""
+
+import ctypes
+import mmap
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from paged_kernels.host_memory import LARGE_PAGE, host_bytes, make_pages
+from worker_svc.model import pages_ahead
+from worker_svc.model.pages_ahead import PagesAhead
+
+LAYERS, BLOCKS, BLOCK_BYTES = 2, 256, 2**17
+PIECE = LARGE_PAGE // BLOCK_BYTES
+RUN_BYTES = BLOCKS * BLOCK_BYTES
+
+
+def resident(memory: torch.Tensor) -> np.ndarray:
+    """Of each page of `memory`: whether there is one, by the system's word."""
+    seen = np.zeros(memory.numel() * memory.element_size() // mmap.PAGESIZE, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(len(seen) * mmap.PAGESIZE)
+    assert libc.mincore(*arguments, seen.ctypes.data_as(ctypes.c_void_p)) == 0
+    return (seen & 1).astype(bool)
+
+
+def pool() -> torch.Tensor:
+    return host_bytes(LAYERS * 2 * RUN_BYTES).view(torch.int32).view(LAYERS, 2, BLOCKS, BLOCK_BYTES // 4)
+
+
+def has_pages(memory: torch.Tensor) -> np.ndarray:
+    """[LAYERS * 2, BLOCKS]: which blocks have all their pages."""
+    return resident(memory).reshape(LAYERS * 2, BLOCKS, -1).all(axis=-1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def system_can() -> None:
+    memory = host_bytes(LARGE_PAGE)
+    if not make_pages(memory.data_ptr(), memory.data_ptr() + 1):
+        pytest.skip("this system makes no pages ahead")
+
+
+def test_pages_for_what_comes_next() -> None:
+    """In each layer's keys and values; as blocks are used more follow, up to the last; nothing is written."""
+    memory = pool()
+    ahead = PagesAhead(memory, ahead_bytes=2 * PIECE * BLOCK_BYTES * LAYERS * 2)
+    assert not has_pages(memory)[:, 2 * PIECE :].any(), "nothing is there before"
+    ahead.expect(0)
+    ahead.join()
+    assert has_pages(memory)[:, : 2 * PIECE].all() and not has_pages(memory)[:, 4 * PIECE :].any()
+    ahead.expect(PIECE // 2)
+    ahead.join()
+    assert not has_pages(memory)[:, 4 * PIECE :].any(), "less than a piece is not worth a thread"
+    memory[:, :, :PIECE] = 7
+    ahead.expect(PIECE)
+    ahead.join()
+    assert has_pages(memory)[:, : 3 * PIECE].all() and not has_pages(memory)[:, 5 * PIECE :].any()
+    ahead.expect(BLOCKS)
+    ahead.expect(BLOCKS - 1)
+    ahead.join()
+    assert (memory[:, :, :PIECE] == 7).all() and not memory[:, :, PIECE:].any()
+
+
+def test_blocks_in_use_are_left_to_their_writers() -> None:
+    """After a jump only what lies ahead of it is made."""
+    memory = pool()
+    ahead = PagesAhead(memory, ahead_bytes=PIECE * BLOCK_BYTES * LAYERS * 2)
+    ahead.expect(8 * PIECE)
+    ahead.join()
+    found = has_pages(memory)
+    assert found[:, 8 * PIECE : 9 * PIECE].all() and not found[:, PIECE : 7 * PIECE].any()
+
+
+def test_the_last_blocks_too() -> None:
+    """A rest that is smaller than a piece is made; then there is nothing more to do."""
+    memory = pool()[:, :, : PIECE + 3].contiguous()
+    ahead = PagesAhead(memory, ahead_bytes=PIECE * BLOCK_BYTES * LAYERS * 2)
+    for num_used in (0, 1, PIECE + 3, PIECE + 3):
+        ahead.expect(num_used)
+        ahead.join()
+    assert not memory.any()
+
+
+def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked once; pages come as they are written."""
+    calls: list[int] = []
+    monkeypatch.setattr(pages_ahead, "make_pages", lambda begin, end: bool(calls.append(begin)))
+    ahead = PagesAhead(pool(), ahead_bytes=PIECE * BLOCK_BYTES * LAYERS * 2)
+    for num_used in (0, PIECE, 2 * PIECE):
+        ahead.expect(num_used)
+        ahead.join()
+    assert len(calls) == 1
+
+
+def test_who_made_pages_is_gone() -> None:
+    """No thread is kept."""
+    ahead = PagesAhead(pool())
+    ahead.expect(0)
+    ahead.join()
+    assert not [thread for thread in threading.enumerate() if thread.name == "pages-ahead"]
