@@ -114,6 +114,7 @@ class ModelEngine:
         loaded = self._need_loaded()
         limits = loaded.limits
         self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        self._cache.expect(0)
         self._rows = RowTable(
             Limits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
         )

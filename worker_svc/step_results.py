@@ -149,7 +149,7 @@ def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bo
     result.flags = columns.pack(found.flags, columns.U8)
     if logprobs:
         result.logprobs = columns.pack(found.logprobs, columns.F32)
-    if found.tops.token_ids.size and found.tops.counts.any():
+    if found.tops.counts.any():
         result.tops.CopyFrom(worker_pb2.TopColumns(counts=columns.pack(found.tops.counts), **_packed(found.tops)))
 
 

@@ -10,6 +10,7 @@ LARGE_PAGE = 2 * 2**20
 """Bytes of a large page of most systems."""
 # Of linux/mman.h, since Linux 5.14: pages as a write would make them, contents as they are.
 _POPULATE_WRITE = 23
+_MADVISE = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def host_bytes(count: int) -> torch.Tensor:
@@ -24,15 +25,11 @@ def host_bytes(count: int) -> torch.Tensor:
 
 
 def make_pages(begin: int, end: int) -> bool:
-    """Has the pages of the addresses [begin, end) come to be now, contents as they are. False where the system cannot.
+    """Has the pages that the addresses [begin, end) lie in come to be now, large ones whole, contents as they are.
 
-    Other threads go on meanwhile.
+    Other threads go on meanwhile. False where the system made none.
     """
-    madvise = getattr(_C, "madvise", None)
-    begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    if madvise is None:
+    if _MADVISE is None:
         return False
-    return madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _POPULATE_WRITE) == 0
-
-
-_C = ctypes.CDLL(None)
+    begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    return _MADVISE(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _POPULATE_WRITE) == 0

@@ -33,12 +33,11 @@ class CacheEngine:
         on_host = device.type == "cpu"
         self.device_pool = _host_zeros(sizes, dtype) if on_host else torch.zeros(sizes, dtype=dtype, device=device)
         self._pages = PagesAhead(self.device_pool)
-        self._pages.expect(0)
         host_sizes = (num_layers, 2, num_cpu_blocks, shape.block_elements)
         self.host_pool = _host_zeros(host_sizes, dtype) if on_host else _pinned_zeros(host_sizes, dtype)
 
     def expect(self, num_used: int) -> None:
-        """Device blocks below `num_used` are in use from the next step on: memory for more is made ready beside it."""
+        """Device blocks below `num_used` are in use, or will be with the step that begins; a host makes memory for more ready."""
         self._pages.expect(num_used)
 
     def swap_in(self, pairs: Pairs) -> None:

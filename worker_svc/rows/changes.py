@@ -103,9 +103,9 @@ class StepChanges:
     @property
     def num_blocks(self) -> int:
         """One past the largest block that rows get; 0 = none gets any."""
-        tables = [] if self.added is None else self.added.block_ids
-        grown = [] if self.changed is None else [self.changed.new_block_ids]
-        return max((int(blocks.max()) + 1 for blocks in (*tables, *grown) if len(blocks)), default=0)
+        joining = [] if self.added is None else self.added.block_ids
+        growing = [] if self.changed is None else [self.changed.new_block_ids]
+        return int(np.maximum.reduce(np.concatenate([*joining, *growing, _NO_ROWS]), initial=-1)) + 1
 
     def further(self) -> "StepChanges":
         """Of a further decode step: no changes."""

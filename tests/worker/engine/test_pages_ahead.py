@@ -2,13 +2,15 @@
 
 import ctypes
 import mmap
-import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from paged_kernels.host_memory import LARGE_PAGE, host_bytes, make_pages
+from tests.checkpoints import make_checkpoint
+from tests.worker.engine.driver import Driver, make_engine
 from worker_svc.model import pages_ahead
 from worker_svc.model.pages_ahead import PagesAhead
 
@@ -35,6 +37,14 @@ def has_pages(memory: torch.Tensor) -> np.ndarray:
     return resident(memory).reshape(LAYERS * 2, BLOCKS, -1).all(axis=-1)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The addresses that pages are made for."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(pages_ahead, "make_pages", lambda begin, end: found.append((begin, end)) or True)
+    return found
+
+
 @pytest.fixture(scope="module", autouse=True)
 def system_can() -> None:
     memory = host_bytes(LARGE_PAGE)
@@ -49,14 +59,14 @@ def test_pages_for_what_comes_next() -> None:
     assert not has_pages(memory)[:, 2 * PIECE :].any(), "nothing is there before"
     ahead.expect(0)
     ahead.join()
-    assert has_pages(memory)[:, : 2 * PIECE].all() and not has_pages(memory)[:, 4 * PIECE :].any()
+    assert has_pages(memory)[:, : 2 * PIECE].all() and not has_pages(memory)[:, 4 * PIECE : -PIECE].any()
     ahead.expect(PIECE // 2)
     ahead.join()
-    assert not has_pages(memory)[:, 4 * PIECE :].any(), "less than a piece is not worth a thread"
+    assert not has_pages(memory)[:, 4 * PIECE : -PIECE].any(), "less than a piece is not worth a thread"
     memory[:, :, :PIECE] = 7
     ahead.expect(PIECE)
     ahead.join()
-    assert has_pages(memory)[:, : 3 * PIECE].all() and not has_pages(memory)[:, 5 * PIECE :].any()
+    assert has_pages(memory)[:, : 3 * PIECE].all() and not has_pages(memory)[:, 5 * PIECE : -PIECE].any()
     ahead.expect(BLOCKS)
     ahead.expect(BLOCKS - 1)
     ahead.join()
@@ -73,14 +83,15 @@ def test_blocks_in_use_are_left_to_their_writers() -> None:
     assert found[:, 8 * PIECE : 9 * PIECE].all() and not found[:, PIECE : 7 * PIECE].any()
 
 
-def test_the_last_blocks_too() -> None:
-    """A rest that is smaller than a piece is made; then there is nothing more to do."""
-    memory = pool()[:, :, : PIECE + 3].contiguous()
+def test_the_last_blocks_too(asked: list[tuple[int, int]]) -> None:
+    """A rest that is smaller than a piece is made; then there is nothing more to do. Each byte once."""
+    memory = pool()[:, :, : 2 * PIECE + 3].contiguous()
     ahead = PagesAhead(memory, ahead_bytes=PIECE * BLOCK_BYTES * LAYERS * 2)
-    for num_used in (0, 1, PIECE + 3, PIECE + 3):
+    for num_used in (0, 1, PIECE, PIECE + 3, PIECE + 4, 2 * PIECE, 2 * PIECE + 3):
         ahead.expect(num_used)
         ahead.join()
-    assert not memory.any()
+    assert sum(end - begin for begin, end in asked) == memory.nbytes
+    assert len({begin for begin, _ in asked}) == len(asked) == 3 * LAYERS * 2
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +105,18 @@ def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-def test_who_made_pages_is_gone() -> None:
-    """No thread is kept."""
-    ahead = PagesAhead(pool())
-    ahead.expect(0)
-    ahead.join()
-    assert not [thread for thread in threading.enumerate() if thread.name == "pages-ahead"]
+def test_a_step_tells_how_far_it_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what joins and what grows; steps that change nothing tell nothing."""
+    driver = Driver(make_engine(make_checkpoint("llama", tmp_path / "llama")))
+    told: list[int] = []
+    monkeypatch.setattr(PagesAhead, "expect", lambda _self, num_used: told.append(num_used))
+    driver.add("first", [1, 2, 3], blocks=[7], room=8)
+    driver.run()
+    driver.run()
+    assert told == [8]
+    driver.add("second", [1, 2, 3], blocks=[5, 30, 9])
+    driver.run()
+    assert told == [8, 31]
+    driver.compute("first", room=40)
+    driver.run()
+    assert told == [8, 31, max(driver.rows["first"].blocks[1:]) + 1]
