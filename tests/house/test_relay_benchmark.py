@@ -40,9 +40,9 @@ def test_the_median_is_a_run_that_was() -> None:
 @pytest.mark.long
 def test_a_small_relay() -> None:
     """Every token comes, one in an event or several; the bare server writes as many messages of that size."""
-    found = relay.measure([Feed("single", 8, 20), Feed("coalesced", 8, 20, run=5, ahead=2)], 2)
+    found = relay.measure([Feed("single", 8, 200), Feed("coalesced", 8, 20, run=5, ahead=2)], 2)
     runs = found["runs"]
-    assert runs["single"]["tokens"] == runs["single"]["events"] == runs["bare"]["events"] == 8 * 18
+    assert runs["single"]["tokens"] == runs["single"]["events"] == runs["bare"]["events"] == 8 * 180
     assert runs["single"]["event_bytes"] == runs["bare"]["event_bytes"]
     assert runs["coalesced"]["tokens_per_event"] >= 5
-    assert runs["single"]["cpu_s"] >= 0, "so short a run may lie within one tick"
+    assert runs["single"]["cpu_s"] > 0

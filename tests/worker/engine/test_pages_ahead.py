@@ -45,13 +45,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def system_can() -> None:
+    """Linux 5.14 and later."""
     memory = host_bytes(LARGE_PAGE)
     if not make_pages(memory.data_ptr(), memory.data_ptr() + 1):
         pytest.skip("this system makes no pages ahead")
 
 
+@pytest.mark.usefixtures("system_can")
 def test_pages_for_what_comes_next() -> None:
     """In each layer's keys and values; as blocks are used more follow, up to the last; nothing is written."""
     memory = pool()
@@ -73,6 +75,7 @@ def test_pages_for_what_comes_next() -> None:
     assert (memory[:, :, :PIECE] == 7).all() and not memory[:, :, PIECE:].any()
 
 
+@pytest.mark.usefixtures("system_can")
 def test_blocks_in_use_are_left_to_their_writers() -> None:
     """After a jump only what lies ahead of it is made."""
     memory = pool()
