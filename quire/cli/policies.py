@@ -27,7 +27,7 @@ def policies(
 ) -> None:
     """List the scheduling policies as the service uses them: parts, keys that differ from the default, and all keys of --set.
 
-    null: the worker decides, or there is no limit.
+    null: the worker decides, there is no limit, or the policy does not read the key.
 
     [bold]quire policies[/bold]
     [bold]quire up --policy vllm-v0 --set preemption_mode=swap[/bold]

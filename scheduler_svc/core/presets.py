@@ -204,7 +204,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         rest.append(MixedSwapIns(ordering, admission, running, progress))
     rest.append(waiting)
     first: list[Phase] = []
-    if spec.makes_way and spec.policy == "aged" and isinstance(cache, V1PoolRules):
+    if spec.makes_way and isinstance(cache, V1PoolRules):
         margin_s, max_loras = spec.margin_s, spec.max_loras
         first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
     if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):

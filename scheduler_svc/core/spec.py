@@ -229,6 +229,7 @@ class PolicySpec(TaskKnobs):
             (other and self.restraint is not None, "restraint", "is of mixed phases"),
             (other and self.tenant_fairness, "tenant_fairness", "is of mixed phases"),
             (self.makes_way and (other or self.victims == "by_order"), "makes_way", "goes with victims=least_lost"),
+            (self.makes_way and self.policy != "aged", "makes_way", "goes with policy=aged"),
         ]
 
 

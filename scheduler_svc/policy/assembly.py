@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core import presets
+from scheduler_svc.core.knob_uses import with_knobs
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.task_spec import TASK_PHASES
 from scheduler_svc.policy import file as policy_file
-from scheduler_svc.policy.choice import CHUNKED, PLACEHOLDERS, WHOLE, PolicyChoice, Spelling
+from scheduler_svc.policy.choice import CHUNKED, PLACEHOLDERS, WHOLE, PolicyChoice, Spelling, refuse_without_effect
 from scheduler_svc.policy.keys import (
     ASYNC,
     CACHE_TYPE,
@@ -96,14 +97,16 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
     for key, value in parts.items():
         if key in knobs and knobs[key] != value and key != "batch_queue":
             raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
-    orders_itself = phases in TASK_PHASES or base.policy == "aged"
+    orders_itself = phases in (CHUNKED, *TASK_PHASES) or base.policy == "aged"
     of_service = {} if orders_itself else _SERVICE_KNOBS
     try:
-        return replace(base, **(of_service | parts | knobs))
+        spec = with_knobs(base, of_service | parts | knobs)
     except ConfigError as error:
         wrong = error.metadata.get("field", "")
         origin = given[wrong].origin if wrong in given else where
         raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+    refuse_without_effect(spec, given)
+    return spec
 
 
 def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from block_manager.hashing import Rename
 from scheduler_svc.core import presets
+from scheduler_svc.core.knob_uses import unused_knobs, with_knobs, without_effect
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
 from scheduler_svc.core.scheduler import Scheduler
@@ -26,6 +27,13 @@ _DEFAULT_CHUNKED_TOKENS = 512
 _ANY_NUMBER = 2**31
 WHOLE, CHUNKED = "prefill_or_decode", "decode_then_prefill"
 PLACEHOLDERS = "placeholders"
+
+
+def refuse_without_effect(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
+    """ConfigError for a given key that no part of the policy reads."""
+    values = {key: assignment.value for key, assignment in given.items()}
+    for key, why in without_effect(spec, values).items():
+        raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +112,18 @@ class PolicyChoice:
         return limits
 
     def effective(self) -> dict[str, Any]:
-        """All keys with the values the service uses; None where the worker decides, or where nothing is the value."""
+        """All keys with the values the service uses.
+
+        None where the worker decides, where nothing is the value, and where the policy does not read the key.
+        """
         tokens = self._limit("max_num_batched_tokens", None if self._runs_whole() else self._default_tokens(1))
         limits = {name: self._limit(name, None) for name in limit_names()} | self._switches()
         limits |= {
             "max_num_batched_tokens": tokens,
             "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
         }
-        knobs = {name: getattr(self.spec, name) for name in knob_names()}
+        unused = unused_knobs(self.spec)
+        knobs = {name: None if name in unused else getattr(self.spec, name) for name in knob_names()}
         switches = {ASYNC: self.spec.progress == PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
         return {**knobs, **switches, **limits}
 
@@ -139,11 +151,12 @@ class PolicyChoice:
                 raise bad(assignment.origin, f"{key} is fixed at start; {can}", field=key)
         knobs = {key: a.value for key, a in new.items() if key in knob_names()}
         try:
-            spec = replace(self.spec, **knobs)
+            spec = with_knobs(self.spec, knobs)
         except ConfigError as error:
             wrong = error.metadata.get("field", "")
             origin = new[wrong].origin if wrong in new else option
             raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        refuse_without_effect(spec, new)
         return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
 
     def check(self) -> None:

@@ -39,16 +39,26 @@ def refused(policy: str, *sets: str, **limits: Any) -> str:
 )
 def test_chitus_own_names(text: str, field: str, value: object) -> None:
     """R167, R180: the dotted keys of its configuration are other names of ours, in --set."""
-    found = getattr(choose("chitu", [text]).spec, field)
+    beside = _READ_WITH.get(field, [])
+    found = getattr(choose("chitu", [text, *beside]).spec, field)
     assert found == value and type(found) is type(value)
-    assert choose("chitu", [f"{field}={text.partition('=')[2]}"]).spec == choose("chitu", [text]).spec
+    assert choose("chitu", [f"{field}={text.partition('=')[2]}", *beside]).spec == choose("chitu", [text, *beside]).spec
+
+
+_READ_WITH = {
+    "prefill_num_tasks_divided_by_pp": ["pp_size=2"],
+    "prefill_num_tasks": ["pp_size=2", "prefill_num_tasks_divided_by_pp=false"],
+    "enforce_decode_num_tasks_max": ["pp_size=2"],
+    "decode_num_tasks": ["pp_size=2", "enforce_decode_num_tasks_max=false"],
+}
+"""Keys that others decide of: alone they would have no effect, and are refused."""
 
 
 def test_a_file_in_chitus_form(tmp_path: Path) -> None:
     """R180: nested as in its configuration; its blocks are all usable, so one more is the null block."""
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "base: chitu\nset:\n  scheduler:\n    type: prefill_first, stride\n    pp_config: {prefill_num_tasks: 2}\n"
+        "base: chitu\nset:\n  scheduler:\n    type: prefill_first, stride\n"
         "  infer: {max_reqs: 8, num_blocks: 60, block_size: 16, cache_type: skew, pp_size: 2}\n"
     )
     choice = choose(str(path))

@@ -36,9 +36,9 @@ def test_a_name_is_its_preset_ordered_by_priority(name: str) -> None:
     """R48: only the order of the queues differs from the preset, unless it is given or is the preset's own. Tasks have scorers."""
     choice = choose(name)
     preset = presets.preset(name)
-    orders_itself = preset.schedules_tasks or preset.policy != "fcfs"
+    orders_itself = preset.schedules_tasks or preset.policy != "fcfs" or preset.phases == "decode_then_prefill"
     assert choice.spec == (preset if orders_itself else presets.preset(name, policy="priority"))
-    assert choose(name, ["policy=fcfs"]).spec == presets.preset(name, policy="fcfs")
+    assert choose(name, ["policy=fcfs"]).spec == presets.preset(name, policy="fcfs", makes_way=False)
     core = choice.build(choice.core_limits(WORKER))
     assert core.policy == name and core.state.limits.num_gpu_blocks == 100
 

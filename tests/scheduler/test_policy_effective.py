@@ -5,9 +5,12 @@ import json
 import pytest
 
 from scheduler_svc.core import presets
+from scheduler_svc.core.knob_uses import unused_knobs
+from scheduler_svc.core.phases.urgent import MakeWay
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import WorkerSize
 from scheduler_svc.policy.keys import known_keys, limit_names
+from svc_common.errors import ConfigError
 
 WORKER = WorkerSize(block_size=16, num_gpu_blocks=100, num_cpu_blocks=8, max_model_len=4096)
 
@@ -37,3 +40,54 @@ def test_effective_values_follow_what_is_given() -> None:
         40,
     )
     assert choose("vllm-v1", ["chunked_prefill=false"]).effective()["max_num_batched_tokens"] is None
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority"])
+def test_room_for_the_important_ends_with_the_order_that_it_needs(order: str) -> None:
+    """Under another order than by age nothing makes way, and the values in force say so; asked for all the same, it is refused."""
+    choice = choose("quire", [f"policy={order}"])
+    core = choice.build(choice.core_limits(WORKER))
+    assert not any(isinstance(part, MakeWay) for part in core.parts)
+    values = choice.effective()
+    assert (values["makes_way"], values["margin_s"], values["patience_s"]) == (False, None, None)
+    with pytest.raises(ConfigError, match="makes_way=true: goes with policy=aged"):
+        choose("quire", [f"policy={order}", "makes_way=true"])
+
+
+def test_a_change_of_order_while_running_ends_it_too() -> None:
+    """`quire set-policy policy=fcfs` tells that it ended; asking for it under that order is refused."""
+    changed = choose("quire").changed(["policy=fcfs"], "set-policy")
+    assert changed.effective()["makes_way"] is False
+    with pytest.raises(ConfigError, match="makes_way"):
+        changed.changed(["makes_way=true"], "set-policy")
+    assert changed.changed(["policy=aged", "makes_way=true"], "set-policy").spec == choose("quire").spec
+
+
+_WORDS = {"policy": "priority", "scheduler_type": "stride", "defects": "recorded"}
+"""Values of keys that take one of several words; of others it is a switch turned over, or 3."""
+
+
+def _written(key: str, now: object) -> str:
+    switched = "false" if now is True and key != "fast_path" else "true"
+    return f"{key}={_WORDS.get(key, switched if isinstance(now, bool) else 3)}"
+
+
+@pytest.mark.parametrize("name", presets.policy_names())
+def test_every_key_is_in_force_or_refused(name: str) -> None:
+    """A knob that no part of the policy reads is refused by name, and is null in the list."""
+    choice = choose(name)
+    unused = unused_knobs(choice.spec)
+    assert unused and all(choice.effective()[key] is None for key in unused)
+    for key in unused:
+        if key == "dp_size" and choice.spec.schedules_tasks:
+            continue  # several ranks are another scheduler, which reads it
+        with pytest.raises(ConfigError) as error:
+            choose(name, [_written(key, getattr(choice.spec, key))])
+        assert error.value.metadata["field"] == key and key in error.value.message
+
+
+def test_an_order_that_the_phases_do_not_sort_by_is_refused() -> None:
+    """v0 with chunked prefill has no priority preemption: the order by priority would be without effect."""
+    assert choose("vllm-v0-chunked").effective()["policy"] is None
+    with pytest.raises(ConfigError, match="decode_then_prefill do not sort by it"):
+        choose("vllm-v0", ["chunked_prefill=true", "policy=priority"])
