@@ -1,5 +1,7 @@
 """What one step may still take."""
 
+from scheduler_svc.core.reasons import Numbers
+
 
 class StepBudget:
     """Tokens and sequences left in a step (R37, R128); thrown away after it.
@@ -26,6 +28,10 @@ class StepBudget:
     def is_spent(self) -> bool:
         """No token fits any more."""
         return self.num_tokens >= self.token_budget
+
+    def shortage(self, need: int = 1) -> Numbers:
+        """The numbers of TOKEN_BUDGET. `need`: the fewest tokens that a share takes, at least one."""
+        return {"need": max(1, need), "left": self.num_tokens_left, "budget": self.token_budget}
 
     def take(self, num_tokens: int) -> None:
         """Uses `num_tokens`, whoever it is for."""

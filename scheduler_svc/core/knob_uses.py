@@ -4,7 +4,7 @@ Not here: values that contradict each other (`PolicySpec`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.core.spec import PolicySpec
@@ -30,15 +30,6 @@ def without_effect(spec: PolicySpec, given: Mapping[str, Any]) -> dict[str, str]
     """The given knobs that the policy does not read, each with the reason."""
     unused = unused_knobs(spec)
     return {name: unused[name].why for name, value in given.items() if name in unused and value != unused[name].off}
-
-
-def with_knobs(spec: PolicySpec, knobs: Mapping[str, Any]) -> PolicySpec:
-    """The spec with other values. Room for the important (`makes_way`) ends with the order that it needs, unless given.
-
-    ConfigError for values that contradict each other.
-    """
-    loses_order = knobs.get("policy", "aged") != "aged" and "makes_way" not in knobs
-    return replace(spec, **({"makes_way": False} if loses_order else {}), **knobs)
 
 
 def _uses(spec: PolicySpec) -> list[tuple[str, bool, Any, str]]:

@@ -95,7 +95,7 @@ def preset(name: str, /, **knobs: Any) -> PolicySpec:
     """The spec of that name, with other knobs. ConfigError names what exists."""
     if name not in _PRESETS:
         raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(policy_names())}", reason="UNKNOWN_POLICY")
-    return replace(_PRESETS[name], **knobs)
+    return _PRESETS[name].with_knobs(**knobs)
 
 
 def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | None = None, **knobs: Any) -> Scheduler:
@@ -103,7 +103,7 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | N
 
     `rename`: other names under which prefixes are hashed, those of the recording.
     """
-    spec = preset(policy, **knobs) if isinstance(policy, str) else replace(policy, **knobs)
+    spec = preset(policy, **knobs) if isinstance(policy, str) else policy.with_knobs(**knobs)
     spec.check(limits)
     costs = CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
     if spec.schedules_tasks:

@@ -1,7 +1,7 @@
 """A policy as data: which parts, and their knobs. `presets` names the known ones and builds schedulers of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scheduler_svc.core.limits import CoreLimits
@@ -92,6 +92,14 @@ class PolicySpec(TaskKnobs):
                 raise _bad(self, field, f"must be at least {least}")
         for field, wrong in self._contradictions():
             raise _bad(self, field, wrong)
+
+    def with_knobs(self, **knobs: Any) -> "PolicySpec":
+        """The same with other values. Room for the important (`makes_way`) ends with the order that it needs, unless given.
+
+        ConfigError for values that contradict each other.
+        """
+        loses_order = knobs.get("policy", "aged") != "aged" and "makes_way" not in knobs
+        return replace(self, **({"makes_way": False, **knobs} if loses_order else knobs))
 
     @property
     def is_v0(self) -> bool:

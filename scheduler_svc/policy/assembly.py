@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.knob_uses import with_knobs
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.task_spec import TASK_PHASES
 from scheduler_svc.policy import file as policy_file
@@ -100,7 +99,7 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
     orders_itself = phases in (CHUNKED, *TASK_PHASES) or base.policy == "aged"
     of_service = {} if orders_itself else _SERVICE_KNOBS
     try:
-        spec = with_knobs(base, of_service | parts | knobs)
+        spec = base.with_knobs(**(of_service | parts | knobs))
     except ConfigError as error:
         wrong = error.metadata.get("field", "")
         origin = given[wrong].origin if wrong in given else where

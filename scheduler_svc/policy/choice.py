@@ -9,7 +9,7 @@ from typing import Any
 
 from block_manager.hashing import Rename
 from scheduler_svc.core import presets
-from scheduler_svc.core.knob_uses import unused_knobs, with_knobs, without_effect
+from scheduler_svc.core.knob_uses import unused_knobs, without_effect
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
 from scheduler_svc.core.scheduler import Scheduler
@@ -151,7 +151,7 @@ class PolicyChoice:
                 raise bad(assignment.origin, f"{key} is fixed at start; {can}", field=key)
         knobs = {key: a.value for key, a in new.items() if key in knob_names()}
         try:
-            spec = with_knobs(self.spec, knobs)
+            spec = self.spec.with_knobs(**knobs)
         except ConfigError as error:
             wrong = error.metadata.get("field", "")
             origin = new[wrong].origin if wrong in new else option

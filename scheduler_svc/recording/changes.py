@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core import live_change
-from scheduler_svc.core.knob_uses import with_knobs
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import knob_names
 from scheduler_svc.policy.keys import Assignment, bad, check_limit, checked, from_texts, limit_names
@@ -49,5 +48,5 @@ def apply(core: Scheduler, values: Mapping[str, Any]) -> None:
     for key in values:
         if key not in limits and key not in knobs:
             raise bad(key, "cannot be changed by itself; give the keys that it stands for", field=key)
-    spec = with_knobs(core.spec, knobs)
+    spec = core.spec.with_knobs(**knobs)
     live_change.reconfigure(core, spec, replace(core.state.limits, **limits))

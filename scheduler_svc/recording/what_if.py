@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.knob_uses import with_knobs
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
@@ -158,7 +157,7 @@ def _merged(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _moved(old: Scheduler, policy: str, values: Mapping[str, Any]) -> Scheduler:
     """A core of that policy with the requests of the old one, as if they came anew with their tokens."""
     knobs = {key: value for key, value in values.items() if key in knob_names()}
-    spec = _on_the_model_of(old, with_knobs(choose(policy).spec, knobs))
+    spec = _on_the_model_of(old, choose(policy).spec.with_knobs(**knobs))
     limits = {key: value for key, value in values.items() if key in limit_names()}
     core = presets.build(spec, _limits_for(spec, replace(old.state.limits, **limits), limits))
     core.step = old.step

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -140,7 +141,7 @@ class Run:
     [
         ("vllm-v1", {}, Reason.NEED_BLOCKS, {"need": 5, "free": 3, "watermark": 0}),
         ("vllm-v1", {"max_num_seqs": 1}, Reason.MAX_SEQS, {"running": 1, "limit": 1}),
-        ("vllm-v1", {"max_num_batched_tokens": 20}, Reason.TOKEN_BUDGET, {"budget": 20}),
+        ("vllm-v1", {"max_num_batched_tokens": 20}, Reason.TOKEN_BUDGET, {"need": 1, "left": 0, "budget": 20}),
         ("static", {"num_gpu_blocks": 99}, None, {}),
         (
             "vllm-v0",
@@ -153,7 +154,7 @@ class Run:
             "vllm-v0-chunked",
             {"max_num_batched_tokens": 20, "num_gpu_blocks": 99},
             Reason.TOKEN_BUDGET,
-            {"need": 0, "left": 0, "budget": 20},
+            {"need": 4, "left": 0, "budget": 20},
         ),
     ],
 )
@@ -244,3 +245,34 @@ def test_numbers_of_a_shortage_of_blocks_are_those_that_decided(policy: str) -> 
         for event in life.shortages:
             n = event.numbers
             assert n["free"] - n["need"] < n.get("watermark", 0), event
+
+
+NUMBERS = {
+    Reason.TOKEN_BUDGET: {"need", "left", "budget"},
+    Reason.NEED_BLOCKS: {"need", "free"},
+    Reason.MAX_SEQS: {"running", "limit"},
+    Reason.STEP_PREEMPTS: {"preempted"},
+    Reason.LORA_SLOTS: {"adapter", "limit"},
+    Reason.RESERVED: {"need"},
+    Reason.SWAPPED_FIRST: {"swapped"},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_reasons_that_hang_on_numbers_tell_them(policy: str) -> None:
+    """No TOKEN_BUDGET of 0 tokens, no STEP_PREEMPTS without how many; what is needed is more than what is left."""
+    seen = Counter[Reason]()
+    for life in lives(policy, range(200, 212)):
+        episodes = [e for request_id, _ in life.places for e in life.timelines.episodes(request_id)]
+        for episode in episodes:
+            numbers = episode.numbers
+            reason = Reason(str(numbers.get("head_reason", episode.reason)))
+            if reason not in NUMBERS:
+                continue
+            seen[reason] += 1
+            assert NUMBERS[reason] <= numbers.keys(), (reason, numbers)
+            if reason is Reason.TOKEN_BUDGET:
+                assert 0 <= int(numbers["left"]) < int(numbers["need"]), numbers
+            if reason is Reason.STEP_PREEMPTS:
+                assert int(numbers["preempted"]) >= 1, numbers
+    assert seen

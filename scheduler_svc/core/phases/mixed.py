@@ -118,7 +118,7 @@ class MixedWaiting:
         skipped: list[Group] = []
         num_started = self._start_in_order(skipped, state, draft)
         if draft.budget.is_spent and len(state.waiting):
-            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
+            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, **draft.budget.shortage())
         for group in reversed(skipped):
             state.waiting.push_front(group)
         for check in self._admission:
@@ -155,7 +155,7 @@ class MixedWaiting:
         num_tokens = self._num_tokens(first, hit, state)
         left = draft.budget.num_tokens_left
         if num_tokens > left and not state.limits.chunked_prefill:
-            state.journal.stop(group, Reason.TOKEN_BUDGET, need=num_tokens, left=left, budget=draft.budget.token_budget)
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_tokens))
             return Verdict.STOP
         num_tokens = min(num_tokens, left)
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:

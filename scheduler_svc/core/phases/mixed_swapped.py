@@ -48,7 +48,7 @@ class MixedSwapIns:
                 skipped.append(group)
         state.swapped[:0] = skipped
         if state.swapped and draft.budget.is_spent:
-            state.journal.stop(state.swapped[0], Reason.TOKEN_BUDGET, budget=draft.budget.token_budget)
+            state.journal.stop(state.swapped[0], Reason.TOKEN_BUDGET, **draft.budget.shortage())
 
     def _check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         if any(sequence.num_placeholders for sequence in group.live):
@@ -77,8 +77,7 @@ class MixedSwapIns:
     def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
         shares = self._running.shares(group, state, draft)
         if not shares:
-            left = draft.budget.num_tokens_left
-            state.journal.stop(group, Reason.TOKEN_BUDGET, left=left, budget=draft.budget.token_budget)
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(len(group.live)))
             return Verdict.STOP
         state.swapped.remove(group)
         draft.swap_in.add(group.request.request_id, state.cache.swap_in(group.live))

@@ -59,7 +59,7 @@ class Prefills:
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is not Verdict.ENTER:
             return refusal
-        return fits_budget(group, num_tokens, state, draft)
+        return fits_budget(group, num_tokens, self._shares.least(group, state), state, draft)
 
     def _never_fits(self, group: Group, num_tokens: int, state: CoreState) -> str:
         limit = group.request.long_lora_max_len or self._shares.prompt_limit(state)
@@ -83,14 +83,16 @@ class Prefills:
         return ScheduledGroup(group, num_tokens, is_prefill=True)
 
 
-def fits_budget(group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
-    """ENTER where the step has room for so many tokens and for its sequences, else STOP (R38)."""
+def fits_budget(group: Group, num_tokens: int, least: int, state: CoreState, draft: StepDraft) -> Verdict:
+    """ENTER where the step has room for so many tokens and for its sequences, else STOP (R38).
+
+    `least`: the fewest tokens that it takes, told where the budget has fewer.
+    """
     budget, num_seqs = draft.budget, group.max_num_running_seqs
     if num_tokens > 0 and budget.can_schedule(num_tokens, num_seqs):
         return Verdict.ENTER
     if num_tokens > 0 and budget.num_tokens + num_tokens <= budget.token_budget:
         state.journal.stop(group, Reason.MAX_SEQS, need=num_seqs, running=budget.num_seqs, limit=budget.max_num_seqs)
     else:
-        left = budget.num_tokens_left
-        state.journal.stop(group, Reason.TOKEN_BUDGET, need=num_tokens, left=left, budget=budget.token_budget)
+        state.journal.stop(group, Reason.TOKEN_BUDGET, **budget.shortage(max(num_tokens, least)))
     return Verdict.STOP

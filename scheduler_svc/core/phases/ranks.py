@@ -83,11 +83,20 @@ class RankBatches:
             has_room = [has_place[r] and reservations[r].fits(group) for r in range(self._ranks.num_ranks)]
             rank = self._owner(group, num_owned, has_room, state)
             if rank is None:
-                state.journal.skip(group, Reason.RESERVED if any(has_place) else Reason.LANE_BUSY)
+                self._tell_no_rank(group, reservations, has_place, state)
                 continue
             reservations[rank].take(group)
             num_owned[rank] += 1
             entered.append(group)
+
+    @staticmethod
+    def _tell_no_rank(group: Group, reservations: list[Reservation], has_place: list[bool], state: CoreState) -> None:
+        """No rank has both a place and the blocks: the one with a place that comes nearest says how many it lacks."""
+        shortages = [one.shortage(group) for one, open_ in zip(reservations, has_place, strict=True) if open_]
+        if shortages:
+            state.journal.skip(group, Reason.RESERVED, **max(shortages, key=lambda numbers: numbers["free"]))
+        else:
+            state.journal.skip(group, Reason.LANE_BUSY)
 
     def _owner(self, group: Group, num_owned: list[int], has_room: list[bool], state: CoreState) -> int | None:
         """The rank that its prefix draws it to, else the one whose turn it is; None where no rank has room."""

@@ -30,9 +30,12 @@ class Reservation:
         if self.fits(group):
             self._reserved += self._num_blocks_of(group)
             return True
-        left = self._num_blocks - self._reserved
-        self._state.journal.stop(group, Reason.RESERVED, need=self._num_blocks_of(group), free=left)
+        self._state.journal.stop(group, Reason.RESERVED, **self.shortage(group))
         return False
+
+    def shortage(self, group: Group) -> dict[str, int]:
+        """The blocks that it needs, and those that no other has reserved: the numbers of RESERVED."""
+        return {"need": self._num_blocks_of(group), "free": self._num_blocks - self._reserved}
 
     def _num_blocks_of(self, group: Group) -> int:
         """Of prompt and output, without the last token, which is never computed; each sequence may need its own."""

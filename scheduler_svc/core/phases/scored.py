@@ -92,7 +92,7 @@ class ScoredBatch:
         num_taken, num_seqs = 0, state.num_running_seqs
         for group in prefills:
             if num_taken == self._limits.prefill_num_tasks or room.num_tokens <= 0:
-                self._tell_full(num_taken, state)
+                self._tell_full(num_taken, room, state)
                 break
             is_new = group.place is Place.WAITING
             if is_new and num_seqs + group.max_num_running_seqs > state.limits.max_num_seqs:
@@ -101,7 +101,8 @@ class ScoredBatch:
             given = self._shares.give(group, room, state, draft)
             if given is not Given.SHARE:
                 if not is_new:  # of a new one it is told already
-                    hold_up(state, room.short_of if given is Given.NO_BLOCKS else Reason.TOKEN_BUDGET)
+                    reason = room.short_of if given is Given.NO_BLOCKS else Reason.TOKEN_BUDGET
+                    hold_up(state, reason, **room.lack)
                 break
             num_taken += 1
             num_seqs += is_new * group.max_num_running_seqs
@@ -112,11 +113,12 @@ class ScoredBatch:
         short_of = Reason.NEED_BLOCKS if self._threshold.value == self._threshold.total else Reason.THRESHOLD
         return Room.of_chunks(self._limits.chunk_size, self._threshold.value - used, draft, short_of)
 
-    def _tell_full(self, num_taken: int, state: CoreState) -> None:
+    def _tell_full(self, num_taken: int, room: Room, state: CoreState) -> None:
         if num_taken == self._limits.prefill_num_tasks:
-            hold_up(state, Reason.MAX_SEQS, limit=num_taken)
+            hold_up(state, Reason.MAX_SEQS, running=num_taken, limit=num_taken)
         else:
-            hold_up(state, Reason.TOKEN_BUDGET, budget=self._limits.chunk_size or state.limits.max_num_batched_tokens)
+            room.lacks_tokens(1, self._limits.chunk_size or state.limits.max_num_batched_tokens)
+            hold_up(state, Reason.TOKEN_BUDGET, **room.lack)
 
     def _check_fits(self, best: Group, state: CoreState) -> None:
         """Nobody could be taken though all blocks are free: the best is too large, or its first chunk is (R171)."""

@@ -83,6 +83,12 @@ class WholePrompts:
             return num_tokens
         return left if len(group.live) == 1 else catch_up(group, left)
 
+    def least(self, group: Group, state: CoreState) -> int:
+        """The fewest tokens of a step that it can start with."""
+        num_tokens = num_pending(group, state)
+        fits = len(group.live) == 1 or num_tokens <= state.limits.max_num_batched_tokens
+        return num_tokens if fits else 1
+
     def prompt_limit(self, state: CoreState) -> int:
         """A longer prompt would never fit a step (R50)."""
         return min(state.limits.max_model_len, state.limits.max_num_batched_tokens)
@@ -106,6 +112,12 @@ class Chunks(WholePrompts):
             return num_tokens
         size = state.limits.block_size
         return left // size * size if state.limits.prefix_caching else left
+
+    def least(self, group: Group, state: CoreState) -> int:
+        """One token, with prefix caching a block of them."""
+        if len(group.live) > 1:
+            return super().least(group, state)
+        return min(num_pending(group, state), state.limits.block_size if state.limits.prefix_caching else 1)
 
     def prompt_limit(self, state: CoreState) -> int:
         """Only the model limits it (R50)."""

@@ -58,7 +58,7 @@ class SwapIns:
         refusal = first_refusal(self._admission, group, state, draft)
         if refusal is not Verdict.ENTER:
             return refusal
-        return fits_budget(group, num_tokens, state, draft)
+        return fits_budget(group, num_tokens, self._shares.least(group, state), state, draft)
 
     def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
         request_id = group.request.request_id

@@ -5,13 +5,13 @@ A task is a prefill until all it knows is computed, then a decode. A share is de
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from block_manager.cache_rules import CachedSequence, PrefixHit
 from scheduler_svc.core.phases.mixed import Share, joint_shares
 from scheduler_svc.core.progress import OneUnderWay
-from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.reasons import Numbers, Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -39,7 +39,7 @@ class Given(enum.Enum):
 class Room:
     """What a batch may still take. `is_whole`: prompts are not cut. `short_of`: why there are no more blocks than these.
 
-    `is_fresh`: nobody has a share of its tokens yet.
+    `is_fresh`: no task has a share of its tokens yet. `lack`: the numbers of the last refusal, of blocks or tokens.
     """
 
     num_tokens: int
@@ -47,6 +47,7 @@ class Room:
     is_whole: bool
     short_of: Reason = Reason.NEED_BLOCKS
     is_fresh: bool = True
+    lack: Numbers = field(default_factory=dict)
 
     @classmethod
     def of_chunks(
@@ -55,6 +56,16 @@ class Room:
         """With so many tokens of prompts (None: they are not cut), at most what the step may take."""
         left = draft.budget.num_tokens_left
         return cls(left if chunk_size is None else min(chunk_size, left), num_blocks, chunk_size is None, short_of)
+
+    def lacks_tokens(self, need: int, budget: int) -> Given:
+        """Refuses a share of `need` tokens, or one, in a step of `budget`."""
+        self.lack = {"need": max(1, need), "left": max(0, self.num_tokens), "budget": budget}
+        return Given.NO_TOKENS
+
+    def lacks_blocks(self, need: int) -> Given:
+        """Refuses a share of `need` blocks."""
+        self.lack = {"need": need, "free": max(0, self.num_blocks)}
+        return Given.NO_BLOCKS
 
     def take(self, num_tokens: int, num_blocks: int) -> None:
         """A task got its share."""
@@ -84,10 +95,11 @@ class TaskShares:
             return self._start(group, room, state, draft)
         shares = self._shares(group, room, draft)
         if not shares:
-            return Given.NO_TOKENS
+            need = self.progress.num_pending(group.live[0]) if room.is_whole else 1
+            return room.lacks_tokens(need, draft.budget.token_budget)
         num_blocks = self._cache.num_blocks_to_extend([sequence for sequence, _ in shares], shares[0][1])
         if num_blocks > room.num_blocks:
-            return Given.NO_BLOCKS
+            return room.lacks_blocks(num_blocks)
         for sequence, num_tokens in shares:
             draft.extend(sequence, num_tokens, state)
             draft.add(sequence, num_tokens)
@@ -101,15 +113,16 @@ class TaskShares:
         draft.lookups.append((group.request.request_id, hit.num_tokens))
         pending = first.num_tokens - hit.num_tokens
         if room.is_whole and pending > room.num_tokens:
-            numbers = {"need": pending, "left": room.num_tokens, "budget": draft.budget.token_budget}
-            state.journal.stop(group, Reason.TOKEN_BUDGET, **numbers)
-            return Given.NO_TOKENS
+            given = room.lacks_tokens(pending, draft.budget.token_budget)
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **room.lack)
+            return given
         # Several sequences catch up in the steps that follow and sample together at the end.
         num_tokens = min(pending - bool(siblings), room.num_tokens)
         num_blocks = self._cache.num_blocks_to_admit(live, hit, num_tokens)
         if num_blocks > room.num_blocks:
-            state.journal.stop(group, room.short_of, need=num_blocks, free=max(0, room.num_blocks))
-            return Given.NO_BLOCKS
+            given = room.lacks_blocks(num_blocks)
+            state.journal.stop(group, room.short_of, **room.lack)
+            return given
         state.cache.admit(live, hit, num_tokens)
         enter(group, hit.num_tokens, state, draft.now)
         if num_tokens:
@@ -154,7 +167,7 @@ def give_up(group: Group, why: str, state: CoreState, draft: StepDraft) -> None:
     draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
 
 
-def hold_up(state: CoreState, reason: Reason, **numbers: int) -> None:
+def hold_up(state: CoreState, reason: Reason, **numbers: int | float | str) -> None:
     """Nobody else that waits starts in this step."""
     if len(state.waiting):
         state.journal.stop(state.waiting.peek(), reason, **numbers)

@@ -90,14 +90,14 @@ def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDr
     """Groups that come back from the host, unless somebody had to leave in this step (R5)."""
     if not (done.has_preempted or draft.swap_out.pairs):
         return swap_ins.bring_in(state, draft)
-    hold_up_swapped(Reason.STEP_PREEMPTS, state)
+    hold_up_swapped(Reason.STEP_PREEMPTS, state, preempted=len(draft.preempted))
     return []
 
 
-def hold_up_swapped(reason: Reason, state: CoreState) -> None:
+def hold_up_swapped(reason: Reason, state: CoreState, **numbers: int) -> None:
     """Nobody comes back in this step."""
     if state.swapped:
-        state.journal.stop_all(Place.SWAPPED, reason)
+        state.journal.stop_all(Place.SWAPPED, reason, **numbers)
 
 
 def queue_victims(done: Decoded, state: CoreState) -> None:

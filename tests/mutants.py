@@ -1,0 +1,149 @@
+"""Faults put into the scheduler core on purpose, each of which a quick test must notice: `python -m tests.mutants [NAME ...]`.
+
+Each runs on a copy of the packages in a temporary folder. Survivors are printed, and the exit status is their number.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("block_manager", "scheduler_svc", "svc_common", "protos", "tests", "pyproject.toml")
+CORE = "scheduler_svc/core"
+NOT_COPIED = shutil.ignore_patterns(
+    "__pycache__", "*.json", "fuzz", "compose", "clients", "e2e", "lab", "gateway", "quire"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: in the file `path` the text `old`, which is there once, becomes `new`; a test of `tests` fails then."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str = "tests/core/test_corner_decisions.py"
+
+
+MUTANTS = (
+    Mutant("withdrawn", f"{CORE}/phases/mixed.py", "draft.budget.give_back(sum(withdrawn))", "pass"),
+    Mutant("ties-of-victims", f"{CORE}/preemption_costs.py", "-group.ticket", "group.ticket"),
+    Mutant("ties-of-those-that-make-way", f"{CORE}/phases/urgent.py", "-g.ticket", "g.ticket"),
+    Mutant(
+        "ties-in-order",
+        f"{CORE}/preemption.py",
+        "return max(candidates, key=self._ordering.key)",
+        "return max(reversed(candidates), key=self._ordering.key)",
+    ),
+    Mutant("may-resume", f"{CORE}/progress.py", "return not sequence.num_placeholders", "return True"),
+    Mutant("may-resume-unasked", f"{CORE}/phases/mixed.py", "if not self._progress.may_resume(first):", "if False:"),
+    Mutant(
+        "ticket-order-of-loose-rows",
+        f"{CORE}/steady/running.py",
+        "(left <= 0 or group.ticket < int(self._rows.tickets[-1]))",
+        "left <= 0",
+    ),
+    Mutant("affinity-tie", f"{CORE}/affinity.py", "(known[rank], -num_owned[rank])", "known[rank]"),
+    Mutant("affinity-tie-turned", f"{CORE}/affinity.py", "-num_owned[rank])", "num_owned[rank])"),
+    Mutant(
+        "watermark-of-room-made",
+        f"{CORE}/phases/urgent.py",
+        "needed + (state.cache.watermark_blocks if groups else 0) <= free",
+        "needed <= free",
+    ),
+    Mutant(
+        "watermark-of-room-there",
+        f"{CORE}/phases/urgent.py",
+        "needed + state.cache.watermark_blocks <= state.cache.num_free_gpu",
+        "needed <= state.cache.num_free_gpu",
+    ),
+    Mutant("dependants-go-on", f"{CORE}/lost_work.py", "    send_back(later, state, flights)\n", ""),
+    Mutant("dependants-in-flight", f"{CORE}/flights.py", "group.sequences[0].name in names\n", "False\n"),
+    Mutant(
+        "dependants-swapped",
+        f"{CORE}/flights.py",
+        "or group.request.request_id in moved\n",
+        "\n",
+        "tests/core/test_quire_preemption.py",
+    ),
+    Mutant("peak-half-blocks", f"{CORE}/admission_peak.py", "half_full = width / 2", "half_full = 0 * width"),
+    Mutant(
+        "peak-freed-blocks",
+        f"{CORE}/admission_peak.py",
+        "num_used + grown - gone",
+        "num_used + grown",
+    ),
+    Mutant("peak-bound", f"{CORE}/admission_peak.py", "if peak <= capacity:", "if peak <= capacity + 1:"),
+    Mutant("caution-never-rises", f"{CORE}/admission_peak.py", "self._caution + _RISE", "self._caution"),
+    Mutant("caution-never-falls", f"{CORE}/admission_peak.py", "self._caution - _FALL * num_ended", "self._caution"),
+    Mutant(
+        "caution-unbounded",
+        f"{CORE}/admission_peak.py",
+        "min(_MOST_CAUTION, self._caution + _RISE)",
+        "self._caution + _RISE",
+    ),
+    Mutant("stuck-check-on-every-lane", f"{CORE}/scheduler.py", "        if is_last:\n", "        if True:\n"),
+    Mutant(
+        "stuck-check-never",
+        f"{CORE}/scheduler.py",
+        "        if is_last:\n",
+        "        if False:\n",
+        "tests/core/test_chitu_repairs.py",
+    ),
+    Mutant(
+        "swap-in-need",
+        f"{CORE}/phases/mixed_swapped.py",
+        "state.cache.num_blocks_to_swap_in(group.live)",
+        "len(group.live)",
+    ),
+    Mutant(
+        "swap-in-need-of-v0",
+        f"{CORE}/phases/swapped.py",
+        "state.cache.num_blocks_to_swap_in(group.live, num_lookahead)",
+        "state.cache.num_blocks_to_swap_in(group.live)",
+    ),
+)
+
+
+def survives(mutant: Mutant) -> bool:
+    """Whether its tests pass with the fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=NOT_COPIED)
+            else:
+                shutil.copy(source, copy / name)
+        path = copy / mutant.path
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise SystemExit(
+                f"{mutant.name}: {mutant.path} has {mutant.old!r} {text.count(mutant.old)} times, not once"
+            )
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{mutant.name}: the tests could not run:\n{done.stdout}{done.stderr}")
+        return done.returncode == 0
+
+
+def main(names: list[str]) -> int:
+    """The number of survivors."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    survivors = 0
+    for mutant in chosen:
+        survived = survives(mutant)
+        survivors += survived
+        print(f"{'SURVIVED' if survived else 'noticed':9} {mutant.name}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} faults were noticed")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
