@@ -33,6 +33,20 @@ def test_a_changed_recording_fails(tmp_path: Path, capsys: pytest.CaptureFixture
     assert out[-1] == "0 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.parametrize("recording", ["v0/fcfs_00", "v1/mixed_00"])
+def test_a_scenario_that_does_not_end_fails_by_itself(
+    recording: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run is bounded by the length of its recording, so that a scheduler which hangs is told of and the next file is run."""
+    data = json.loads((GOLDEN / f"{recording}.json").read_text())
+    data["config"] |= {"num_gpu_blocks": 4_000, "max_model_len": 4_000, "max_num_batched_tokens": 4_000}
+    data["trace"] = data["trace"][:1]
+    data["requests"][0] |= {"max_tokens": 2_000} if recording.startswith("v1") else {"outputs": [[7] * 2_000]}
+    (tmp_path / "endless.json").write_text(json.dumps(data))
+    assert main([str(tmp_path)]) == 1
+    assert "has not ended after 1001 steps" in capsys.readouterr().out
+
+
 def test_emit_gives_the_trace_of_inputs_without_one(tmp_path: Path) -> None:
     """Renamed ids and no trace: emitted, counted as skipped, equal to the recording up to the names."""
     original = json.loads((GOLDEN / "v1" / "apc_tight_00.json").read_text())

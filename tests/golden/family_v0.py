@@ -86,6 +86,7 @@ class _Run:
 
     def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         self._config = scenario.config
+        self._steps = scenario.steps()
         self._clock: list[float] | None = scenario.data.get("clock")
         self._inputs = scenario.data["requests"]
         self._aborts = scenario.data.get("aborts", [])
@@ -97,8 +98,7 @@ class _Run:
     def trace(self) -> list[dict[str, Any]]:
         last = max([r["arrival_step"] for r in self._inputs] + [a["step"] for a in self._aborts], default=0)
         records: list[dict[str, Any]] = []
-        step = 0
-        while True:
+        for step in self._steps:
             self._arrive(step)
             self._core.abort([a["id"] for a in self._aborts if a["step"] == step])
             if not self._core.has_unfinished and step > last:
@@ -106,7 +106,6 @@ class _Run:
             records.append(self._record(step))
             if "error" in records[-1]:
                 return records
-            step += 1
 
     def _arrive(self, step: int) -> None:
         for data in self._inputs:

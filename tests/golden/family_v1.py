@@ -87,6 +87,7 @@ class _Run:
 
     def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         config = scenario.config
+        self._steps = scenario.steps()
         self._inputs = {r["id"]: r for r in scenario.data["requests"]}
         self._aborts = list(scenario.data.get("aborts", []))
         self._core = _build(config, fast_path=fast_path)
@@ -98,14 +99,12 @@ class _Run:
     def trace(self) -> list[Record]:
         last = max([r["arrival_step"] for r in self._inputs.values()] + [a["step"] for a in self._aborts], default=0)
         records = []
-        step = 0
-        while True:
+        for step in self._steps:
             self._arrive(step)
             self._core.abort(self._aborts_due(step, "before_schedule"))
             if self._queue.is_idle and step > last:
                 return records
             records.append(self._record(step))
-            step += 1
 
     def _arrive(self, step: int) -> None:
         for given in self._inputs.values():

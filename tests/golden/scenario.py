@@ -2,11 +2,14 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.golden.forms import AnyFile, ScenarioError, check
+
+_MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,14 @@ class Scenario:
     def trace(self) -> list[dict[str, Any]] | None:
         """What the reference did; None for inputs without it."""
         return self.data.get("trace")
+
+    def steps(self) -> Iterator[int]:
+        """Steps from 0. ScenarioError after a tenth more and 1,000 more than the reference took, or 100,000 without a trace."""
+        most = _MOST_STEPS if self.trace is None else len(self.trace) * 11 // 10 + 1_000
+        yield from range(most)
+        raise ScenarioError(
+            f"has not ended after {most} steps; the reference took {len(self.trace or ()) or 'no trace'}"
+        )
 
     @property
     def tags(self) -> list[str]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from quire.ports import reserved
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import columns, rpc
@@ -63,12 +65,30 @@ async def service(
         await task
 
 
+_NUM_HELD = 120
+_held: deque[contextlib.ExitStack] = deque()
+
+
+def fresh_port() -> int:
+    """A free port that none of the services before this one in the process had.
+
+    The last `_NUM_HELD` stay reserved, so that no connection that is still being closed, or made again, meets another service.
+    """
+    held = contextlib.ExitStack()
+    port = held.enter_context(reserved("127.0.0.1", {"port": 0}))["port"]
+    _held.append(held)
+    if len(_held) > _NUM_HELD:
+        _held.popleft().close()
+    return port
+
+
 _QUIET = Watchers(on_budget=lambda readable: None, on_progress=lambda stage, fraction: None)
 
 
 def worker(make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = None, **values: Any) -> Any:
     """A simulated worker; yields (HOST:PORT,). `make_engine`: another engine around it."""
-    settings = SimulatedWorkerSettings.of(**{"time_scale": 0.0, "owner_lease_s": 0.5, **values})
+    defaults = {"port": fresh_port(), "time_scale": 0.0, "owner_lease_s": 0.5}
+    settings = SimulatedWorkerSettings.of(**{**defaults, **values})
     if make_engine is None:
         return service(lambda ready, stop: serve_simulated(settings, on_ready=ready, watchers=_QUIET, stop=stop))
     return service(
@@ -86,7 +106,7 @@ def scheduler(*worker_addresses: str, **values: Any) -> Any:
 def _serve_scheduler(
     worker_addresses: tuple[str, ...], values: dict[str, Any], ready: Callable[..., None], stop: asyncio.Event
 ) -> Coroutine[Any, Any, None]:
-    ports = {"port": 0, "admin_port": 0, "metrics_port": 0}
+    ports = {name: fresh_port() for name in ("port", "admin_port", "metrics_port")}
     defaults = {**ports, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
     settings = SchedulerSettings(workers=worker_addresses, **{**defaults, **values})
     return app.serve(settings, on_ready=ready, stop=stop)

@@ -1,0 +1,21 @@
+"""The quick tests notice faults put into the core on purpose (`tests/mutants.py`)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.mutants import MUTANTS, survives
+
+
+def test_a_fault_is_noticed(record_property: Callable[[str, object], None]) -> None:
+    """One of the list; the others run in the long tier."""
+    record_property("size", f"faults in the core: 1 of {len(MUTANTS)}")
+    assert not survives(MUTANTS[0])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+def test_all_faults_are_noticed(record_property: Callable[[str, object], None]) -> None:
+    """Each fault fails a test of the quick tier."""
+    record_property("size", f"faults in the core: {len(MUTANTS)}")
+    assert [mutant.name for mutant in MUTANTS if survives(mutant)] == []
