@@ -1,10 +1,9 @@
 """Why each request is where it is at one moment of a replay: its own last event, or what holds up the head of its queue."""
 
-from collections.abc import Iterable
-
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import Event, Numbers, Reason
 from scheduler_svc.core.request import Place, Request
-from scheduler_svc.core.timelines import now_of
+from scheduler_svc.core.timelines import note_heads, now_of
 
 BEFORE = "BEFORE"
 """In place of a reason that was told before the recording begins."""
@@ -23,11 +22,10 @@ class ReasonsNow:
         other._last, other._heads = dict(self._last), dict(self._heads)
         return other
 
-    def observe(self, events: Iterable[Event]) -> None:
+    def observe(self, plan: StepPlan) -> None:
         """What a plan told."""
-        for event in events:
-            if event.of_queue:
-                self._heads[event.queue] = event
+        note_heads(self._heads, plan)
+        for event in plan.events:
             if event.request_id and event.reason is not Reason.ENDED:
                 self._last[event.request_id] = event
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
-from scheduler_svc.core.timelines import Episode, Timelines, now_of
+from scheduler_svc.core.timelines import Episode, Timelines, note_heads, now_of
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Place
@@ -45,9 +45,8 @@ class Explanations:
     def observe(self, plan: StepPlan) -> None:
         """What the plan decided, for the timelines and for the spans of the requests."""
         self._timelines.observe(plan.events)
+        note_heads(self._heads, plan)
         for event in plan.events:
-            if event.of_queue:
-                self._heads[event.queue] = event
             if event.request_id:
                 self._book.explained(event)
 

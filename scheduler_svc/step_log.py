@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ from svc_common.reasons import known_reason
 
 Pairs = tuple[tuple[int, int], ...]
 Tables = dict[str, list[str]]
+MAX_STATES = 256
 WORKER_LOST, ROWS_NOT_FINITE = "WORKER_LOST", "NOT_FINITE"
 
 
@@ -104,9 +106,10 @@ class StepRecord:
     why: str = ""
     is_closed: bool = False
     closed_ns: int = 0
+    state: admin_pb2.StepState | None = None
 
-    def report(self, tables: Tables | None) -> admin_pb2.StepReport:
-        """Its wire form; `tables`: those right after this step's schedule(), None = not asked."""
+    def report(self, tables: Tables | None, *, state: bool = False) -> admin_pb2.StepReport:
+        """Its wire form; `tables`: those right after this step's schedule(), None = not asked; `state`: with what is kept of it."""
         report = admin_pb2.StepReport(
             step=self.step,
             epoch=self.epoch,
@@ -124,6 +127,7 @@ class StepRecord:
             error=self.error,
             duration_ns=self.duration_ns,
             times=self._times(),
+            state=self.state if state else None,
         )
         if tables is not None:
             report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())
@@ -171,7 +175,10 @@ class StepRecord:
 
 @dataclass(slots=True)
 class StepLog:
-    """Owner of the records of the last `max_steps` steps. `begin` when a plan is sent, `complete` when its result is known."""
+    """Owner of the records of the last `max_steps` steps. `begin` when a plan is sent, `complete` when its result is known.
+
+    `read_state`: what there is right after a plan, read while a reader asks for it (`keep_states`) and kept for `MAX_STATES` steps.
+    """
 
     max_steps: int
     policy: str = ""
@@ -185,6 +192,9 @@ class StepLog:
     _num_closed: int = 0
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
     _listeners: list[Callable[[StepRecord], None]] = field(default_factory=list)
+    read_state: Callable[[int], admin_pb2.StepState] | None = None
+    _with_state: deque[StepRecord] = field(default_factory=deque)
+    _num_state_readers: int = 0
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -221,6 +231,25 @@ class StepLog:
         )
         self._left = []
         self._open[plan.step] = self._last = record
+
+    @contextmanager
+    def keep_states(self) -> Iterator[None]:
+        """Steps that are planned meanwhile keep what there was right after their plan."""
+        self._num_state_readers += 1
+        try:
+            yield
+        finally:
+            self._num_state_readers -= 1
+
+    def planned(self, step: int) -> None:
+        """All that is told of a plan was told: keeps what there is now, if a reader asks for it."""
+        record = self._open.get(step)
+        if record is None or self.read_state is None or not self._num_state_readers:
+            return
+        record.state = self.read_state(step)
+        self._with_state.append(record)
+        if len(self._with_state) > MAX_STATES:
+            self._with_state.popleft().state = None
 
     def complete(self, result: WorkerResult, runs: Mapping[str, list[int]] | None = None) -> None:
         """Its result came back. `runs`: what the core made of it, by sequence; of those that branched nothing else is told."""
@@ -330,13 +359,14 @@ class StepLog:
 
 
 class StepReader:
-    """One reader's place in the log. `tables`: rebuild block tables along the way.
+    """One reader's place in the log. `tables`: rebuild block tables along the way; `state`: with what is kept of each.
 
     A reader slower than the log misses what the log no longer holds.
     """
 
-    def __init__(self, log: StepLog, since_step: int, *, tables: bool) -> None:
+    def __init__(self, log: StepLog, since_step: int, *, tables: bool, state: bool = False) -> None:
         self._log = log
+        self._state = state
         self._since_step = since_step
         self._position = log.num_dropped
         self._tables = log.oldest_tables() if tables else None
@@ -355,7 +385,7 @@ class StepReader:
             if self._tables is not None:
                 record.change.apply(self._tables)
             if record.step >= self._since_step:
-                yield record.report(self._tables)
+                yield record.report(self._tables, state=self._state)
 
     async def wait(self) -> None:
         """Until `new` has something."""

@@ -181,6 +181,7 @@ class StepLoop:
                 num_cached = (request and request.num_cached_tokens) or 0
                 self._book.scheduled(entry.request_id, plan.step, num_cached, lane.boot_id)
         self._end_all(StepOutcome(ended=plan.ended))
+        self._log.planned(plan.step)
 
     def _sampling(self, request_id: str) -> RowSampling:
         live = self._book.in_core(request_id)

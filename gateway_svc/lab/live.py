@@ -11,6 +11,7 @@ import grpc.aio
 from gateway_svc.lab import translation
 from gateway_svc.lab.source import LIVE, MAX_LISTED, About, Snapshot, Step, Tell, Why
 from gateway_svc.lab.tables import TableChanges
+from gateway_svc.lab.translation import RUNNING, Pools
 from protos.inference.v1 import admin_pb2 as pb
 from protos.inference.v1 import admin_pb2_grpc
 from svc_common import rpc
@@ -42,16 +43,17 @@ class LiveSource:
         changes = TableChanges()
         async with self._watch(since, follow=False) as reports:
             async for report in reports:
-                found.append(translation.step(report, changes.to(translation.tables(report))))
+                found.append(translation.step(report, changes.to(translation.tables(report)), None))
                 if len(found) >= limit:
                     break
         return found
 
     async def follow(self, since: int, tell: Tell) -> None:
         """See LabSource."""
-        now = (await self._blocks()).step
-        oldest = now - (MOST_STEPS_BEHIND if since else NUM_STEPS_AT_FIRST)
-        await _together(self._tell_steps(max(1, since, oldest), tell), self._tell_snapshots(tell))
+        first = await self._snapshot()
+        oldest = first.step - (MOST_STEPS_BEHIND if since else NUM_STEPS_AT_FIRST)
+        pools = Pools(first.block_size, first.pools)
+        await _together(self._tell_steps(max(1, since, oldest), pools, tell), self._tell_while_idle(pools, tell))
 
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
         """See LabSource."""
@@ -63,47 +65,45 @@ class LiveSource:
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    async def _tell_steps(self, since: int, tell: Tell) -> None:
+    async def _tell_steps(self, since: int, pools: Pools, tell: Tell) -> None:
+        """Each with the queues, reasons and cached blocks right after its plan; those planned before this call without."""
         changes = TableChanges()
         async with self._watch(since, follow=True) as reports:
             async for report in reports:
-                await tell(translation.step(report, changes.to(translation.tables(report))))
+                state = translation.state(report, pools) if report.HasField("state") else None
+                await tell(translation.step(report, changes.to(translation.tables(report)), state))
 
-    async def _tell_snapshots(self, tell: Tell) -> None:
-        """Looks a few times a second; what is as it was is not told again."""
+    async def _tell_while_idle(self, pools: Pools, tell: Tell) -> None:
+        """Looks a few times a second for what no step tells: requests that wait while none runs, and sizes that changed.
+
+        While requests run, what there is belongs to a step and comes with it. What is as it was is not told again.
+        """
         last: Snapshot | None = None
         while True:
             snapshot = await self._snapshot()
-            if snapshot != last:
+            pools.block_size, pools.pools = snapshot.block_size, snapshot.pools
+            if snapshot != last and not any(count.queue == RUNNING for count in snapshot.reasons):
                 await tell(snapshot)
                 last = snapshot
             await asyncio.sleep(SNAPSHOT_S)
 
     async def _snapshot(self) -> Snapshot:
+        """Blocks and queues of one instant."""
         async with _known_errors():
             stub = await self._stub()
-            blocks, requests, workers = await asyncio.gather(
-                self._blocks(),
-                stub.ListRequests(pb.ListRequestsRequest(max_requests=MAX_LISTED), timeout=_TIMEOUT_S),
+            blocks, workers = await asyncio.gather(
+                stub.GetBlocks(pb.GetBlocksRequest(cached=True, max_requests=MAX_LISTED), timeout=_TIMEOUT_S),
                 stub.ListWorkers(pb.ListWorkersRequest(), timeout=_TIMEOUT_S),
             )
-            return translation.snapshot(blocks, requests, workers)
-        raise AssertionError("an error ends the call")
-
-    async def _blocks(self) -> pb.GetBlocksResponse:
-        async with _known_errors():
-            blocks: pb.GetBlocksResponse = await (await self._stub()).GetBlocks(
-                pb.GetBlocksRequest(cached=True), timeout=_TIMEOUT_S
-            )
-            return blocks
+            return translation.snapshot(blocks, workers)
         raise AssertionError("an error ends the call")
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _watch(self, since: int, *, follow: bool) -> AsyncIterator[Any]:
-        """Steps with their tables; the call ends with the context."""
-        request = pb.WatchSchedulerRequest(since_step=since, follow=follow, tables=True)
+        """Steps with their tables and states; the call ends with the context."""
+        request = pb.WatchSchedulerRequest(since_step=since, follow=follow, tables=True, state=True)
         async with _known_errors():
             call = (await self._stub()).WatchScheduler(request)
             try:

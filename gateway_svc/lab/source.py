@@ -83,8 +83,8 @@ class StepTimes:
 class Step:
     """One step. Pairs are (source, destination); `preempted`: (request, mode); `sampled`: how many tokens came, by sequence.
 
-    `queues`: waiting, running, swapped requests right after schedule(); `free`: device and host blocks then. `snapshot`: only where
-    the source knows what it was right after that step.
+    `queues`: waiting, running, swapped requests right after schedule(); `free`: device and host blocks then, cached ones too.
+    `snapshot`: what there was right after schedule(); None of a live step that was planned while no page looked.
     """
 
     step: int
@@ -209,7 +209,8 @@ class LabSource(Protocol):
         """At most `limit` completed steps from number `since` on, oldest first; the first has whole tables."""
 
     async def follow(self, since: int, tell: Tell) -> None:
-        """Tells steps from `since` on (0 = a few of the last) as they complete, and snapshots as things change, until cancelled.
+        """Tells steps from `since` on (0 = a few of the last) as they complete, until cancelled; while no request runs, snapshots
+        as things change.
 
         A recording has none.
         """

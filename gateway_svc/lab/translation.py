@@ -1,6 +1,7 @@
 """Messages of the operators' API as what the page is told. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.lab.source import (
@@ -21,6 +22,7 @@ from protos.inference.v1 import admin_pb2 as pb
 
 _NS_PER_MS = 1e6
 DEVICE, HOST = "g", "c"
+RUNNING = "running"
 
 
 def tables(message: pb.StepReport | pb.GetBlocksResponse) -> dict[str, list[str]]:
@@ -28,8 +30,8 @@ def tables(message: pb.StepReport | pb.GetBlocksResponse) -> dict[str, list[str]
     return {table.sequence: list(table.blocks) for table in message.tables}
 
 
-def step(report: pb.StepReport, change: TableChange) -> Step:
-    """One step; `change`: to its tables from those of the step before."""
+def step(report: pb.StepReport, change: TableChange, snapshot: Snapshot | None) -> Step:
+    """One step; `change`: to its tables from those of the step before; `snapshot`: what there was right after its plan."""
     queues, free = report.queues, report.free
     return Step(
         step=report.step,
@@ -50,6 +52,7 @@ def step(report: pb.StepReport, change: TableChange) -> Step:
         error=report.error,
         times=_times(report),
         tables=change,
+        snapshot=snapshot,
     )
 
 
@@ -76,19 +79,41 @@ def _pairs(pairs: Iterable[pb.BlockPair]) -> Pairs:
 # --- what is held --------------------------------------------------------------------------------------------------------
 
 
-def snapshot(
-    blocks: pb.GetBlocksResponse, requests: pb.ListRequestsResponse, workers: pb.ListWorkersResponse
-) -> Snapshot:
+@dataclass(slots=True)
+class Pools:
+    """The sizes that steps do not tell: tokens of a block, and the pools as they were last looked at."""
+
+    block_size: int
+    pools: list[Pool]
+
+
+def snapshot(blocks: pb.GetBlocksResponse, workers: pb.ListWorkersResponse) -> Snapshot:
     """What there is at one instant."""
+    pools = Pools(blocks.block_size, _pools(blocks, workers.workers))
+    return _snapshot(blocks.step, pools, blocks.requests, blocks.cached_blocks, tables(blocks))
+
+
+def state(report: pb.StepReport, pools: Pools) -> Snapshot:
+    """What there was right after a step's plan; its tables are the step's."""
+    return _snapshot(report.step, pools, report.state.requests, report.state.cached_blocks, None)
+
+
+def _snapshot(
+    number: int,
+    pools: Pools,
+    requests: pb.ListRequestsResponse,
+    cached: Iterable[str],
+    whole_tables: dict[str, list[str]] | None,
+) -> Snapshot:
     return Snapshot(
-        step=blocks.step,
-        block_size=blocks.block_size,
-        pools=_pools(blocks, workers.workers),
-        cached=list(blocks.cached_blocks),
+        step=number,
+        block_size=pools.block_size,
+        pools=pools.pools,
+        cached=list(cached),
         requests=[_listed(request) for request in requests.requests],
         reasons=[ReasonCount(count.queue, count.reason, count.num_requests) for count in requests.reasons],
         num_left_out=requests.num_left_out,
-        tables=tables(blocks),
+        tables=whole_tables,
     )
 
 

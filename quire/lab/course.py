@@ -60,7 +60,7 @@ class Course:
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
         self.timelines.observe(plan.events)
-        self._reasons.observe(plan.events)
+        self._reasons.observe(plan)
         for request_id in plan.finished:
             self._reasons.forget(request_id)
         if plan.is_empty:

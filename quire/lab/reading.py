@@ -66,7 +66,7 @@ class Reading:
 
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
-        self._reasons.observe(plan.events)
+        self._reasons.observe(plan)
         for request_id in plan.finished:
             self._reasons.forget(request_id)
         if plan.is_empty or plan.step < self._since or self._core is None:

@@ -93,7 +93,7 @@ class _Watcher:
 
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
-        self._reasons.observe(plan.events)
+        self._reasons.observe(plan)
         for request_id in plan.finished:
             self._reasons.forget(request_id)
         if not plan.is_empty:

@@ -5,6 +5,7 @@ Methods take raw bytes and parse them inside (`svc_common.parsing`).
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ from svc_common.parsing import parse
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name
 
+_MOST_IN_STATE = 300
+
 SetPolicy = Callable[[list[str]], tuple[int, list[policy_change.Change]]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Answer = Message | Awaitable[Message]
@@ -64,6 +67,7 @@ class AdminService:
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
         self._inquirer = Inquirer(parts.tape)
+        parts.log.read_state = self._state
 
     def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """For `server.add_generic_rpc_handlers`."""
@@ -90,13 +94,15 @@ class AdminService:
 
     async def watch_scheduler(self, request: pb.WatchSchedulerRequest) -> AsyncIterator[Message]:
         """Held steps, oldest first; with `follow` new ones as they complete."""
-        reader = StepReader(self._parts.log, request.since_step, tables=request.tables)
-        while True:
-            for report in reader.new():
-                yield report
-            if not request.follow:
-                return
-            await reader.wait()
+        log = self._parts.log
+        reader = StepReader(log, request.since_step, tables=request.tables, state=request.state)
+        with log.keep_states() if request.state else nullcontext():
+            while True:
+                for report in reader.new():
+                    yield report
+                if not request.follow:
+                    return
+                await reader.wait()
 
     def get_blocks(self, request: pb.GetBlocksRequest) -> Message:
         """The ledger at this instant; with `memory` counted, too (R209), with `cached` the cached blocks by name."""
@@ -106,9 +112,20 @@ class AdminService:
         response = blocks_message(core)
         if request.cached:
             response.cached_blocks.extend(core.cached_blocks())
+        if request.max_requests:
+            requests = live_requests_message(
+                self._parts.book, self._parts.explanations, core.step, request.max_requests
+            )
+            response.requests.CopyFrom(requests)
         if request.memory:
             response.memory.CopyFrom(memory_message(memory_view.memory_report(core.state)))
         return response
+
+    def _state(self, step: int) -> pb.StepState:
+        """What there is right after a plan."""
+        core = self._parts.core()
+        requests = live_requests_message(self._parts.book, self._parts.explanations, step, _MOST_IN_STATE)
+        return pb.StepState(requests=requests, cached_blocks=core.cached_blocks() if core is not None else [])
 
     def list_requests(self, request: pb.ListRequestsRequest) -> Message:
         """Who has not ended, and why those wait that do."""

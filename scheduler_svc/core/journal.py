@@ -12,9 +12,12 @@ _ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status 
 
 
 class Journal:
-    """Owner of the events since they were last taken. A reason is told when it changes, with the numbers of that moment."""
+    """Owner of the events since they were last taken. A reason is told when it changes, with the numbers of that moment.
 
-    __slots__ = ("_events", "_heads", "_num_heads", "now", "step")
+    The numbers of the head of each queue are kept up to date all the same (`head_numbers`): they change from step to step.
+    """
+
+    __slots__ = ("_events", "_heads", "_num_heads", "_numbers", "now", "step")
 
     def __init__(self) -> None:
         self.step = 1
@@ -22,6 +25,7 @@ class Journal:
         self._events: list[Event] = []
         self._heads: dict[Place, tuple[str, int, Reason]] = {}
         self._num_heads = 0
+        self._numbers: dict[Place, Numbers] = {}
 
     def begin(self, step: int, now: float) -> None:
         """Events from now on belong to the plan of that step."""
@@ -32,8 +36,13 @@ class Journal:
         taken, self._events = self._events, []
         return taken
 
+    def head_numbers(self) -> dict[str, Numbers]:
+        """By queue: the numbers with which its head was last held up, since any group moved."""
+        return {place.value: numbers for place, numbers in self._numbers.items()}
+
     def arrived(self, group: Group) -> None:
         """A group came in; the next plan may look at it."""
+        self._numbers.pop(Place.WAITING, None)
         self._heads.pop(Place.WAITING, None)  # what holds the queue up is told again, for the newcomer
         group.waits_for = None
         request = group.request
@@ -61,6 +70,7 @@ class Journal:
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """It was looked at and stays where it is, and with it all behind it."""
         head = (group.request.request_id, _sample(group), reason)
+        self._numbers[group.place] = numbers
         if self._heads.get(group.place) != head:
             self._heads[group.place] = head
             self._num_heads += 1
@@ -69,6 +79,7 @@ class Journal:
 
     def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
         """Nobody of that queue was looked at."""
+        self._numbers[place] = numbers
         if self._heads.get(place) != ("", 0, reason):
             self._heads[place] = ("", 0, reason)
             self._num_heads += 1
@@ -93,6 +104,7 @@ class Journal:
 
     def _moves(self, group: Group, queue: str, reason: Reason, numbers: Numbers) -> None:
         self._heads.clear()
+        self._numbers.clear()
         group.waits_for, group.seen_heads = reason, self._num_heads
         request = group.request
         sample = 0 if len(request.groups) == 1 else _sample(group)

@@ -4,12 +4,13 @@ Sequences are named `<request id>/<c>`. Block ids are zero-based per device; dev
 as the null block.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
 
 from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
-from scheduler_svc.core.reasons import Event
+from scheduler_svc.core.reasons import Event, Numbers
 from scheduler_svc.core.steady.rows import Ints
 from scheduler_svc.core.steady.share import SteadyRuns, SteadyShare
 
@@ -67,6 +68,7 @@ class StepPlan:
     free_gpu: int = 0
     free_cpu: int = 0
     events: list[Event] = field(default_factory=list)
+    head_numbers: Mapping[str, Numbers] = field(default_factory=dict)
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:

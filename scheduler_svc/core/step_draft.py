@@ -147,6 +147,7 @@ class StepDraft:
             free_gpu=state.cache.num_free_gpu,
             free_cpu=state.cache.num_free_cpu,
             events=state.journal.take(),
+            head_numbers=state.journal.head_numbers(),
         )
 
     def _num_decode_steps(self, state: CoreState) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 
 Numbered = tuple[int, Event]
@@ -185,14 +186,20 @@ def now_of(own: Event, head: Event | None) -> Event:
 
     What was found of itself in a step holds for that step, whatever held up others.
     """
-    if (
-        head is None
-        or own.queue not in WAITING_QUEUES
-        or (head.request_id, head.sample) == (own.request_id, own.sample)
-    ):
+    if head is None or own.queue not in WAITING_QUEUES:
         return own
+    if (head.request_id, head.sample) == (own.request_id, own.sample):
+        return head if head.step == own.step and head.reason is own.reason else own
     is_later = head.step > own.step or (head.step == own.step and own.reason in BETWEEN_PLANS)
     return behind(head) if is_later else own
+
+
+def note_heads(heads: dict[str, Event], plan: StepPlan) -> None:
+    """Keeps what holds up the head of each queue: the last event that told of it, with the numbers of this plan."""
+    heads.update((event.queue, event) for event in plan.events if event.of_queue)
+    for queue, numbers in plan.head_numbers.items():
+        if queue in heads:
+            heads[queue] = heads[queue]._replace(numbers=numbers)
 
 
 def behind(head: Event) -> Event:

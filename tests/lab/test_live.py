@@ -87,6 +87,10 @@ class Page:
             kept = {} if change["whole"] else {n: b for n, b in last.items() if n not in change["gone"]}
             self.tables[value["step"]] = kept | change["changed"]
 
+    def states(self) -> list[dict[str, Any]]:
+        """What there was right after the plan of each step that tells it."""
+        return [step["snapshot"] for step in self.steps if step["snapshot"] is not None]
+
 
 @contextlib.asynccontextmanager
 async def opened(http: httpx.AsyncClient, since: int = 0) -> AsyncIterator[Page]:
@@ -107,8 +111,8 @@ async def test_the_page_sees_each_step_as_it_was() -> None:
     """Steps, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the operators' API."""
     async with stack(SLOW, policy_set=("max_num_seqs=2",)) as running, lab(running) as (http, _), opened(http) as page:
         handles = [await running.gateway.submit([*PROMPT, i], max_tokens=60, request_id=f"r{i}") for i in range(5)]
-        await eventually(lambda: any(len(s["requests"]) == 5 for s in page.snapshots), "requests are shown")
-        shown = next(s for s in reversed(page.snapshots) if len(s["requests"]) == 5)
+        await eventually(lambda: any(len(s["requests"]) == 5 for s in page.states()), "requests are shown")
+        shown = next(s for s in page.states() if len(s["requests"]) == 5)
         reasons = {r["id"]: (r["queue"], r["reason"]) for r in shown["requests"]}
         assert len(reasons) == 5 and {queue for queue, _ in reasons.values()} == {"running", "waiting"}
         assert ("running", "RUNNING") in reasons.values()
@@ -122,12 +126,49 @@ async def test_the_page_sees_each_step_as_it_was() -> None:
             assert step["sampled"] == {item.sequence: len(item.tokens) for item in report.sampled}
             assert [share["tokens"] for share in step["shares"]] == [group.tokens for group in report.scheduled]
             assert step["times"]["planned_ms"] <= step["times"]["finished_ms"]
-        await eventually(lambda: page.snapshots[-1]["requests"] == [], "it is idle again")
+        await eventually(lambda: page.snapshots and page.snapshots[-1]["requests"] == [], "it is idle again")
         blocks = await running.admin.stub.GetBlocks(pb.GetBlocksRequest(cached=True))
         assert page.snapshots[-1]["cached"] == list(blocks.cached_blocks) != []
         assert sum(pool["total"] for pool in page.snapshots[-1]["pools"] if pool["tier"] == "g") == blocks.gpu.total
         why = (await http.get("/lab/why?id=r4")).json()
         assert {"RUNNING", "MAX_SEQS"} & {episode["reason"] for episode in why["episodes"]}
+
+
+@run_async
+async def test_blocks_queues_and_reasons_of_a_step_are_of_one_moment() -> None:
+    """A request that needs 9 blocks while 2 are free is shown beside 2 free blocks, at every step of its wait."""
+    sets = ("restraint=null", "makes_way=false", "tenant_fairness=false")
+    async with stack(SLOW, policy_set=sets) as running, lab(running) as (http, _), opened(http) as page:
+        handles = [
+            await running.gateway.submit(
+                [(50 * i + t) % 256 for t in range(60 + 40 * i)], max_tokens=50, request_id=f"r{i}"
+            )
+            for i in range(4)
+        ]
+        outputs = [await running.gateway.end_of(handle) for handle in handles]
+        assert all(output.failed is None for output in outputs), outputs
+        last = (await running.admin.steps())[-1].step
+        await eventually(lambda: page.steps and page.steps[-1]["step"] == last, "all steps are told")
+    seen: list[tuple[int, int]] = []
+    for step in page.steps:
+        state = step["snapshot"]
+        if state is None:
+            continue
+        assert state["step"] == step["step"]
+        held = {block for table in page.tables[step["step"]].values() for block in table if block.startswith("g")}
+        [pool] = [pool for pool in state["pools"] if pool["tier"] == "g"]
+        assert pool["total"] - len(held) == step["free"][0] >= len(state["cached"])
+        assert not held & set(state["cached"])
+        counts = {
+            queue: sum(r["queue"] == queue for r in state["requests"]) for queue in ("waiting", "running", "swapped")
+        }
+        assert tuple(counts.values()) == tuple(step["queues"])
+        for request in state["requests"]:
+            reason = request["numbers"].get("head_reason", request["reason"])
+            if reason == "NEED_BLOCKS" and request["queue"] == "waiting":
+                assert request["numbers"]["free"] == step["free"][0] < request["numbers"]["need"]
+                seen.append((step["step"], step["free"][0]))
+    assert len({step for step, _ in seen}) >= 10 and len({free for _, free in seen}) >= 2, seen
 
 
 @run_async

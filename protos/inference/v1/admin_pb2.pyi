@@ -307,17 +307,19 @@ class Number(_message.Message):
     def __init__(self, name: _Optional[str] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WatchSchedulerRequest(_message.Message):
-    __slots__ = ("since_step", "follow", "tables")
+    __slots__ = ("since_step", "follow", "tables", "state")
     SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     since_step: int
     follow: bool
     tables: bool
-    def __init__(self, since_step: _Optional[int] = ..., follow: bool = ..., tables: bool = ...) -> None: ...
+    state: bool
+    def __init__(self, since_step: _Optional[int] = ..., follow: bool = ..., tables: bool = ..., state: bool = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns", "times")
+    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns", "times", "state")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +337,7 @@ class StepReport(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     lane: int
@@ -352,7 +355,16 @@ class StepReport(_message.Message):
     error: str
     duration_ns: int
     times: StepTimes
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    state: StepState
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., state: _Optional[_Union[StepState, _Mapping]] = ...) -> None: ...
+
+class StepState(_message.Message):
+    __slots__ = ("requests", "cached_blocks")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    requests: ListRequestsResponse
+    cached_blocks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, requests: _Optional[_Union[ListRequestsResponse, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepTimes(_message.Message):
     __slots__ = ("planned_ns", "schedule_ns", "finished_ns", "started_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns", "queued_ns")
@@ -441,15 +453,17 @@ class BlockTable(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetBlocksRequest(_message.Message):
-    __slots__ = ("memory", "cached")
+    __slots__ = ("memory", "cached", "max_requests")
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     memory: bool
     cached: bool
-    def __init__(self, memory: bool = ..., cached: bool = ...) -> None: ...
+    max_requests: int
+    def __init__(self, memory: bool = ..., cached: bool = ..., max_requests: _Optional[int] = ...) -> None: ...
 
 class GetBlocksResponse(_message.Message):
-    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory", "cached_blocks")
+    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory", "cached_blocks", "requests")
     class RefsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +479,7 @@ class GetBlocksResponse(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     gpu: BlockPool
     cpu: BlockPool
@@ -473,7 +488,8 @@ class GetBlocksResponse(_message.Message):
     step: int
     memory: MemoryReport
     cached_blocks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ...) -> None: ...
+    requests: ListRequestsResponse
+    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ..., requests: _Optional[_Union[ListRequestsResponse, _Mapping]] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("paged", "contiguous")
