@@ -85,13 +85,26 @@ def life(tmp_path: Path) -> tuple[RecordedSource, list[int]]:
     return source, overview.step
 
 
+@pytest.fixture
+def swapping(tmp_path: Path) -> tuple[RecordedSource, int]:
+    """A recording that swaps, and the number of its first step that preempts."""
+    source = RecordedSource(recording(tmp_path, "vllm-2023"))
+    overview = asyncio.run(source.about()).overview
+    assert overview is not None
+    return source, next(step for step, count in zip(overview.step, overview.num_preempted, strict=True) if count)
+
+
 def test_a_recording_is_stepped_through(life: tuple[RecordedSource, list[int]], browser: Chromium) -> None:
-    """From its first step: forward and back by key and button, a request chosen and explained, its table with arrows."""
+    """Forward and back by key and button, a request chosen and explained, its table with arrows."""
     source, numbers = life
     with served(source) as url, browser.page(url) as page:
         page.wait_for_selector(".card")
         assert "recording vllm-v0-1.rec" in page.locator("#mode").inner_text()
-        assert page.locator("#tab-play").is_hidden() and shown_step(page) == numbers[0]
+        assert page.locator("#tab-play").is_hidden()
+        page.keyboard.press("Home")
+        page.wait_for_function(
+            "n => document.querySelector('[data-figure=step] dd').textContent === n", arg=str(numbers[0])
+        )
         page.keyboard.press("ArrowRight")
         page.locator("#forward").click()
         page.wait_for_function(
@@ -112,6 +125,28 @@ def test_a_recording_is_stepped_through(life: tuple[RecordedSource, list[int]], 
         page.wait_for_selector(".hint")
 
 
+def test_a_recording_opens_at_its_first_preemption(swapping: tuple[RecordedSource, int], browser: Chromium) -> None:
+    """Where there is something to see; the step keeps its number in the lanes, and squares take the room there is."""
+    source, first = swapping
+    with served(source) as url, browser.page(url) as page:
+        page.wait_for_selector(".card")
+        assert shown_step(page) == first > 1
+        assert "preempted" in page.locator("#step-text").inner_text()
+        assert page.locator(".lanes .number.chosen").text_content() == str(first)
+        assert page.locator("[data-tier=c] canvas").is_visible()
+        square = page.evaluate("document.querySelector('[data-tier=g] canvas').clientHeight")
+        assert square >= 60, "eight blocks have room to be large"
+
+
+def test_a_host_pool_without_blocks_is_a_line(tmp_path: Path, browser: Chromium) -> None:
+    """Thousands of empty squares say nothing."""
+    source = RecordedSource(recording(tmp_path, seed=5))
+    with served(source) as url, browser.page(url) as page:
+        page.wait_for_selector(".card")
+        host = page.locator("[data-tier=c]")
+        assert host.locator("canvas").is_hidden() and "5 free of 5" in host.inner_text()
+
+
 @pytest.mark.long
 def test_a_stack_under_load_is_watched(browser: Chromium) -> None:
     """vllm-v0 with 48 blocks: sharing, swapping, preemption and waits as the operators' API has them; the playground streams."""
@@ -123,6 +158,8 @@ def test_a_stack_under_load_is_watched(browser: Chromium) -> None:
             "() => / [1-9]\\d* held/.test(' ' + document.querySelector('[data-tier=c] .note').textContent)"
         )
         assert page.locator("#mode").inner_text().startswith("live")
+        height = page.evaluate("document.getElementById('memory-stage').clientHeight")
+        assert page.evaluate("document.getElementById('pools').offsetHeight") > 0.6 * height, "of 48 blocks"
         page.keyboard.press("Space")
         _compare_moves(page, stack)
         _explain_one(page)

@@ -51,15 +51,15 @@ export class LiveFeed {
 
   #take(kind, value) {
     this.states({ connected: true, error: null });
-    if (kind === "step") {
-      this.told(this.history.addStep(value));
-      return;
-    }
     if (value.step < this.history.newest) {
       // Another scheduler counts from the beginning: what the page holds is of the one before.
       this.history.clear();
       this.#close();
       setTimeout(() => this.open(), 0);
+    }
+    if (kind === "step") {
+      this.told(this.history.addStep(value));
+      return;
     }
     this.history.addSnapshot(value);
     this.told(0);

@@ -1,7 +1,7 @@
 // Steps that the page holds, with the block tables right after each. Tables are shared between steps as far as they are equal.
 //
-// Both kinds have `count`, `summary(i)` (what timeline and lanes draw), `indexOf(step)`, `ready(i)` (the frame, or null while it is not
-// here) and `load(i)`. A frame is {step, tables: Map(sequence -> names of blocks), snapshot}.
+// A frame is one moment: blocks, queues and reasons right after the step's plan. Both kinds have `count`, `summary(i)` (what timeline and lanes draw), `indexOf(step)`, `ready(i)` (the frame, or null while it is not
+// here) and `load(i)`. A frame is {step, tables: Map(sequence -> names of blocks), snapshot}; without a snapshot only what ran is known.
 
 const MAX_STEPS = 4_000;
 const MAX_SNAPSHOTS = 1_500;
@@ -48,7 +48,7 @@ function placeOf(items, wanted, key) {
   return low;
 }
 
-/** What came from a running scheduler, bounded; `now` is what holds at this moment: `isBehind` where that is behind its step. */
+/** What came from a running scheduler, bounded. `now`: the newest frame, or what there is while no request runs (`isBehind` its step). */
 export class LiveHistory {
   constructor() {
     this.clear();
@@ -56,7 +56,6 @@ export class LiveHistory {
 
   clear() {
     this.frames = [];
-    this.snapshots = [];
     this.now = null;
     this.hasOlder = true;
   }
@@ -74,15 +73,16 @@ export class LiveHistory {
     const last = this.frames.at(-1);
     const [frame] = framesOf([step], last?.tables);
     this.frames.push(frame);
-    this.now = { step, tables: frame.tables, snapshot: this.now?.snapshot ?? null, isBehind: false };
+    this.now = { ...frame, isBehind: false };
+    const old = this.frames.at(-MAX_SNAPSHOTS - 1);
+    if (old) old.snapshot = null;
     const surplus = Math.max(0, this.frames.length - MAX_STEPS);
     this.frames.splice(0, surplus);
     return surplus;
   }
 
+  /** Takes what there is while no request runs. */
   addSnapshot(snapshot) {
-    this.snapshots.push(snapshot);
-    if (this.snapshots.length > MAX_SNAPSHOTS) this.snapshots.shift();
     const step = this.now?.step ?? null;
     const isBehind = step !== null && snapshot.step > step.step;
     this.now = { step, tables: new Map(Object.entries(snapshot.tables)), snapshot, isBehind };
@@ -111,19 +111,11 @@ export class LiveHistory {
   }
 
   ready(i) {
-    const frame = this.frames[i];
-    return frame ? { ...frame, snapshot: this.#snapshotNear(frame.step.step) } : null;
+    return this.frames[i] ?? null;
   }
 
   async load(i) {
     return this.ready(i);
-  }
-
-  #snapshotNear(step) {
-    const place = placeOf(this.snapshots, step, (snapshot) => snapshot.step);
-    const [before, after] = [this.snapshots[place - 1], this.snapshots[place]];
-    if (!before || !after) return before ?? after ?? null;
-    return after.step - step <= step - before.step ? after : before;
   }
 }
 

@@ -1,8 +1,10 @@
-// Lanes: which step ran where and when, around the chosen one. Long pauses between steps are shortened.
+// Lanes: which step ran where and when, around the chosen one, with the numbers of the steps above. Long pauses are shortened.
 
 import { duration, plural, svg, whole } from "./dom.js";
 
 const ROW = 28;
+const NUMBERS = 14;
+const DIGIT = 6.2;
 const MARGIN = 52;
 const NUM_BEFORE = 22;
 const NUM_AFTER = 8;
@@ -26,19 +28,20 @@ export class Lanes {
   #drawing(steps, at) {
     const lanes = [...new Set(steps.map((step) => step.lane))].sort((one, other) => one - other);
     const width = this.root.clientWidth || 900;
-    const height = lanes.length * ROW;
+    const height = NUMBERS + lanes.length * ROW;
     const scale = scaleOf(steps, width - MARGIN - 8);
-    const labels = lanes.map((lane, row) => svg("text", { x: 0, y: row * ROW + 13, class: "lane-name" }, `lane ${lane}`));
+    const labels = lanes.map((lane, row) => svg("text", { x: 0, y: NUMBERS + row * ROW + 13, class: "lane-name" }, `lane ${lane}`));
     const spans = steps.map((step) => spanOf(step, lanes.indexOf(step.lane), scale, step.i === at));
     const boxes = steps.map((step) => this.#box(step, lanes.indexOf(step.lane), scale, step.i === at));
+    const numbers = numbersOf(steps, scale, at);
     const label = `Lanes: ${plural(lanes.length, "lane")}, steps ${steps[0].step} to ${steps.at(-1).step}`;
-    return svg("svg", { width, height, role: "img", "aria-label": label }, ...labels, ...spans, ...boxes);
+    return svg("svg", { width, height, role: "img", "aria-label": label }, ...labels, ...numbers, ...spans, ...boxes);
   }
 
   #box(step, row, scale, isChosen) {
     const end = MARGIN + scale(step.finished);
     const worker = Math.min(end - SHORTEST, Math.max(MARGIN + scale(step.at), MARGIN + scale(step.finished - step.duration)));
-    const [y, height] = [row * ROW + 2, ROW - 12];
+    const [y, height] = [NUMBERS + row * ROW + 2, ROW - 12];
     const total = step.prefill + step.decode;
     const split = total ? Math.max(step.prefill ? 3 : 0, (height * step.prefill) / total) : 0;
     const group = svg("g", { class: `box${isChosen ? " chosen" : ""}${step.error ? " failed" : ""}`, "data-step": step.step });
@@ -47,16 +50,30 @@ export class Lanes {
       svg("rect", { x: worker, y, width: end - worker, height, rx: 3, class: "decode" }),
       svg("rect", { x: worker, y, width: end - worker, height: split, rx: 3, class: "prefill" }),
     );
-    if (end - worker > 24) group.append(svg("text", { x: (worker + end) / 2, y: y + height / 2 + 4, class: "number" }, String(step.step)));
     group.addEventListener("click", () => this.go(step.i));
     return group;
   }
 }
 
-/** From plan to result: steps that were under way together lie on two lines, as the next one is planned while one runs. */
+/** Numbers above the ends of the steps, the chosen one first; of the others those that have room beside it. */
+function numbersOf(steps, scale, at) {
+  const taken = [];
+  const inOrder = [...steps.filter((step) => step.i === at), ...steps.filter((step) => step.i !== at)];
+  const found = [];
+  for (const step of inOrder) {
+    const x = MARGIN + scale(step.finished);
+    const half = (String(step.step).length * DIGIT) / 2 + 3;
+    if (taken.some((other) => Math.abs(other.x - x) < other.half + half)) continue;
+    taken.push({ x, half });
+    found.push(svg("text", { x, y: NUMBERS - 4, class: `number${step.i === at ? " chosen" : ""}` }, String(step.step)));
+  }
+  return found;
+}
+
+/** From plan to result: steps that were in flight together lie on two lines, as the next one is planned while one runs. */
 function spanOf(step, row, scale, isChosen) {
   const [x, end] = [MARGIN + scale(step.at), MARGIN + scale(step.finished)];
-  const y = row * ROW + ROW - 8 + (step.step % 2) * 4;
+  const y = NUMBERS + row * ROW + ROW - 8 + (step.step % 2) * 4;
   return svg("rect", { x, y, width: Math.max(SHORTEST, end - x), height: 3, class: `span${isChosen ? " chosen" : ""}` });
 }
 

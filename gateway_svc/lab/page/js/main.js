@@ -128,10 +128,9 @@ class Lab {
   }
 }
 
-function showFigures({ step, snapshot, isNow }, perSecond) {
+function showFigures({ step, snapshot }, perSecond) {
   // A step tells its queues as the scheduler counts them, where each choice of a request may be one of its own.
-  const isExact = snapshot && (isNow || snapshot.step === step?.step);
-  const queues = isExact ? countsOf(snapshot) : (step?.queues ?? [0, 0, 0]);
+  const queues = snapshot ? countsOf(snapshot) : (step?.queues ?? [0, 0, 0]);
   const rows = [
     ["running", whole(queues[1])],
     ["waiting", whole(queues[0])],
@@ -167,7 +166,7 @@ function recorded(about) {
   byId("mode").dataset.state = "recording";
   say(byId("mode"), `recording ${about.title}, ${plural(history.count, "step")}`);
   const lab = new Lab(about, history);
-  lab.player.following = false;
+  lab.player.go(Math.max(0, about.overview.num_preempted.findIndex((count) => count > 0)));
   return lab;
 }
 

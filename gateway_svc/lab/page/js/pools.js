@@ -3,9 +3,10 @@
 import { ofSequence, ownerOf, palette } from "./colours.js";
 import { el, plural, say, short, whole } from "./dom.js";
 
-const SIZES = [34, 30, 26, 22, 18, 15, 12, 10, 8, 6];
+const [LARGEST, SMALLEST] = [72, 6];
 const GAP = 2;
-const ROOM = { g: 0.5, c: 0.17 }; // of the height there is
+const HOST_SHARE = 0.25; // of the height, once blocks were on the host
+const HEADING = 44; // of a pool, with the space above it
 const MOST_STRIPES = 4;
 
 /** Sequences that hold each block, by the block's name. */
@@ -29,12 +30,15 @@ export class Pools {
     this.choose = choose;
     this.views = [];
     this.extent = new Map();
+    this.used = new Set();
   }
 
   /** Draws a frame; `holders`: as `holdersOf`; `selected`: id of the chosen request, the others are dimmed then. */
   show(frame, holders, selected) {
     const pools = frame.snapshot?.pools ?? this.lastPools ?? [];
     this.lastPools = pools;
+    if (frame.step?.swap_in.length || frame.step?.swap_out.length) this.used.add("c");
+    for (const name of holders.keys()) this.used.add(name[0]);
     this.#fit(pools.map((pool) => this.#grown(pool, holders)));
     const cached = new Map((frame.snapshot?.cached ?? []).map((name, place) => [name, place]));
     const colours = palette();
@@ -73,10 +77,23 @@ export class Pools {
   #fit(pools) {
     const same = pools.length === this.views.length && pools.every((pool, i) => this.views[i].isOf(pool));
     if (!same) {
-      this.views = pools.map((pool) => new PoolView(pool, pools.length, this));
+      this.views = pools.map((pool) => new PoolView(pool, this));
       this.root.replaceChildren(...this.views.map((view) => view.element));
     }
-    pools.forEach((pool, i) => this.views[i].fit(pool));
+    const rooms = this.#rooms(pools);
+    pools.forEach((pool, i) => this.views[i].fit(pool, rooms[i]));
+  }
+
+  /** Height for the squares of each pool: all that the tables leave; a host pool without a block ever folds into its heading. */
+  #rooms(pools) {
+    const stage = this.root.parentElement;
+    const tables = this.root.previousElementSibling?.offsetHeight ?? 0;
+    const all = Math.max(160, (stage.clientHeight || 500) - tables - HEADING * pools.length - 24);
+    const isOpen = (pool) => pool.tier === "g" || this.used.has(pool.tier);
+    const host = pools.some((pool) => pool.tier === "c" && isOpen(pool)) ? HOST_SHARE * all : 0;
+    const numDevices = pools.filter((pool) => pool.tier === "g").length;
+    const numHosts = Math.max(1, pools.length - numDevices);
+    return pools.map((pool) => (pool.tier === "g" ? (all - host) / numDevices : host / numHosts));
   }
 }
 
@@ -89,10 +106,9 @@ function numberIn(pool, name) {
 const TITLES = { g: "Device", c: "Host" };
 
 class PoolView {
-  constructor(pool, numPools, owner) {
+  constructor(pool, owner) {
     this.pool = pool;
     this.owner = owner;
-    this.part = ROOM[pool.tier] / (pool.tier === "g" ? Math.max(1, numPools - 1) : 1);
     this.canvas = el("canvas", {
       role: "img",
       onpointermove: (event) => this.#point(event),
@@ -113,17 +129,18 @@ class PoolView {
     return number !== null && number >= this.pool.first && number < this.pool.end ? number : null;
   }
 
-  fit(pool) {
+  /** `room`: height for the squares; 0 = none is drawn. */
+  fit(pool, room) {
     this.pool = pool;
+    this.canvas.hidden = !room;
     const width = this.owner.root.clientWidth || 600;
     const count = pool.end - pool.first;
-    const shown = pool.tier === "c" ? Math.min(count, 2_048) : count;
-    const room = this.part * (this.owner.root.parentElement.clientHeight || 500);
-    const fits = (size) => Math.ceil(shown / Math.floor(width / size)) * size <= room;
-    this.size = SIZES.find(fits) ?? SIZES.at(-1);
+    this.shown = !room ? 0 : pool.tier === "c" ? Math.min(count, 2_048) : count;
+    this.size = LARGEST;
+    const fits = () => Math.ceil(this.shown / Math.floor(width / this.size)) * this.size <= room;
+    while (this.size > SMALLEST && !fits()) this.size -= 1;
     this.columns = Math.max(1, Math.floor(width / this.size));
-    this.shown = shown;
-    this.#resize(this.columns * this.size, Math.ceil(shown / this.columns) * this.size);
+    this.#resize(this.columns * this.size, Math.ceil(this.shown / this.columns) * this.size);
   }
 
   #resize(width, height) {
@@ -172,8 +189,9 @@ class PoolView {
       kept += !own && cached.has(this.#name(i)) ? 1 : 0;
     }
     const free = this.pool.total - held - kept;
-    const parts = [`${whole(held)} held`, shared ? `${whole(shared)} of them shared` : "", kept ? `${whole(kept)} cached` : ""];
-    const text = [...parts.filter(Boolean), `${whole(Math.max(0, free))} free of ${whole(this.pool.total)}`].join(", ");
+    const isFree = kept ? `${whole(free + kept)} free (${whole(kept)} of them cached)` : `${whole(Math.max(0, free))} free`;
+    const parts = [`${whole(held)} held`, shared ? `${whole(shared)} of them shared` : "", `${isFree} of ${whole(this.pool.total)}`];
+    const text = parts.filter(Boolean).join(", ");
     say(this.figures, text);
     const label = `${TITLES[this.pool.tier]} blocks: ${text}`;
     if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);

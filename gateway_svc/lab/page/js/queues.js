@@ -1,7 +1,7 @@
 // Cards of the requests in each queue, with the reason and the numbers that decided.
 
 import { ofRequest } from "./colours.js";
-import { el, plural, say, short, value, whole } from "./dom.js";
+import { el, say, short, value, whole } from "./dom.js";
 import { because, listed, tone } from "./reasons.js";
 
 const QUEUES = [
@@ -89,11 +89,11 @@ function newCard(request, choose) {
   return { button, item: el("li", {}, button), ...parts };
 }
 
-/** Of a step of which no snapshot is held only what ran is known. */
+/** Of a step that was planned while no page looked only what ran is known. */
 const sharedOnly = (share) => ({ id: share.id, queue: "running", reason: "RUNNING", numbers: {}, share });
 
 function doing(share, leftBy) {
-  if (leftBy) return `leaves (${leftBy})`;
+  if (leftBy) return `preempted (${leftBy})`;
   if (!share) return "not in this step";
   if (!share.prefill) return share.sequences.length > 1 ? `decodes ${share.sequences.length}` : "decodes";
   return `prefill ${whole(share.computed_before)}–${whole(share.computed_before + share.tokens)}`;
@@ -120,12 +120,9 @@ function summed(snapshot, queue) {
   return counts.map((item) => `${item.reason.toLowerCase().replaceAll("_", " ")} ${whole(item.num_requests)}`).join(" · ");
 }
 
-function noteOf({ step, snapshot, isNow }) {
-  if (!snapshot) return step ? "what ran is known of this step, no more" : "";
-  if (isNow) return "now";
-  const distance = snapshot.step - step.step;
-  if (distance === 0) return `after step ${step.step}`;
-  return `as of step ${snapshot.step}, ${plural(Math.abs(distance), "step")} ${distance < 0 ? "earlier" : "later"}`;
+function noteOf({ step, snapshot, isBehind }) {
+  if (!snapshot) return step ? "planned while no page looked: only what ran is known" : "";
+  return isBehind || !step ? "now" : `after the plan of step ${whole(step.step)}`;
 }
 
 /** Puts `items` into `list`, moving as few as it can: focus and hover stay where they are. */

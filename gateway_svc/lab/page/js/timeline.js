@@ -1,10 +1,12 @@
-// All steps that are known as bars: tokens of prompts and of decodes, marks where somebody had to leave or blocks moved.
+// All steps that are known as bars: tokens of prompts and of decodes, marks where requests were preempted or blocks moved; step numbers below.
 
 import { palette } from "./colours.js";
 import { say, short, whole } from "./dom.js";
 
 const WIDEST = 12;
 const MARKS = 9;
+const AXIS = 13;
+const LABEL = 64; // pixels between two step numbers at least
 
 /** Owner of the bars and of the slider below them; `go(index)` when somebody points somewhere. */
 export class Timeline {
@@ -37,7 +39,7 @@ export class Timeline {
     const scale = devicePixelRatio;
     if (this.canvas.width !== Math.round(width * scale)) this.canvas.width = Math.round(width * scale);
     if (this.canvas.height !== Math.round(height * scale)) this.canvas.height = Math.round(height * scale);
-    [this.width, this.height] = [width, height];
+    [this.width, this.height] = [width, height - AXIS];
     this.bar = this.count ? Math.min(WIDEST, width / this.count) : WIDEST;
     this.slider.style.width = `${Math.max(60, Math.min(width, this.bar * this.count))}px`;
   }
@@ -50,10 +52,11 @@ export class Timeline {
     const context = this.canvas.getContext("2d");
     const colours = palette();
     context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    context.clearRect(0, 0, this.width, this.height);
+    context.clearRect(0, 0, this.width, this.height + AXIS);
     const columns = this.#columns(history);
     const most = Math.max(4, ...columns.map((column) => column.prefill + column.decode));
     for (const column of columns) this.#column(context, colours, column, most);
+    this.#axis(context, colours, history);
     if (this.count) this.#cursor(context, colours, at);
     const ends = this.count ? `, steps ${whole(history.summary(0).step)} to ${whole(history.summary(this.count - 1).step)}` : "";
     const label = `Tokens of ${whole(this.count)} steps${ends}`;
@@ -89,6 +92,22 @@ export class Timeline {
     context.fillRect(column.x, this.height - prefill, width, prefill);
     if (column.preempted) mark(context, colours.out, column.x + width / 2, 4);
     else if (column.moved) mark(context, colours.moved, column.x + width / 2, 3);
+  }
+
+  /** Numbers of steps below their bars, the same ones however far the timeline has grown. */
+  #axis(context, colours, history) {
+    const least = Math.max(1, LABEL / this.bar);
+    const every = [1, 2, 5].map((digit) => digit * 10 ** Math.floor(Math.log10(least))).find((step) => step >= least);
+    const round = every ?? 10 ** Math.ceil(Math.log10(least));
+    context.font = "10px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.fillStyle = colours.soft;
+    for (let i = 0; i < this.count; i += 1) {
+      const { step } = history.summary(i);
+      if (step % round !== 0) continue;
+      const x = Math.min(this.width - 14, Math.max(14, (i + 0.5) * this.bar));
+      context.fillText(String(step), x, this.height + AXIS - 2);
+    }
   }
 
   #cursor(context, colours, at) {
