@@ -34,6 +34,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "MODEL_UNSUPPORTED",
         "NOT_A_RECORDING",
         "NOT_INVARIANT",
+        "NO_ACCELERATE",
         "NO_CUDA_DEVICE",
         "NO_CUDA_KERNELS",
         "NO_INT8_KERNELS",

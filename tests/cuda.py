@@ -1,12 +1,29 @@
-"""QUIRE_TEST_DEVICE=cuda (`make test-cuda`): tests of kernels and of the worker's engine on a GPU instead of the CPU."""
+"""QUIRE_TEST_DEVICE: on which device tests of kernels and of the worker's engine run, where they do not say.
+
+cpu        as a rule
+cuda       a GPU (`make test-cuda`)
+fake-cuda  a device that checks where tensors are and computes on the CPU (`tests/worker/fake_cuda`); with kernels in plain torch,
+           since Triton's interpreter is slow
+"""
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
 
+from tests.worker.fake_cuda import tensors
+from tests.worker.fake_cuda.device import FakeDevices
+from worker_svc.device.devices import CUDA_DEVICES, Devices
+
 TEST_DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
+DEVICES: Devices = CUDA_DEVICES
+DEVICE_SETTINGS: dict[str, Any] = {"cuda": {"device": "cuda"}}.get(TEST_DEVICE, {})
+if TEST_DEVICE == "fake-cuda":
+    tensors.install()
+    DEVICES = FakeDevices()
+    DEVICE_SETTINGS = {"device": "cuda", "backend": "reference"}
 
 
 def skip_without_device(items: Iterable[pytest.Item], folder: str) -> None:

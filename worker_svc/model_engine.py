@@ -7,12 +7,12 @@ import logging
 import os
 
 import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
-from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
 from worker_svc import allocator, profile
 from worker_svc.adapters.model_adapters import AdapterLimits, Adapters
+from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
 from worker_svc.engine import Pending, Progress
 from worker_svc.invariance import FREE, RowRule
@@ -22,7 +22,6 @@ from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
 from worker_svc.rows.table import Limits, RowTable
 from worker_svc.sampling.grammar import GrammarMasks
-from worker_svc.sampling.sampler import TORCH_DRAWS
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepRunner
 
@@ -35,10 +34,11 @@ class ModelEngine:
     `invariant`: the invariance contract holds; `row_rule`: row counts the model is run with. Both are known after `profile`.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, devices: Devices = CUDA_DEVICES) -> None:
         """ConfigError for devices and backends that this release does not have."""
         allocator.keep_freed_memory(os.environ)
-        self.device, self.backend = model_loading.choose_device(settings), model_loading.choose_backend(settings)
+        self._device = model_loading.choose_device(settings, devices)
+        self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
         if settings.invariant and self.backend != "cpu":
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
         self.invariant = False
@@ -55,9 +55,9 @@ class ModelEngine:
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """See Engine."""
-        self._loaded = model_loading.load(self._settings, self.device, self.backend, progress)
+        self._loaded = model_loading.load(self._settings, self._device, self.backend, progress)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
-        self._adapters = Adapters(self._loaded.model.adapter_layers, limits)
+        self._adapters = Adapters(self._loaded.model.adapter_layers, limits, self._device.free_bytes)
         # Now, not with the cache: its thread reads the tokenizer beside the runs of `profile`, and the first request need not wait.
         self._masks = GrammarMasks.of_bundle(self._loaded.bundle)
         return self._loaded.limits
@@ -69,13 +69,12 @@ class ModelEngine:
     def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
         """See Engine. Settles the row rule too, since it depends on the largest step."""
         loaded = self._need_loaded()
-        if self._settings.invariant is not False:
+        if self._settings.invariant is not False and self._device is HOST:
             self._settle_row_rule(loaded, max_num_batched_tokens)
             max_rows = max_num_batched_tokens if self.invariant else 0
             self._need_adapters().settle(max_rows, strict=bool(self._settings.invariant))
-        activation_bytes = device_memory.peak_bytes(
-            loaded.device,
-            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs),
+        activation_bytes = self._device.peak_bytes(
+            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs)
         )
         budget = self._budget(loaded, activation_bytes)
         counts = memory.count_blocks(budget)
@@ -96,17 +95,18 @@ class ModelEngine:
 
     def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:
         settings = self._settings
-        swap_bytes = int(settings.swap_space_gib * memory.GIB)
-        return memory.MemoryBudget(
-            block_size=loaded.shape.block_size,
-            block_bytes=loaded.block_bytes,
-            weight_bytes=loaded.model.weight_bytes,
-            activation_bytes=activation_bytes,
-            swap_bytes=swap_bytes,
-            cache_bytes=device_memory.cache_bytes(
-                loaded.device, settings.kv_cache_memory_bytes, swap_bytes, activation_bytes
+        return device_memory.measured(
+            self._device,
+            memory.MemoryBudget(
+                block_size=loaded.shape.block_size,
+                block_bytes=loaded.block_bytes,
+                weight_bytes=loaded.model.weight_bytes,
+                activation_bytes=activation_bytes,
+                swap_bytes=int(settings.swap_space_gib * memory.GIB),
+                utilization=settings.gpu_memory_utilization,
+                cache_bytes=settings.kv_cache_memory_bytes,
+                num_gpu_blocks_override=settings.num_gpu_blocks_override,
             ),
-            num_gpu_blocks_override=settings.num_gpu_blocks_override,
         )
 
     def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
@@ -126,7 +126,8 @@ class ModelEngine:
             self._rows,
             self.row_rule,
             masks=self._masks,
-            draws=drawing_kernels(self.backend, loaded.device) or TORCH_DRAWS,
+            queue=self._device.queue(),
+            draws=loaded.draws,
             choose=loaded.choose,
         )
 

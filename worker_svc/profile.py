@@ -31,10 +31,11 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
     loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[1]).device_pool)
     logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), tables, rule))
-    ones = torch.ones(num_seqs, dtype=torch.int64)
-    half = torch.full((num_seqs,), 0.5)
-    temperatures = torch.where(torch.arange(num_seqs) < rows_at_once(logits.shape[1]), half, 0.0)
-    sample(logits, SamplingRows(temperatures, ones, half, ones, ones, ones, ones.bool()))
+    ones = torch.ones(num_seqs, dtype=torch.int64, device=logits.device)
+    half = torch.full((num_seqs,), 0.5, device=logits.device)
+    drawn = torch.arange(num_seqs, device=logits.device) < rows_at_once(logits.shape[1])
+    temperatures = torch.where(drawn, half, 0.0)
+    sample(logits, SamplingRows(temperatures, ones, half, ones, ones, ones, ones.bool()), loaded.draws)
 
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:

@@ -16,7 +16,7 @@ from paged_kernels.registry import Choose
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
-from worker_svc.device.queue import DeviceQueue, queue_for
+from worker_svc.device.queue import DeviceQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.forward import Computed, Forward, lap
@@ -43,7 +43,7 @@ class StepRunner:
     """Joins model, cache and rows; owns none of them, but what is kept beside rows: grammars' states, sums of pooled rows, guesses,
     and the steps on their way.
 
-    `model` is bound to `cache`. `queue`: None = the one of the cache's device.
+    `model` is bound to `cache`. `queue`: of the cache's device.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class StepRunner:
         rows: RowTable,
         rule: RowRule,
         *,
+        queue: DeviceQueue,
         masks: TokenMasks | None = None,
         proposer: Proposer | None = None,
-        queue: DeviceQueue | None = None,
         draws: TokenDraws = TORCH_DRAWS,
         choose: Choose = torch_choose,
     ) -> None:
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
-        self._queue = queue or queue_for(device)
+        self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, choose)
         self._proposer = proposer or NgramProposer()
         self._pools = pooling.Pools(model.hidden_size, device)

@@ -18,6 +18,7 @@ from svc_common.errors import ConfigError
 app = new_app()
 
 _DEFAULT_BLOCK_SIZE, _DEFAULT_SWAP_GIB, _DEFAULT_SEQS, _DEFAULT_TOKENS = 16, 0.25, 256, 2_048
+_DEFAULT_UTILIZATION = 0.9
 
 
 @app.command()
@@ -39,6 +40,7 @@ def plan(
     kv_cache_dtype: m.KvCacheDtype = "auto",
     kv_cache_memory: m.KvCacheMemory = None,
     swap_space: m.SwapSpace = None,
+    gpu_memory_utilization: m.GpuMemoryUtilization = None,
     num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
     max_num_seqs: sch.MaxNumSeqs = None,
     max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
@@ -76,6 +78,7 @@ def plan(
         max_num_seqs=max_num_seqs or _DEFAULT_SEQS,
         max_num_batched_tokens=max_num_batched_tokens or _DEFAULT_TOKENS,
         num_gpu_blocks_override=num_gpu_blocks_override,
+        utilization=gpu_memory_utilization or _DEFAULT_UTILIZATION,
     )
     answer = made.answered(asked)
     if as_json:

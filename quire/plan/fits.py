@@ -10,8 +10,6 @@ from quire.plan.model_sizes import ModelSizes
 from svc_common.errors import ConfigError
 from worker_svc.model import memory
 
-_CACHE_SHARE = 0.9
-"""Of the GPU's memory that is free; as the worker has it (worker_svc.model.device_memory)."""
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
 """What CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
 _TYPICAL_TOKENS = (512, 2_048, 8_192, 32_768, 131_072)
@@ -22,7 +20,10 @@ _HIDDEN_STATES, _INTERMEDIATE_STATES, _LOGIT_BYTES = 6, 5, 58
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked. `memory_bytes`: of the device, or free on the machine; None of `cache_bytes` = the worker's default."""
+    """What is asked. `memory_bytes`: of the GPU, or free on the machine; `free_bytes`: of the GPU, None = nothing else uses it.
+
+    None of `cache_bytes` = the worker's default, on a GPU `utilization` of its memory less weights and largest step.
+    """
 
     on_cuda: bool
     memory_bytes: int
@@ -31,7 +32,9 @@ class Question:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    utilization: float
     num_gpu_blocks_override: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,11 @@ def make_plan(sizes: ModelSizes, question: Question) -> Plan:
         weight_bytes=sizes.weight_bytes,
         activation_bytes=activation,
         swap_bytes=question.swap_bytes,
-        cache_bytes=_cache_bytes(sizes, question, activation, problems),
+        total_bytes=question.memory_bytes,
+        utilization=question.utilization,
+        cache_bytes=_cache_bytes(sizes, question, problems),
         num_gpu_blocks_override=question.num_gpu_blocks_override,
+        free_bytes=_free_bytes(sizes, question),
     )
     counts = memory.count_blocks(budget)
     try:
@@ -120,20 +126,25 @@ def make_plan(sizes: ModelSizes, question: Question) -> Plan:
     )
 
 
-def _cache_bytes(sizes: ModelSizes, question: Question, activation: int, problems: list[str]) -> int:
+def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> int | None:
     """Bytes for blocks, as the worker finds them once the weights are loaded; a problem where it would give up."""
-    taken = sizes.weight_bytes + (_CUDA_CONTEXT_BYTES + activation if question.on_cuda else 0)
-    free = question.memory_bytes - taken
     try:
         memory.check_weights(sizes.weight_bytes, question.memory_bytes)
-        if question.on_cuda and question.cache_bytes is None:
-            return max(0, int(free * _CACHE_SHARE))
-        return memory.cpu_cache_bytes(
-            question.cache_bytes, max(0, free), 0 if question.on_cuda else question.swap_bytes
-        )
+        if question.on_cuda:
+            return question.cache_bytes
+        free = question.memory_bytes - sizes.weight_bytes
+        return memory.cpu_cache_bytes(question.cache_bytes, free, question.swap_bytes)
     except ConfigError as error:
         problems.append(error.message)
         return 0
+
+
+def _free_bytes(sizes: ModelSizes, question: Question) -> int | None:
+    """Of the GPU, once CUDA and the weights are there; None for a CPU."""
+    if not question.on_cuda:
+        return None
+    free = question.memory_bytes - _CUDA_CONTEXT_BYTES if question.free_bytes is None else question.free_bytes
+    return max(0, free - sizes.weight_bytes)
 
 
 def _parts(sizes: ModelSizes, question: Question, activation: int, cache: int) -> tuple[Part, ...]:

@@ -4,12 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from quire.plan.fits import Plan, Question, make_plan
 from quire.plan.model_sizes import model_sizes
 from quire.plan.picture import plan_json, plan_picture
-from worker_svc import container
+from worker_svc.device.devices import CUDA_DEVICES, HOST
 from worker_svc.model.loading import choose_device
 from worker_svc.settings import WorkerSettings
 
@@ -33,6 +31,7 @@ class Wanted:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_gpu_blocks_override: int | None
+    utilization: float
 
 
 def answered(wanted: Wanted) -> Plan:
@@ -46,6 +45,7 @@ def answered(wanted: Wanted) -> Plan:
         device=wanted.device,
         kv_cache_memory_bytes=wanted.cache_bytes,
         num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+        gpu_memory_utilization=wanted.utilization,
     )
     sizes = model_sizes(
         wanted.folder,
@@ -53,25 +53,36 @@ def answered(wanted: Wanted) -> Plan:
         kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
     )
-    on_cuda, memory_bytes = _memory(settings, wanted)
+    where = _where(settings, wanted)
     question = Question(
-        on_cuda=on_cuda,
-        memory_bytes=memory_bytes,
+        on_cuda=where.on_cuda,
+        memory_bytes=where.memory_bytes,
+        free_bytes=where.free_bytes,
         cache_bytes=wanted.cache_bytes,
         swap_bytes=wanted.swap_bytes,
         block_size=wanted.block_size,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+        utilization=wanted.utilization,
     )
     return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
 
 
-def _memory(settings: WorkerSettings, wanted: Wanted) -> tuple[bool, int]:
-    """Whether it is a GPU's, and how much. A memory that is given need not be here."""
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Whether it is a GPU, all its memory, and what is free of it (None = not known); on a CPU what is free."""
+
+    on_cuda: bool
+    memory_bytes: int
+    free_bytes: int | None = None
+
+
+def _where(settings: WorkerSettings, wanted: Wanted) -> _Where:
+    """A memory that is given need not be here."""
     if wanted.memory is not None:
-        return settings.device.startswith("cuda"), wanted.memory
-    device = torch.device(choose_device(settings))
-    if device.type == "cuda":
-        return True, int(torch.cuda.mem_get_info(device)[0])
-    return False, container.free_memory_bytes()
+        return _Where(settings.device.startswith("cuda"), wanted.memory)
+    device = choose_device(settings, CUDA_DEVICES)
+    if device is HOST:
+        return _Where(False, device.free_bytes())
+    return _Where(True, device.total_bytes(), device.free_bytes())

@@ -4,13 +4,13 @@ Composition; the parts: `files.py` and `config.py` (the folder), `targets.py` (d
 `table.py` (ids), `layers.py` (arithmetic).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from svc_common.errors import ResourceExhausted
-from worker_svc import container
 from worker_svc.adapters.config import refused
 from worker_svc.adapters.files import AdapterFolder, open_adapter
 from worker_svc.adapters.layers import AdapterLayers, LoraAdapter, LowRank, ProductRules
@@ -31,10 +31,13 @@ class AdapterLimits:
 
 
 class Adapters:
-    """Loaded adapters of the model behind `layers`. Called from the engine's thread, between steps."""
+    """Loaded adapters of the model behind `layers`. Called from the engine's thread, between steps.
 
-    def __init__(self, layers: AdapterLayers, limits: AdapterLimits) -> None:
-        self._layers, self._limits = layers, limits
+    `free_bytes`: of the memory that the model is in.
+    """
+
+    def __init__(self, layers: AdapterLayers, limits: AdapterLimits, free_bytes: Callable[[], int]) -> None:
+        self._layers, self._limits, self._free_bytes = layers, limits, free_bytes
         self._rules = ProductRules()
         self._table: AdapterTable[LoraAdapter] = AdapterTable(self._read, max_adapters=limits.max_adapters)
 
@@ -98,7 +101,7 @@ class Adapters:
 
     def _check_memory(self, folder: AdapterFolder) -> None:
         needed = sum(self._num_bytes(name, shapes.down[0]) for name, shapes in folder.pairs.items())
-        free = container.free_memory_bytes()
+        free = self._free_bytes()
         if needed > free:
             raise _no_memory(folder, f"and takes {needed} bytes where {free} are free")
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker_svc.device.streams import CudaStreams, DeviceStreams, Event, device_errors
+from worker_svc.device.streams import DeviceStreams, Event, device_errors
 
 Array = NDArray[Any]
 
@@ -182,8 +182,3 @@ class StreamQueue:
 
     def _landing(self, source: torch.Tensor) -> torch.Tensor:
         return self._streams.host_buffer(source.nbytes).view(source.dtype).view(source.shape)
-
-
-def queue_for(device: torch.device) -> DeviceQueue:
-    """The queue of a device that models run on."""
-    return StreamQueue(CudaStreams(device)) if device.type == "cuda" else HostQueue()

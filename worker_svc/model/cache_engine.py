@@ -1,11 +1,9 @@
 """The KV tensors of one worker: a device pool and a host pool, and the moves between their blocks. Knows ids, not sequences."""
 
-import math
-
 import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
-from paged_kernels.host_memory import host_bytes
+from worker_svc.device.devices import Device
 from worker_svc.model.pages_ahead import PagesAhead
 
 
@@ -24,17 +22,15 @@ class CacheEngine:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         dtype: torch.dtype,
-        device: torch.device,
+        device: Device,
         blocks: BlockMover = TORCH_BLOCKS,
     ) -> None:
         self.shape = shape
         self._blocks = blocks
         sizes = (num_layers, 2, num_gpu_blocks, shape.block_elements)
-        on_host = device.type == "cpu"
-        self.device_pool = _host_zeros(sizes, dtype) if on_host else torch.zeros(sizes, dtype=dtype, device=device)
+        self.device_pool = device.zeros(sizes, dtype)
         self._pages = PagesAhead(self.device_pool)
-        host_sizes = (num_layers, 2, num_cpu_blocks, shape.block_elements)
-        self.host_pool = _host_zeros(host_sizes, dtype) if on_host else _pinned_zeros(host_sizes, dtype)
+        self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, shape.block_elements), dtype)
 
     def expect(self, num_used: int) -> None:
         """Device blocks below `num_used` are in use, or will be with the step that begins; a host makes memory for more ready."""
@@ -57,14 +53,3 @@ class CacheEngine:
         self.swap_in(swap_in)
         self.swap_out(swap_out)
         self.copy(copies)
-
-
-def _pinned_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Pinned, so that a device copies without the processor; a block is one run of bytes through all layers."""
-    layers, two, blocks, elements = sizes
-    return torch.zeros(blocks, layers, two, elements, dtype=dtype, pin_memory=True).permute(1, 2, 0, 3)
-
-
-def _host_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages come to be when they are first written; `torch.zeros` writes them all, which takes about a second."""
-    return host_bytes(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)

@@ -163,9 +163,17 @@ def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
 
 
 def load_model(
-    checkpoint: Checkpoint, cls: type[PreTrainedModel], dtype: torch.dtype, attention: str, progress: Progress
+    checkpoint: Checkpoint,
+    cls: type[PreTrainedModel],
+    dtype: torch.dtype,
+    attention: str,
+    progress: Progress,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """The model with its weights, for inference. `attention`: name registered with transformers' AttentionInterface."""
+    """The model with its weights, for inference. `attention`: name registered with transformers' AttentionInterface.
+
+    `device`: each weight goes there as it is read, so that the host never holds more than a few; None = the host.
+    """
     with _reported(progress):
         try:
             model, notes = cls.from_pretrained(
@@ -176,6 +184,7 @@ def load_model(
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                device_map=None if device is None else {"": device},
             )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error

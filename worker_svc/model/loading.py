@@ -1,5 +1,7 @@
 """From settings to a model that can run: the first part of start-up (R8). Composes checks, kernels, weights and bundle."""
 
+import importlib.util
+import logging
 import os
 from dataclasses import dataclass
 
@@ -7,10 +9,11 @@ import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
 from paged_kernels.decoder import DecoderKernels, Stored
-from paged_kernels.registry import Choose, choosing_kernel, decoder_kernels, interprets_triton, make_backend
+from paged_kernels.registry import Choose, choosing_kernel, decoder_kernels, drawing_kernels, interprets_triton, make_backend
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import container
+from worker_svc.device.devices import HOST, Device, Devices
 from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, bundle, checkpoint, memory, rotary
 from worker_svc.model.cache_engine import CacheEngine
@@ -19,6 +22,8 @@ from worker_svc.model.fused.trial import fuse_tried
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import Quantization, WorkerSettings
+
+log = logging.getLogger(__name__)
 
 _WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
 _ANY_DEPTH = 64
@@ -29,7 +34,7 @@ class LoadedModel:
     """A model ready to be bound to a cache. `bundle`: serialised ModelBundle, whose digest `limits` carries.
 
     `dtype`: what it computes in; `cache_dtype`: what keys and values are stored in. `may_be_invariant`: the kernels keep the
-    invariance contract. `choose`: how the likeliest tokens are taken.
+    invariance contract. `draws`: how tokens are drawn there; `choose`: how the likeliest tokens are taken.
     """
 
     model: PackedModel
@@ -39,9 +44,10 @@ class LoadedModel:
     num_layers: int
     dtype: torch.dtype
     cache_dtype: torch.dtype
-    device: torch.device
+    device: Device
     blocks: BlockMover
     may_be_invariant: bool
+    draws: sampler.TokenDraws
     choose: Choose
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
@@ -68,52 +74,60 @@ class LoadedModel:
         )
 
 
-def choose_device(settings: WorkerSettings) -> str:
-    """Where the model runs: "cpu" unless a CUDA device, or the kernels for one, were asked for. ConfigError where there is none."""
-    wants_cuda = settings.device.startswith("cuda")
-    if wants_cuda and settings.backend == "cpu":
+def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
+    """Where the model runs. ConfigError where there is no such device.
+
+    "auto": the first CUDA device, unless there is none or another option is for the CPU alone.
+    """
+    if settings.device == "auto":
+        return _automatic(settings, devices)
+    if settings.device == "cpu":
+        if settings.backend == "cuda" and not interprets_triton(os.environ):
+            raise ConfigError("--backend cuda does not run on --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE")
+        return HOST
+    if settings.backend == "cpu":
         raise ConfigError(
             f"--backend cpu does not run on {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
         )
-    if not wants_cuda and settings.backend != "cuda":
-        return "cpu"
-    if not wants_cuda and interprets_triton(os.environ):
-        return "cpu"
-    if settings.device == "cpu":
-        raise ConfigError("--backend cuda does not run on --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE")
-    return _cuda_device("cuda:0" if settings.device in {"auto", "cuda"} else settings.device)
+    return _cuda_device(torch.device(settings.device).index or 0, devices)
 
 
-def _cuda_device(name: str) -> str:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if torch.device(name).index >= count:
+def _automatic(settings: WorkerSettings, devices: Devices) -> Device:
+    if settings.backend == "cuda":
+        return HOST if interprets_triton(os.environ) else _cuda_device(0, devices)
+    for_cpu_alone = settings.backend == "cpu" or settings.quantization != "none" or settings.invariant
+    return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(0)
+
+
+def _cuda_device(index: int, devices: Devices) -> Device:
+    count = devices.num_cuda()
+    if index >= count:
         raise ConfigError(
-            f"there is no {name} here, torch sees {count} CUDA devices: use --device cpu and --backend cpu",
+            f"there is no cuda:{index} here, torch sees {count} CUDA devices: use --device cpu and --backend cpu",
             reason="NO_CUDA_DEVICE",
         )
-    return name
+    return devices.cuda(index)
 
 
-def choose_backend(settings: WorkerSettings) -> str:
+def choose_backend(settings: WorkerSettings, device: Device) -> str:
     """Name of the kernels' backend: what was asked for, or what suits the device."""
     if settings.backend != "auto":
         return settings.backend
-    return "cuda" if settings.device.startswith("cuda") else "cpu"
+    return "cpu" if device is HOST else "cuda"
 
 
-def load(settings: WorkerSettings, device: str, backend: str, progress: Progress) -> LoadedModel:
+def load(settings: WorkerSettings, device: Device, backend: str, progress: Progress) -> LoadedModel:
     """Loads the checkpoint. ConfigError says what is wrong with it and what to do."""
     torch.set_num_threads(settings.num_threads or container.num_processors())
-    if device != "cpu":
-        # Kernels are launched on the current device of this thread.
-        torch.cuda.set_device(device)
+    device.use()
+    log.info("--device %s: the model runs on %s with the kernels %s", settings.device, device.describe(), backend)
     progress("checkpoint", 0.0)
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
-    memory.check_weights(found.weight_bytes, container.free_memory_bytes())
+    memory.check_weights(found.weight_bytes, device.free_bytes(), str(device.torch_device))
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
@@ -124,7 +138,8 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
 
     on_weights(0.0)
-    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights).to(device)
+    where = _loaded_onto(device)
+    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = PackedModel(loaded, kernels)
@@ -147,11 +162,24 @@ def load(settings: WorkerSettings, device: str, backend: str, progress: Progress
         num_layers=found.text_config.num_hidden_layers,
         dtype=dtype,
         cache_dtype=cache_dtype,
-        device=torch.device(device),
+        device=device,
         blocks=kernels.blocks,
         may_be_invariant=kernels.invariant,
+        draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
         choose=choosing_kernel(kernels) or sampler.choose,
     )
+
+
+def _loaded_onto(device: Device) -> torch.device | None:
+    """Where transformers puts each weight as it reads it; None = the host. ConfigError where it cannot."""
+    if device is HOST:
+        return None
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError(
+            f"loading weights onto {device.torch_device} needs accelerate: pip install accelerate, or use --device cpu",
+            reason="NO_ACCELERATE",
+        )
+    return device.torch_device
 
 
 def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernels | None) -> Stored:

@@ -14,8 +14,9 @@ DEFAULT_CPU_CACHE_BYTES = 512 * MIB
 class MemoryBudget:
     """What was measured and asked for; bytes.
 
-    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); on CPU `cache_bytes` stands for it. `peak_bytes` counts
-    weights and the highest use of the profile step.
+    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); `cache_bytes` stands for it where it was asked for, and on
+    CPU. `peak_bytes` counts weights and the highest use of the profile step. `free_bytes`: of the device once the weights are
+    loaded; None = not to be checked.
     """
 
     block_size: int
@@ -27,6 +28,7 @@ class MemoryBudget:
     utilization: float = 1.0
     cache_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
+    free_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -61,7 +63,11 @@ def count_blocks(budget: MemoryBudget) -> BlockCounts:
 
 
 def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) -> None:
-    """ConfigError when there is no block, or one request of `max_model_len` cannot fit (R9): says the longest that does."""
+    """ConfigError when there is no block, one request of `max_model_len` cannot fit (R9), or the device lacks memory for them.
+
+    Says the longest request that fits, or the value of the option that does.
+    """
+    _check_room(counts, budget)
     longest = counts.num_gpu_blocks * budget.block_size
     if longest >= max_model_len and counts.num_gpu_blocks > 0:
         return
@@ -74,7 +80,7 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     )
     needed = -(-max_model_len // budget.block_size) * budget.block_bytes
     if counts.num_gpu_blocks <= 0:
-        what = "the memory for the KV cache holds not a single block"
+        what = f"the memory for the KV cache holds not a single block{_account(budget)}"
         advice = more
     else:
         what = f"the KV cache holds {longest} tokens, fewer than the {max_model_len} that one request may have"
@@ -86,11 +92,46 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     )
 
 
-def check_weights(weight_bytes: int, free_bytes: int) -> None:
-    """ConfigError when weights of that size cannot be loaded here."""
-    if weight_bytes > free_bytes:
+def _account(budget: MemoryBudget) -> str:
+    if budget.cache_bytes is not None or budget.num_gpu_blocks_override is not None:
+        return ""
+    used = size_text(int(budget.total_bytes * budget.utilization))
+    return (
+        f" ({budget.utilization:g} of {size_text(budget.total_bytes)} are {used}; weights take {size_text(budget.weight_bytes)}, the "
+        f"largest step {size_text(budget.activation_bytes)})"
+    )
+
+
+def _check_room(counts: BlockCounts, budget: MemoryBudget) -> None:
+    if budget.free_bytes is None:
+        return
+    wanted, room = counts.num_gpu_blocks * budget.block_bytes, max(0, budget.free_bytes - budget.activation_bytes)
+    if wanted > room:
         raise ConfigError(
-            f"the weights take {size_text(weight_bytes)}, but only {size_text(free_bytes)} of memory are free; use a smaller "
+            f"the KV cache is to take {size_text(wanted)}, but {size_text(budget.free_bytes)} of the device's "
+            f"{size_text(budget.total_bytes)} are free, and the largest step takes {size_text(budget.activation_bytes)} of them: "
+            f"{_smaller(budget, room)}, or end what else uses the device",
+            reason="MEMORY_TOO_SMALL",
+            metadata={"free_bytes": str(budget.free_bytes), "wanted_bytes": str(wanted)},
+        )
+
+
+def _smaller(budget: MemoryBudget, room: int) -> str:
+    """The option that the cache's size comes from, with the largest value that fits."""
+    if budget.num_gpu_blocks_override is not None:
+        return f"use --num-gpu-blocks-override {room // budget.block_bytes} or less"
+    if budget.cache_bytes is not None:
+        return f"use --kv-cache-memory {room // MIB}MiB or less"
+    most = int(100 * (room + budget.peak_bytes) / budget.total_bytes) / 100
+    return f"use --gpu-memory-utilization {most:g} or less"
+
+
+def check_weights(weight_bytes: int, free_bytes: int, device: str = "cpu") -> None:
+    """ConfigError when weights of that size cannot be loaded onto `device`."""
+    if weight_bytes > free_bytes:
+        where = "" if device == "cpu" else f" on {device}"
+        raise ConfigError(
+            f"the weights take {size_text(weight_bytes)}, but only {size_text(free_bytes)} of memory are free{where}; use a smaller "
             "model or a machine with more memory",
             reason="MEMORY_TOO_SMALL",
             metadata={"free_bytes": str(free_bytes), "weight_bytes": str(weight_bytes)},

@@ -49,23 +49,6 @@ class SamplingRows:
     min_ps: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """`token_ids` int64 [n]; `finite` bool [n]: False = the row's logits were not, its token means nothing; `logprobs` float32 [n]
-    of the chosen token under the unmodified distribution, natural logarithm, 0 where not asked."""
-
-    token_ids: torch.Tensor
-    finite: torch.Tensor
-    logprobs: torch.Tensor
-
-
-def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
-    """Draws one token per row from float32 `logits` [n, vocab]."""
-    finite = finite_rows(logits)
-    tokens = draw(logits, rows, finite)
-    return Sampled(tokens, finite, chosen_logprobs(logits, tokens, rows.logprobs & finite))
-
-
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
     """bool [n]: all of a row's logits are numbers, and finite."""
     # Minimum and maximum carry NaN and infinities of a row without a mask of its size; torch.aminmax takes 20 times as long.
@@ -190,3 +173,20 @@ class TorchDraws:
 
 
 TORCH_DRAWS = TorchDraws()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`token_ids` int64 [n]; `finite` bool [n]: False = the row's logits were not, its token means nothing; `logprobs` float32 [n]
+    of the chosen token under the unmodified distribution, natural logarithm, 0 where not asked."""
+
+    token_ids: torch.Tensor
+    finite: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows, draws: TokenDraws = TORCH_DRAWS) -> Sampled:
+    """Draws one token per row from float32 `logits` [n, vocab]."""
+    finite = finite_rows(logits)
+    tokens = draws.draw(logits, rows, finite)
+    return Sampled(tokens, finite, draws.chosen_logprobs(logits, tokens, rows.logprobs & finite))

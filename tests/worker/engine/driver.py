@@ -9,7 +9,7 @@ import torch
 
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
-from tests.cuda import TEST_DEVICE
+from tests.cuda import DEVICE_SETTINGS, DEVICES
 from worker_svc.forward import Computed, Forward
 from worker_svc.model_engine import ModelEngine
 from worker_svc.rows.batch import StepBatch
@@ -20,14 +20,13 @@ BLOCK_SIZE = 16
 
 def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:
     """The same, on the tests' device unless they say where."""
-    chosen = TEST_DEVICE == "cpu" or {"device", "backend"} & settings.keys()
-    return settings if chosen else settings | {"device": TEST_DEVICE}
+    return settings if {"device", "backend"} & settings.keys() else settings | DEVICE_SETTINGS
 
 
 def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEngine:
     """An engine before it is loaded."""
     sizes = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": num_blocks, "swap_space_gib": 0.05}
-    return ModelEngine(WorkerSettings.of(model=path, **sizes, **on_tests_device(settings)))
+    return ModelEngine(WorkerSettings.of(model=path, **sizes, **on_tests_device(settings)), DEVICES)
 
 
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:

@@ -14,11 +14,11 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
 from tests.worker.engine.generated import greedy, reference_model
 from tests.worker.engine.test_invariance import check_schedules
+from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.settings import WorkerSettings
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog, and then sits down to think.")
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def rate(num_bytes: int, move) -> float:
 def test_swap_beside_a_plain_copy(record_property):
     """R123: scattered blocks of all layers in one move, bit for bit; how fast, beside a plain copy of the same bytes."""
     sizes = CacheShape(16, 8, 64)
-    cache = CacheEngine(sizes, num_layers=4, num_gpu_blocks=192, num_cpu_blocks=96, dtype=torch.float32, device=CPU)
+    cache = CacheEngine(sizes, num_layers=4, num_gpu_blocks=192, num_cpu_blocks=96, dtype=torch.float32, device=HOST)
     cache.device_pool.normal_(generator=torch.Generator().manual_seed(0))
     order = torch.randperm(192, generator=torch.Generator().manual_seed(1)).tolist()
     blocks, hosts = order[:96], [block % 96 for block in range(50, 146)]

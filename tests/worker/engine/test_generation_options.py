@@ -81,7 +81,13 @@ def engine(loaded: ModelEngine):
 def equip(engine: ModelEngine, proposer: object) -> None:
     engine.reset()
     engine._runner = StepRunner(
-        engine._loaded.model, engine.cache, engine._rows, engine.row_rule, masks=ToyMasks(), proposer=proposer
+        engine._loaded.model,
+        engine.cache,
+        engine._rows,
+        engine.row_rule,
+        queue=engine._loaded.device.queue(),
+        masks=ToyMasks(),
+        proposer=proposer,
     )
 
 
@@ -405,7 +411,12 @@ def test_tasks_that_cannot_be_done_are_refused(engine):
 def test_a_grammar_that_allows_nothing_fails_its_row_alone(engine):
     equip(engine, NgramProposer())
     engine._runner = StepRunner(
-        engine._loaded.model, engine.cache, engine._rows, engine.row_rule, masks=ToyMasks(refused=[1])
+        engine._loaded.model,
+        engine.cache,
+        engine._rows,
+        engine.row_rule,
+        queue=engine._loaded.device.queue(),
+        masks=ToyMasks(refused=[1]),
     )
     rows = [row_of(i, Options(prompt=PROMPT[:9], output=[4], grammar=True, seed=i)) for i in range(3)]
     result = engine.execute(step(add=rows))

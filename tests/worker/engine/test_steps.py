@@ -7,6 +7,7 @@ from svc_common import columns
 from svc_common.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import Driver, Step, generate, make_engine
+from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine
 
 PROMPT = list(b"def main(argv: list[str]) -> int:\n    return 0\n")
@@ -25,7 +26,7 @@ def test_moves_are_in_order(engine):
         num_gpu_blocks=4,
         num_cpu_blocks=3,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=HOST,
     )
     assert not cache.device_pool.any()
     assert not cache.host_pool.any()
