@@ -70,16 +70,17 @@ class WorkerSettings(ShellSettings):
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Longest prompt plus output; None = what the checkpoint says."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory for weights, the largest step and the cache."""
     swap_space_gib: Annotated[float, Field(ge=0)] = 0.25
     """Host memory for swapped blocks."""
     num_gpu_blocks_override: Annotated[int, Field(ge=1)] | None = None
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Memory of the cache on CPU; None = 512 MiB unless less is free."""
+    """Memory of the cache; None = on CPU 512 MiB unless less is free, on CUDA by `gpu_memory_utilization`."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     device: str = "auto"
-    """"cpu", "cuda", "cuda:N"; "auto" = CUDA where there is one."""
+    """"cpu", "cuda", "cuda:N"; "auto" = CUDA where there is one and no other option is for the CPU alone."""
     invariant: bool | None = None
-    """The invariance contract (design.md 6); None = on CPU yes, on CUDA no."""
+    """The invariance contract (docs/kernels.md); None = on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads on CPU; None = what the container has."""
     fuse: bool = True

@@ -52,7 +52,14 @@ MaxModelLen = Annotated[
     ),
 ]
 Backend = Annotated[str, typer.Option(help="Kernels: auto, reference, cpu or cuda.", rich_help_panel=_MODEL)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU, as also with --backend cpu, --quantization or "
+        "--invariant.",
+        rich_help_panel=_MODEL,
+    ),
+]
 NumThreads = Annotated[
     int | None,
     typer.Option(
@@ -83,7 +90,10 @@ BlockSize = Annotated[
 GpuMemoryUtilization = Annotated[
     float | None,
     typer.Option(
-        help="Share of the GPU's memory that may be used. Default: 0.9.", show_default=False, rich_help_panel=_MEMORY
+        help="Share of the GPU's memory for weights, the largest step and the KV cache, which gets what is left. CUDA only. "
+        "Default: 0.9.",
+        show_default=False,
+        rich_help_panel=_MEMORY,
     ),
 ]
 MaxAdapters = Annotated[
@@ -129,7 +139,8 @@ KvCacheDtype = Annotated[
 KvCacheMemory = Annotated[
     str | None,
     typer.Option(
-        help="Memory of the KV cache on CPU: 512MiB, 2GiB or bytes. Default: 512MiB unless less is free.",
+        help="Memory of the KV cache: 512MiB, 2GiB or bytes. Default: on CPU 512MiB unless less is free, on CUDA by "
+        "--gpu-memory-utilization.",
         show_default=False,
         rich_help_panel=_MEMORY,
     ),

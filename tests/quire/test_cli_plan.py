@@ -26,7 +26,7 @@ def asked(**changes: object) -> Question:
     """On a CPU with 8 GiB free."""
     values = {
         "on_cuda": False, "memory_bytes": 8 * GIB, "cache_bytes": None, "swap_bytes": GIB // 4, "block_size": 16,
-        "max_num_seqs": 256, "max_num_batched_tokens": 2048, **changes,
+        "max_num_seqs": 256, "max_num_batched_tokens": 2048, "utilization": 0.9, **changes,
     }  # fmt: skip
     return Question(**values)  # type: ignore[arg-type]
 
@@ -71,15 +71,27 @@ def test_config_alone_is_enough(tmp_path: Path) -> None:
 def test_a_gpu_too_small_and_what_would_help() -> None:
     """What does not fit says why, and the advice, followed, fits."""
     sizes = sizes_of(default_model(), dtype="float32")
-    needed = make_plan(sizes, asked(on_cuda=True, memory_bytes=GIB))
+    needed = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB))
     assert not needed.problems
-    fixed = sum(part.num_bytes for part in needed.parts if part.name not in ("KV cache", "free"))
-    tight = make_plan(sizes, asked(on_cuda=True, memory_bytes=fixed + 3 * needed.block_bytes))
+    fixed = sum(part.num_bytes for part in needed.parts if part.name in ("weights", "largest step"))
+    assert needed.num_gpu_blocks == int(16 * GIB * 0.9 - fixed) // needed.block_bytes
+    share = (fixed + 3.5 * needed.block_bytes) / (16 * GIB)
+    tight = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB, utilization=share))
     assert tight.problems and 0 < tight.num_tokens < sizes.max_model_len
     assert any(f"--max-model-len {tight.num_tokens}" in line for line in tight.advice)
     shorter = sizes_of(default_model(), dtype="float32", max_model_len=tight.num_tokens)
     assert not make_plan(shorter, tight.question).problems
     assert make_plan(sizes, asked(memory_bytes=sizes.weight_bytes - 1)).problems
+
+
+def test_a_gpu_that_others_use() -> None:
+    """R9 counts on a share of all of it; where others hold that, the plan names the share that is left, which fits."""
+    sizes = sizes_of(default_model())
+    taken = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB, free_bytes=4 * GIB))
+    assert len(taken.problems) == 1
+    share = float(taken.problems[0].partition("--gpu-memory-utilization ")[2].split()[0])
+    assert 0.1 < share < 0.3
+    assert not make_plan(sizes, replace(taken.question, utilization=share)).problems
 
 
 def test_parts_add_up() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
 
@@ -44,14 +44,13 @@ def _forward(
     return getattr(module, _SLOT).call(module, query, key, value, options), None
 
 
-def _no_mask(*_args: Any, **_options: Any) -> None:
-    """Block tables and positions say what a token sees; a dense mask would cost T squared."""
-
-
 def register() -> str:
-    """Makes the function known to transformers; returns the name to load models with. Repeating it does no harm."""
+    """Makes the function known to transformers; returns the name to load models with. Repeating it does no harm.
+
+    No mask goes with it: block tables and positions say what a token sees, and a dense mask would cost T squared. A function for
+    masks, even one that makes none, would have transformers look for packed sequences in every pass, which waits for the device.
+    """
     AttentionInterface.register(NAME, _forward)
-    AttentionMaskInterface.register(NAME, _no_mask)
     return NAME
 
 

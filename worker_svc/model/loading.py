@@ -9,7 +9,14 @@ import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
 from paged_kernels.decoder import DecoderKernels, Stored
-from paged_kernels.registry import Choose, choosing_kernel, decoder_kernels, drawing_kernels, interprets_triton, make_backend
+from paged_kernels.registry import (
+    Choose,
+    choosing_kernel,
+    decoder_kernels,
+    drawing_kernels,
+    interprets_triton,
+    make_backend,
+)
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import container

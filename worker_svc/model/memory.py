@@ -14,8 +14,8 @@ DEFAULT_CPU_CACHE_BYTES = 512 * MIB
 class MemoryBudget:
     """What was measured and asked for; bytes.
 
-    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); `cache_bytes` stands for it where it was asked for, and on
-    CPU. `peak_bytes` counts weights and the highest use of the profile step. `free_bytes`: of the device once the weights are
+    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); `cache_bytes` stands for it where it was asked for, and
+    on CPU. `peak_bytes` counts weights and the highest use of the profile step. `free_bytes`: of the device once the weights are
     loaded; None = not to be checked.
     """
 
@@ -97,8 +97,8 @@ def _account(budget: MemoryBudget) -> str:
         return ""
     used = size_text(int(budget.total_bytes * budget.utilization))
     return (
-        f" ({budget.utilization:g} of {size_text(budget.total_bytes)} are {used}; weights take {size_text(budget.weight_bytes)}, the "
-        f"largest step {size_text(budget.activation_bytes)})"
+        f" ({budget.utilization:g} of {size_text(budget.total_bytes)} are {used}; weights take "
+        f"{size_text(budget.weight_bytes)}, the largest step {size_text(budget.activation_bytes)})"
     )
 
 
@@ -131,8 +131,8 @@ def check_weights(weight_bytes: int, free_bytes: int, device: str = "cpu") -> No
     if weight_bytes > free_bytes:
         where = "" if device == "cpu" else f" on {device}"
         raise ConfigError(
-            f"the weights take {size_text(weight_bytes)}, but only {size_text(free_bytes)} of memory are free{where}; use a smaller "
-            "model or a machine with more memory",
+            f"the weights take {size_text(weight_bytes)}, but only {size_text(free_bytes)} of memory are free{where}; use a "
+            "smaller model or a machine with more memory",
             reason="MEMORY_TOO_SMALL",
             metadata={"free_bytes": str(free_bytes), "weight_bytes": str(weight_bytes)},
         )

@@ -9,6 +9,7 @@ import torch
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.registry import make_backend
 from svc_common.errors import ConfigError
+from worker_svc.device.devices import CUDA_DEVICES, HOST, CudaDevice, HostDevice
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.input_batch import ModelInput
@@ -17,22 +18,32 @@ from worker_svc.settings import WorkerSettings
 CPU = torch.device("cpu")
 
 
-def chosen(monkeypatch, device: str, backend: str, *, interpret: bool = False, num_devices: int = 0) -> tuple[str, str]:
+def chosen(
+    monkeypatch, device: str, backend: str, *, interpret: bool = False, num_devices: int = 0, **settings: object
+) -> tuple[str, str]:
     if interpret:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     else:
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
-    settings = WorkerSettings.of(model="models/tiny", device=device, backend=backend)
-    return model_loading.choose_device(settings), model_loading.choose_backend(settings)
+    given = WorkerSettings.of(model="models/tiny", device=device, backend=backend, **settings)
+    found = model_loading.choose_device(given, CUDA_DEVICES)
+    return str(found.torch_device), model_loading.choose_backend(given, found)
 
 
 @pytest.mark.parametrize(
     ("device", "backend", "how", "expected"),
     [
         ("auto", "auto", {}, ("cpu", "cpu")),
+        ("auto", "auto", {"num_devices": 2}, ("cuda:0", "cuda")),
+        ("auto", "cpu", {"num_devices": 1}, ("cpu", "cpu")),
+        ("auto", "auto", {"num_devices": 1, "quantization": "int8"}, ("cpu", "cpu")),
+        ("auto", "auto", {"num_devices": 1, "invariant": True}, ("cpu", "cpu")),
+        ("auto", "auto", {"num_devices": 1, "invariant": False}, ("cuda:0", "cuda")),
+        ("cpu", "auto", {"num_devices": 1}, ("cpu", "cpu")),
         ("auto", "reference", {}, ("cpu", "reference")),
+        ("auto", "reference", {"num_devices": 1}, ("cuda:0", "reference")),
         ("auto", "cuda", {"interpret": True}, ("cpu", "cuda")),
         ("cpu", "cuda", {"interpret": True}, ("cpu", "cuda")),
         ("auto", "cuda", {"num_devices": 1}, ("cuda:0", "cuda")),
@@ -41,7 +52,7 @@ def chosen(monkeypatch, device: str, backend: str, *, interpret: bool = False, n
     ],
 )
 def test_device_and_backend(device, backend, how, expected, monkeypatch):
-    """A CUDA device where one is asked for; Triton's kernels on the CPU in the interpreter alone."""
+    """ "auto" takes a CUDA device that is there unless something else is for the CPU; Triton's kernels on a CPU are interpreted."""
     assert chosen(monkeypatch, device, backend, **how) == expected
 
 
@@ -81,15 +92,16 @@ def test_all_of_a_pass_is_moved():
     assert (moved.num_tokens, moved.num_logits) == (3, 3)
 
 
-def test_room_for_the_cache_on_a_gpu(monkeypatch):
-    """R9: what is free there after weights and the largest step, less a tenth; the host's swap space does not count."""
-    gpu = torch.device("cuda", 0)
+def test_room_for_the_cache(monkeypatch):
+    """R9: a GPU's memory, all of it and what is free; on the host a modest cache beside the swap space."""
+    asked = memory.MemoryBudget(16, 10, weight_bytes=300, activation_bytes=200, swap_bytes=10**9, utilization=0.8)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
-    assert device_memory.cache_bytes(gpu, None, 10**9, 200) == 720
-    assert device_memory.cache_bytes(gpu, 800, 10**9, 200) == 800
-    with pytest.raises(ConfigError, match="kv-cache-memory"):
-        device_memory.cache_bytes(gpu, 801, 0, 200)
-    assert device_memory.cache_bytes(CPU, None, 0, 0) <= memory.DEFAULT_CPU_CACHE_BYTES
+    found = device_memory.measured(CudaDevice(0), asked)
+    assert (found.total_bytes, found.free_bytes, found.cache_bytes) == (5000, 1000, None)
+    assert memory.count_blocks(found).num_gpu_blocks == (4000 - 500) // 10
+    monkeypatch.setattr(HostDevice, "free_bytes", lambda self: 10**9 + 4096)
+    found = device_memory.measured(HOST, asked)
+    assert (found.free_bytes, found.cache_bytes) == (None, 4096)
 
 
 def test_peak_of_work_on_a_gpu(monkeypatch):
@@ -101,6 +113,14 @@ def test_peak_of_work_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: marks.before)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: marks.peak)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
-    assert device_memory.peak_bytes(torch.device("cuda", 0), lambda: calls.append("work")) == 250
+    assert CudaDevice(0).peak_bytes(lambda: calls.append("work")) == 250
     assert calls == ["synchronize", "reset", "work", "synchronize", "empty"]
-    assert device_memory.peak_bytes(CPU, lambda: bytearray(1 << 20)) >= 0
+    assert HOST.peak_bytes(lambda: bytearray(1 << 20)) >= 0
+
+
+def test_loading_onto_a_gpu_needs_accelerate(monkeypatch):
+    """Said before weights are read, with both ways out."""
+    monkeypatch.setattr(model_loading.importlib.util, "find_spec", lambda name: None)
+    assert model_loading._loaded_onto(HOST) is None
+    with pytest.raises(ConfigError, match="pip install accelerate, or use --device cpu"):
+        model_loading._loaded_onto(CudaDevice(0))

@@ -1,8 +1,8 @@
 """A CUDA device that is none: tensors that say "cuda:0", hold their values on the host, and refuse what CUDA refuses.
 
-`install` registers every operator of the dispatch key CUDA, which a torch without CUDA leaves empty, for good: it is for a process of
-its own. Results are computed by the host's kernels, so they are those of the same code on the CPU, bit for bit. Checked are devices:
-tensors of host and device do not mix, except where CUDA lets them.
+`install` registers every operator of the dispatch key CUDA, which a torch without CUDA leaves empty, for good: it is for a process
+of its own. Results are computed by the host's kernels, so they are those of the same code on the CPU. Checked are devices: tensors
+of host and device do not mix, except where CUDA lets them.
 """
 
 import weakref
@@ -25,7 +25,16 @@ _READ_BY_THE_HOST = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten
 # Kernels of which a result's size depends on values: the host waits for it.
 _SIZED_BY_VALUES = {aten.nonzero, aten.masked_select, aten.unique_dim, aten._unique2, aten.unique_consecutive}
 # Made by an empty tensor that is filled: these have no kernel of their own to be left to.
-_FACTORIES = ("arange", "arange.start", "arange.start_step", "linspace", "randperm", "randperm.generator", "eye", "eye.m")
+_FACTORIES = (
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "linspace",
+    "randperm",
+    "randperm.generator",
+    "eye",
+    "eye.m",
+)
 
 
 class Ledger:
@@ -257,7 +266,9 @@ def _note_wait(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targe
     )
     to_host = packet is aten._to_copy and target == CPU and any(isinstance(x, DeviceTensor) for x in leaves)
     into_host = packet is aten.copy_ and not isinstance(args[0], DeviceTensor)
-    waits = (to_host or into_host) and not (kwargs.get("non_blocking") or (packet is aten.copy_ and args[2:] == (True,)))
+    waits = (to_host or into_host) and not (
+        kwargs.get("non_blocking") or (packet is aten.copy_ and args[2:] == (True,))
+    )
     if reads or masks or waits:
         WAITS.seen.append(str(packet))
 

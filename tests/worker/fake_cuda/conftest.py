@@ -1,0 +1,24 @@
+"""The fake device is for a process of its own (see `tensors.install`), which `tests/worker/test_fake_cuda.py` starts."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.cuda import TEST_DEVICE
+from tests.worker.adapter_folders import make_adapter
+
+collect_ignore_glob = [] if TEST_DEVICE == "fake-cuda" else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama of several layers."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("checkpoint") / "llama")
+
+
+@pytest.fixture(scope="session")
+def adapter(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of it, of the LM head too."""
+    folder = tmp_path_factory.mktemp("adapter") / "a"
+    return make_adapter(checkpoint, folder, 1, r=4, target_modules=["q_proj", "down_proj", "lm_head"])

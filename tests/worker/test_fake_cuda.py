@@ -1,0 +1,49 @@
+"""The whole engine on a CUDA device that is none (`fake_cuda/`), in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.house.tree import ROOT
+
+
+def run_on_fake_cuda(paths: list[str], marker: str, timeout_s: float) -> str:
+    """Output of the tests with that marker expression; all must pass."""
+    env = {**os.environ, "QUIRE_TEST_DEVICE": "fake-cuda", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", *paths, "-m", marker, "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def report(output: str, least_passed: int, record: Callable[[str, object], None]) -> None:
+    """Passes on how much was tested."""
+    passed = re.search(r"(\d+) passed", output)
+    assert passed is not None
+    assert int(passed[1]) >= least_passed, output[-2000:]
+    for line in re.findall(r"^(fake CUDA: .*)$", output, re.MULTILINE):
+        record("size", line)
+
+
+@pytest.mark.timeout(900)
+def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
+    """R8, R9: start, memory profile, cache, steps of every kind, with kernels in plain torch and with Triton's, interpreted."""
+    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "not long", 880), 28, record_property)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
+    """R148, R157, R158: several random lives."""
+    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "long", 2900), 1, record_property)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_the_engines_tests_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
+    """`make test-cuda` as far as it goes without a GPU: the engine's own tests, with kernels in plain torch."""
+    report(run_on_fake_cuda(["tests/worker/engine"], "not long", 7000), 100, record_property)
