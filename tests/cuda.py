@@ -25,6 +25,8 @@ if TEST_DEVICE == "fake-cuda":
     DEVICES = FakeDevices()
     DEVICE_SETTINGS = {"device": "cuda", "backend": "reference"}
 
+NEEDS_INVARIANCE = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="the invariance contract is the CPU backend's")
+
 
 def skip_without_device(items: Iterable[pytest.Item], folder: str) -> None:
     """Where a CUDA device is asked for and there is none, the tests below `folder` are skipped and say so."""

@@ -183,7 +183,7 @@ def test_vectors_are_of_the_last_hidden_states(world):
     model, shape = world.engine._loaded.model, world.engine._loaded.shape
     prompts = [world.prompts[name] for name in ("p33", "p130", "p15", "p16", "p1")]
     tasks = {1: MEAN, 2: LAST, 3: MEAN, 4: MEAN}  # row 0 wants tokens
-    pools = Pools(model.hidden_size, torch.device("cpu"))
+    pools = Pools(model.hidden_size, world.engine.cache.device_pool.device)
     for row, task in tasks.items():
         pools.open(row, task)
     vectors = {}

@@ -14,6 +14,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import columns
 from svc_common.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
+from tests.cuda import NEEDS_INVARIANCE
 from tests.worker.engine.driver import make_engine
 from tests.worker.engine.sampled_rows import Options, ToyMasks, toy_allows
 from tests.worker.engine.test_sampling_options import random_options
@@ -141,6 +142,7 @@ def test_streams_are_the_same_with_and_without_drafts_under_all_options(engine, 
 
 
 @pytest.mark.parametrize("num_rows", [16, pytest.param(64, marks=pytest.mark.long)])
+@NEEDS_INVARIANCE
 def test_a_row_has_the_same_tokens_alone_and_in_a_batch(engine, num_rows):
     """All options, all rows beside each other, then one by one (design.md 6)."""
     assert engine.invariant
@@ -178,6 +180,7 @@ def test_ngram_guesses_save_steps_on_a_repetitive_row(engine):
     assert num_guessed <= num_plain / 2
 
 
+@NEEDS_INVARIANCE
 def test_log_probabilities_of_drafted_tokens_are_those_of_single_steps(engine):
     """Bitwise under the invariance contract, the likeliest beside them too."""
     assert engine.invariant
@@ -268,6 +271,7 @@ def test_beams_equal_a_hand_computation(engine, reference):
     assert company == plain[:5]
 
 
+@NEEDS_INVARIANCE
 def test_a_beam_under_a_grammar_goes_on_from_the_token_it_is_told(engine):
     """Told, or joining with it: the same candidates, all of them allowed after it."""
     options = Options(prompt=PROMPT[:9], grammar=True, num_candidates=4)
@@ -295,6 +299,7 @@ def prompt_logprobs(results: Sequence[worker_pb2.WorkerOutputs], row: int) -> tu
 
 @pytest.mark.parametrize("num_bytes", [2**26, 4 * 512 * 5], ids=["one piece", "pieces"])
 @pytest.mark.parametrize("chunks", [[len(PROMPT)], [1, 20, len(PROMPT) - 21]], ids=["whole", "chunks"])
+@NEEDS_INVARIANCE
 def test_prompt_log_probabilities_equal_the_reference(engine, reference, monkeypatch, num_bytes, chunks):
     """In pieces of any size, in chunks, beside others; the tokens of all rows stay as they are without."""
     monkeypatch.setattr(prompt_scores, "_MOST_LOGIT_BYTES", num_bytes)
@@ -349,6 +354,7 @@ def vectors(results: Sequence[worker_pb2.WorkerOutputs]) -> dict[int, np.ndarray
     return {found.row: columns.unpack(found.values, "values", F32) for result in results for found in result.embeddings}
 
 
+@NEEDS_INVARIANCE
 def test_one_batch_of_everything(engine, reference):
     """Vectors, prompts scored, a beam, children, a grammar, drafts and plain rows: each as it is alone."""
     mean, last = (rare(task=task) for task in (common_pb2.TASK_EMBED_MEAN, common_pb2.TASK_EMBED_LAST))

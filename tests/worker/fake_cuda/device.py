@@ -1,4 +1,4 @@
-"""The fake device as the worker asks for it (`worker_svc.device.devices`): memory that is counted, streams as late as they may be."""
+"""The fake device as the worker asks for it (`worker_svc.device.devices`): memory that is counted, streams as late as may be."""
 
 from collections.abc import Callable
 

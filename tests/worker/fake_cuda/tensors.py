@@ -126,6 +126,9 @@ class DeviceTensor(torch.Tensor):
         _run(aten.copy_.default, (self, source, non_blocking), {})
         return self
 
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        return self if self.is_contiguous(memory_format=memory_format) else self.clone(memory_format=memory_format)
+
     def nonzero(self, *, as_tuple: bool = False) -> Any:
         return _faced(self).nonzero(as_tuple=as_tuple)
 
@@ -191,6 +194,9 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain_kwargs = {name: _plain(value) for name, value in kwargs.items() if name != "pin_memory"}
     if "device" in plain_kwargs:
         plain_kwargs["device"] = CPU
+    if packet is aten.histc and not args[0].is_floating_point():
+        # CUDA counts integers, the host does not.
+        return DeviceTensor(func(args[0].inner.double(), *args[1:], **plain_kwargs).to(args[0].dtype))
     result = func(*(_plain(value) for value in args), **plain_kwargs)
     return _wrapped(func, args, kwargs, result, target)
 
@@ -289,6 +295,8 @@ def install() -> None:
         return
     assert not torch.cuda.is_available(), "there is a real one"
     torch.cuda._lazy_init = lambda: None
+    # What transformers asks before it chooses how experts are multiplied.
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "CUDA")
     some = torch.library.Library("aten", "IMPL")
