@@ -91,9 +91,9 @@ def _decode(
     columns = (torch.arange(sequences).int(), positions.int(), slots, tables.int())
     batch = AttentionBatch(*(column.to(device) for column in columns), np.arange(sequences + 1, dtype=np.int32))
     sizes = (config.num_hidden_layers, 2, sequences * width, shape.block_elements)
-    paged = attention.PagedAttention(
-        TritonBackend(sharing_of(device)), shape, torch.zeros(sizes, dtype=torch.bfloat16, device=device)
-    )
+    pool = torch.zeros(sizes, dtype=torch.bfloat16, device=device)
+    no_windows = dict.fromkeys(range(config.num_hidden_layers))
+    paged = attention.PagedAttention(TritonBackend(sharing_of(device)), shape, pool, no_windows)
     attention.attach(model, paged)
     paged.begin(batch)
     ids, places = torch.full((1, sequences), 7, device=device), positions.to(device)[None]

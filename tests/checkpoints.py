@@ -9,8 +9,9 @@ from pathlib import Path
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
+    "phimoe",
 )  # fmt: skip
-MIXTURES = ("mixtral", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "phimoe")
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -96,6 +97,8 @@ CONFIGS: dict[str, dict[str, object]] = {
     },
     "mixtral": _experts("mixtral", sliding_window=None),
     "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
+    # Its window is in its masks alone: attention is not told.
+    "phimoe": _experts("phimoe", sliding_window=SLIDING_WINDOW),
 }
 
 

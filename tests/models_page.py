@@ -36,6 +36,7 @@ _TITLES = {
     "opt": "OPT",
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen3-MoE",
+    "phimoe": "Phi-3.5-MoE",
 }
 _INTRODUCTION = """\
 # Models
@@ -45,8 +46,10 @@ Made by `python -m tests.models_page --write` from the tests themselves.
 A model is a folder of a checkpoint: `config.json`, `tokenizer.json`, `*.safetensors`. It runs in its own class of
 `transformers`, with paged attention in place of its own; nothing of a family is written anew here. Other decoders whose every
 layer is attention through transformers' `AttentionInterface` are served as well: what is checked when one is loaded is that
-every layer is really reached, once, and that nothing changes attention unseen. Those below are the ones that tests run, as
-small random checkpoints, on every change.
+every layer is really reached, once, and that it asks for nothing but what is carried out: a causal mask or a sliding window,
+told to attention or found in the mask alone. Chunks, prefixes, combined masks, masks that a model makes by itself and unknown
+arguments of attention are refused, with the layer. Those below are the ones that tests run, as small random checkpoints, on
+every change.
 
 ## Families
 """

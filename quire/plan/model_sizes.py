@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from paged_kernels.backend import CacheShape
 from quire.convert.written import header_of
 from worker_svc.model import architecture, attention, checkpoint
 
 _PROBE_TOKENS = 4
+_BLOCK_SIZE = 16  # of no importance here
 _PACKED = (torch.float32, torch.bfloat16)  # types of which the CPU's kernels pack weights
 
 
@@ -54,7 +56,8 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
     with torch.device("meta"):
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
-    num_kv_heads, head_dim = _cache_shape(model, config)
+    longest = checkpoint.choose_max_model_len(found, max_model_len)
+    shape = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden = int(config.hidden_size)
     return ModelSizes(
@@ -68,14 +71,14 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
         num_layers=int(config.num_hidden_layers),
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
         hidden_size=hidden,
         intermediate_size=int(
             _first(config, ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")) or 4 * hidden
         ),
         vocab_size=int(config.vocab_size),
-        max_model_len=checkpoint.choose_max_model_len(found, max_model_len),
+        max_model_len=longest,
     )
 
 
@@ -106,23 +109,18 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - header_of(file)[1] for file in files)
 
 
-def _cache_shape(model: nn.Module, config: Any) -> tuple[int, int]:
-    """(KV heads, elements of a head): as the model calls attention, seen by the worker's own probe.
+def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:
+    """As the model calls attention, seen by the worker's own probe; ConfigError where a worker would refuse what it sees.
 
     Where a model looks at values on its way, which nothing without memory can (a choice of experts), as the configuration says.
     """
-    recorder = attention.ProbeAttention()
-    attention.attach(model, recorder)
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
             model(input_ids=tokens, use_cache=False)
     except (RuntimeError, NotImplementedError, TypeError):
-        recorder.calls.clear()
-    shapes = {(call.num_kv_heads, call.head_dim) for call in recorder.calls}
-    if len(shapes) == 1:
-        return shapes.pop()
-    heads = int(config.num_attention_heads)
-    return int(getattr(config, "num_key_value_heads", None) or heads), int(
-        getattr(config, "head_dim", None) or config.hidden_size // heads
-    )
+        heads = int(config.num_attention_heads)
+        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim)
+    return architecture.check_calls(model, config, calls, _BLOCK_SIZE)

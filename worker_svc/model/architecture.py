@@ -129,7 +129,8 @@ def check_calls(
             )
     for call in calls:
         if call.problem:
-            raise unsupported(f"{kind} cannot be served: {call.module} {call.problem}", module=call.module)
+            at_fault = f"{call.module} of layer {call.layer}"
+            raise unsupported(f"{kind} cannot be served: {at_fault} {call.problem}", module=call.module)
     shapes = {(call.num_kv_heads, call.head_dim) for call in calls}
     if len(shapes) > 1:
         raise unsupported(f"{kind} cannot be served: its layers have caches of different shapes {sorted(shapes)}")

@@ -4,6 +4,8 @@ A model's attention modules carry a reference to an `Attention` object (`attach`
 it, the paged one writes keys and values into blocks and attends over them.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,14 +14,14 @@ from torch import nn
 from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
+from worker_svc.model import masks
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"
-# What a call may carry without changing what attention computes, or is honoured.
+# What a call may carry: it is honoured, or does not change what attention computes.
 _KNOWN = {
     "scaling", "dropout", "position_ids", "sliding_window", "softcap", "is_causal", "cache_position", "use_cache",
-    "output_attentions", "head_mask", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
-    "seq_idx", "num_items_in_batch", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
+    "output_attentions", "position_embeddings", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
 }  # fmt: skip
 
 
@@ -27,7 +29,13 @@ class Attention(Protocol):
     """What happens at an attention call."""
 
     def call(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
     ) -> torch.Tensor:
         """`query` [1, heads, T, d], `key` and `value` [1, kv_heads, T, d]; returns [1, T, heads, d]."""
         ...
@@ -41,14 +49,14 @@ def _forward(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    return getattr(module, _SLOT).call(module, query, key, value, options), None
+    return getattr(module, _SLOT).call(module, query, key, value, attention_mask, options), None
 
 
 def register() -> str:
     """Makes the function known to transformers; returns the name to load models with. Repeating it does no harm.
 
-    No mask goes with it: block tables and positions say what a token sees, and a dense mask would cost T squared. A function for
-    masks, even one that makes none, would have transformers look for packed sequences in every pass, which waits for the device.
+    No function for masks goes with it while a model serves: even one that makes none would have transformers look for packed
+    sequences in every pass, which waits for the device. `masks.described` adds one for the time of a probe.
     """
     AttentionInterface.register(NAME, _forward)
     return NAME
@@ -60,11 +68,9 @@ def attach(model: nn.Module, attention: Attention) -> None:
         setattr(module, _SLOT, attention)
 
 
-def _rule(options: dict[str, Any], head_dim: int) -> AttentionRule:
+def _rule(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionRule:
     scale = options.get("scaling")
-    return AttentionRule(
-        head_dim**-0.5 if scale is None else scale, options.get("sliding_window"), options.get("softcap")
-    )
+    return AttentionRule(head_dim**-0.5 if scale is None else scale, window, options.get("softcap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +94,67 @@ class LayerCall:
 class ProbeAttention:
     """Records calls; the result is of the right shape and means nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_positions: int) -> None:
         self.calls: list[LayerCall] = []
+        self._num_positions = num_positions
 
     def call(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
     ) -> torch.Tensor:
         """See Attention."""
-        problem = _problem(module, query, key, value, options)
+        seen = masks.kind_of(mask)
+        problem = _problem(module, options) or _shape_problem(query, key, value) or self._mask_problem(seen, options)
         layer = int(getattr(module, "layer_idx", -1))
-        rule, kind = _rule(options, key.shape[3]), type(module).__name__
+        rule, kind = _rule(options, key.shape[3], _window(options, seen)), type(module).__name__
         self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], key.shape[3], rule, problem))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
+    def _mask_problem(self, seen: masks.MaskKind, options: dict[str, Any]) -> str:
+        if seen.problem:
+            return f"uses {seen.problem}, which is not supported"
+        window = _window(options, seen)
+        if self._in_force(window) != seen.window:
+            return f"passes sliding_window={window} to attention, but its mask has a window of {seen.window}"
+        return ""
 
-def _problem(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
-) -> str:
-    unknown = sorted(name for name, given in options.items() if name not in _KNOWN and isinstance(given, torch.Tensor))
+    def _in_force(self, window: int | None) -> int | None:
+        """None where no sequence is longer."""
+        return None if window is None or window >= self._num_positions else window
+
+
+def _window(options: dict[str, Any], seen: masks.MaskKind) -> int | None:
+    """What the call says, else what its mask says."""
+    given: int | None = options.get("sliding_window")
+    return seen.window if given is None else given
+
+
+@contextmanager
+def probing(model: nn.Module, num_positions: int) -> Iterator[list[LayerCall]]:
+    """The attention calls of `model` inside, which sequences of up to `num_positions` tokens will be served with."""
+    recorder = ProbeAttention(num_positions)
+    attach(model, recorder)
+    with masks.described(NAME, num_positions):
+        yield recorder.calls
+
+
+def _problem(module: nn.Module, options: dict[str, Any]) -> str:
+    unknown = sorted(
+        name for name, given in options.items() if name not in _KNOWN and given is not None and given is not False
+    )
     if unknown:
         return f"passes {', '.join(unknown)} to attention, which is not supported"
     if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
         return "is not causal"
+    return ""
+
+
+def _shape_problem(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
     if key.shape != value.shape:
         return f"has keys {tuple(key.shape)} and values {tuple(value.shape)} of different shapes"
     if query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3] or query.shape[2] != key.shape[2]:
@@ -118,10 +163,15 @@ def _problem(
 
 
 class PagedAttention:
-    """Attention over the paged cache. `begin` before each forward pass says where its tokens live."""
+    """Attention over the paged cache. `begin` before each forward pass says where its tokens live.
 
-    def __init__(self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor) -> None:
-        self._backend, self._shape = backend, shape
+    `windows`: tokens that each layer looks back, by a probe; None = all.
+    """
+
+    def __init__(
+        self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor, windows: Mapping[int, int | None]
+    ) -> None:
+        self._backend, self._shape, self._windows = backend, shape, windows
         self._layers = list(pool)
         self._batch: AttentionBatch | None = None
 
@@ -130,14 +180,20 @@ class PagedAttention:
         self._batch = batch
 
     def call(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        _mask: torch.Tensor | None,
+        options: dict[str, Any],
     ) -> torch.Tensor:
         """See Attention; writes keys and values first, converted to the cache's dtype."""
         assert self._batch is not None, "begin() comes before the forward pass"
         cache = self._layers[module.layer_idx]
         keys, values = _rows(key).to(cache.dtype), _rows(value).to(cache.dtype)
         self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
-        rule = _rule(options, self._shape.head_dim)
+        rule = _rule(options, self._shape.head_dim, self._windows[module.layer_idx])
         return self._backend.paged_attention(_rows(query), cache, self._batch, self._shape, rule)[None]
 
 

@@ -150,7 +150,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = PackedModel(loaded, kernels)
-    calls = model.probe()
+    calls = model.probe(max_model_len)
     shape = architecture.check_calls(loaded, found.text_config, calls, settings.block_size)
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)

@@ -27,6 +27,7 @@ class PackedModel:
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
+        self._windows: dict[int, int | None] = {}
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -55,21 +56,22 @@ class PackedModel:
         """Its decoder runs as a program wherever its modules need not be seen."""
         return self._fused is not None
 
-    def probe(self) -> list[attention.LayerCall]:
-        """Runs a few tokens: the attention calls made, and the row-wise modules met, stay in `row_modules`."""
-        recorder = attention.ProbeAttention()
-        attention.attach(self._model, recorder)
+    def probe(self, max_model_len: int) -> list[attention.LayerCall]:
+        """Runs a few tokens: the attention calls made, and the row-wise modules met, stay in `row_modules`. Masks are looked at
+        for sequences of up to `max_model_len` tokens."""
         places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
-        with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters:
+        probing = attention.probing(self._model, max_model_len)
+        with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
             self._model(input_ids=places, position_ids=places, use_cache=False)
-        return recorder.calls
+        self._windows = {call.layer: call.window for call in calls}
+        return calls
 
     def fuse(self, given: Fusing) -> None:
         """Packs the weights for good, and makes a program of the decoder where that can be done."""
         self._fused = fuse(self._model, given)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
-        self.probe()
+        self.probe(given.max_model_len)
 
     def unfuse(self) -> None:
         """The decoder's modules compute from now on, with packed weights."""
@@ -99,7 +101,7 @@ class PackedModel:
         """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool)
+        self._paged = attention.PagedAttention(self._backend, shape, pool, self._windows)
         attention.attach(self._model, self._paged)
 
     @property

@@ -88,6 +88,7 @@ def test_unknown_model_type(copied):
         load(copied)
 
 
+_BLT_PART = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 REFUSED = {
     "falcon": (
         {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -105,7 +106,16 @@ REFUSED = {
         config_of("llama") | {"block_types": ["recurrent", "attention"], "lru_width": 64},
         r"temporal_block \(RecurrentGemmaRecurrentBlock",
     ),
-    "bert": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, "BertSelfAttention is not causal"),
+    "bert": (
+        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "BertSelfAttention of layer 0 is not causal",
+    ),
+    "doge": (config_of("llama"), "DogeAttention of layer 0 uses a mask of its own"),
+    "blt": (
+        {f"{part}_config": _BLT_PART for part in ("patcher", "encoder", "decoder", "global")}
+        | {"encoder_hash_byte_group_vocab": 64},
+        "BltForCausalLM cannot be served: its module",
+    ),
 }
 
 

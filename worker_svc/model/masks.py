@@ -1,0 +1,116 @@
+"""Which tokens a layer may see, by the mask that its model asks transformers for (`transformers.masking_utils`).
+
+Serving never builds a mask: block tables, positions and a window say the same, and a dense mask would cost T squared. Only while a
+model is probed does transformers get a function for masks: then each one comes back as a small tensor that carries what its
+function of positions means, to be read where the tensor reaches an attention call.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionMaskInterface
+
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+_KIND = "quire_mask_kind"
+_NUM_FIRST, _NUM_BETWEEN, _AHEAD = 16, 6, 64
+_GOLDEN = (5**0.5 - 1) / 2
+_ONE_PROBE = threading.Lock()
+# How many positions masks are looked at for; 0 = no probe is running.
+_PROBED: ContextVar[int] = ContextVar("probed_positions", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskKind:
+    """`window`: tokens that a query sees, itself included; None = all up to itself. `problem`: what else the mask is."""
+
+    window: int | None = None
+    problem: str = ""
+
+
+@contextmanager
+def described(attention: str, num_positions: int) -> Iterator[None]:
+    """Inside, in this thread, masks for the attention of that name carry what they mean for up to `num_positions` tokens.
+
+    One probe at a time in a process: transformers has one table of functions for masks.
+    """
+    with _ONE_PROBE:
+        AttentionMaskInterface.register(attention, answer)
+        token = _PROBED.set(num_positions)
+        try:
+            yield
+        finally:
+            _PROBED.reset(token)
+            AttentionMaskInterface._global_mapping.pop(attention, None)
+
+
+def answer(
+    *_args: Any,
+    mask_function: MaskFunction | None = None,
+    q_length: int = 1,
+    kv_length: int = 1,
+    attention_mask: torch.Tensor | None = None,
+    device: torch.device | str | None = None,
+    **_options: Any,
+) -> torch.Tensor | None:
+    """What transformers gets for a mask: None, and inside `described` a boolean causal mask that `kind_of` knows."""
+    num_positions = _PROBED.get()
+    if not num_positions:
+        return None
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device).tril()
+    kind = read(mask_function, num_positions) if attention_mask is None else MaskKind(problem="a mask for padding")
+    setattr(mask, _KIND, kind)
+    return mask
+
+
+def kind_of(mask: torch.Tensor | None) -> MaskKind:
+    """What reached an attention call while masks are described; None stands for causal, as for `torch`'s own attention."""
+    return MaskKind() if mask is None else getattr(mask, _KIND, MaskKind(problem="a mask of its own"))
+
+
+def read(function: MaskFunction | None, num_positions: int) -> MaskKind:
+    """What a mask function means, by the rows of some queries; a window of all positions is none."""
+    if function is None:
+        return MaskKind(problem="a mask that this transformers release does not describe")
+    try:
+        counts = _counts(function, num_positions)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return MaskKind(problem="a mask that depends on more than positions")
+    return _by_counts(counts)
+
+
+def _counts(function: MaskFunction, num_positions: int) -> dict[int, int]:
+    """Tokens seen by the first queries, the last, some between at uneven distances, and those around the end of a window."""
+    spread = (int(num_positions * (_GOLDEN * i % 1)) for i in range(_NUM_BETWEEN))
+    queries = {*range(min(num_positions, _NUM_FIRST)), *spread, num_positions - 1}
+    counts = {query: _num_seen(function, query, num_positions) for query in queries}
+    window = max(counts.values())
+    around = {window - 1, window, window + 1} & set(range(num_positions))
+    return counts | {query: _num_seen(function, query, num_positions) for query in around}
+
+
+def _num_seen(function: MaskFunction, query: int, num_positions: int) -> int:
+    """How many tokens a query sees; 0 where these are not consecutive ones up to itself. Far ahead of it nothing is looked at."""
+    num_keys = min(num_positions, 2 * query + _AHEAD)
+    zero, keys = torch.tensor(0), torch.arange(num_keys)
+    seen = torch.as_tensor(function(zero, zero, torch.tensor(query), keys)).expand(num_keys)
+    count = int(seen.sum())
+    return count if bool(seen[max(0, query + 1 - count) : query + 1].sum() == count) else 0
+
+
+def _by_counts(counts: dict[int, int]) -> MaskKind:
+    """The kind from how many tokens each query sees."""
+    window = max(counts.values())
+    if all(count == min(query + 1, window) for query, count in counts.items()):
+        return MaskKind(None if window == max(counts) + 1 else window)
+    begins = {query: query + 1 - count for query, count in counts.items() if count}
+    size = math.gcd(*begins.values())
+    if size and len(begins) == len(counts) and all(begin == query // size * size for query, begin in begins.items()):
+        return MaskKind(problem="a mask of chunks")
+    return MaskKind(problem="a mask that is neither causal nor a sliding window")
