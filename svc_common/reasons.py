@@ -46,6 +46,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "PICKLED_WEIGHTS",
         "PLAIN_TEXT",
         "PORT_IN_USE",
+        "QUANTIZATION_UNSUPPORTED",
         "TENANTS_FILE",
         "TLS_OPTIONS",
         "UNKNOWN_POLICY",

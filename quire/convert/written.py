@@ -1,17 +1,14 @@
 """Reading back what was written, from its bytes alone: a safetensors file is a JSON header and the tensors behind it."""
 
 import hashlib
-import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quire.convert.isolated import TensorFacts
 from svc_common.errors import Internal
+from worker_svc.model.stored_weights import header_of
 
-_LENGTH = struct.Struct("<Q")
-_MAX_HEADER = 100_000_000
 _PIECE = 1 << 22
 # The format's names of torch's types.
 _DTYPES = {
@@ -19,17 +16,6 @@ _DTYPES = {
     "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "complex64": "C64",
 }  # fmt: skip
-
-
-def header_of(path: Path) -> tuple[dict[str, Any], int]:
-    """Entries by tensor name (`dtype`, `shape`, `data_offsets`), and where the tensors begin. ValueError for no such file."""
-    with path.open("rb") as file:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
-        if not 2 <= length <= _MAX_HEADER:
-            raise ValueError(f"{path} is no safetensors file")
-        entries = json.loads(file.read(length))
-    entries.pop("__metadata__", None)
-    return entries, _LENGTH.size + length
 
 
 def check(path: Path, expected: Mapping[str, TensorFacts]) -> int:

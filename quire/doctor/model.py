@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quire.convert.written import header_of
 from quire.doctor.findings import Finding, ok, problem, warning
 from quire.sizes import size_text
+from worker_svc.model import stored_weights
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _NAME = "model"
@@ -33,6 +33,8 @@ def _config(path: Path) -> Iterator[Finding]:
         yield problem(
             _NAME, "it needs code of its own", "code of checkpoints is never run; use a model that transformers has"
         )
+    elif quantized := stored_weights.problem_of(stored_weights.quantization(config, path)):
+        yield problem(_NAME, quantized, stored_weights.TO_DO)
     else:
         names = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
         yield ok(_NAME, f"{names}, {config.get('num_hidden_layers', '?')} layers")
@@ -63,9 +65,18 @@ def _weights(path: Path) -> Iterator[Finding]:
     broken = [f"{file.name} {why}" for file in files if (why := _wrong_with(file))]
     if broken:
         yield problem("weights", "; ".join(broken), "download the file again")
+    elif quantized := _quantized(path, files):
+        yield problem("weights", quantized, stored_weights.TO_DO)
     else:
         total = sum(file.stat().st_size for file in files)
         yield ok("weights", f"{len(files)} safetensors file{'s' if len(files) > 1 else ''}, {size_text(total)}")
+
+
+def _quantized(path: Path, files: list[Path]) -> str:
+    """Why weights stored like this are not served; empty: they are, or config.json says it already."""
+    said = stored_weights.quantization(_object(path / "config.json") or {}, path)
+    unread = stored_weights.problem_of(said)
+    return "" if unread else stored_weights.problem_of_weights(said, stored_weights.entries_of(files))
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -80,7 +91,7 @@ def _wrong_with(file: Path) -> str:
     if not file.is_file():
         return "is missing"
     try:
-        entries, start = header_of(file)
+        entries, start = stored_weights.header_of(file)
         ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "is no safetensors file"

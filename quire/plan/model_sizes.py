@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from paged_kernels.backend import CacheShape
-from quire.convert.written import header_of
-from worker_svc.model import architecture, attention, checkpoint
+from worker_svc.model import architecture, attention, checkpoint, stored_weights
 
 _PROBE_TOKENS = 4
 _BLOCK_SIZE = 16  # of no importance here
@@ -49,6 +48,7 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
     if not (path / "config.json").is_file():
         checkpoint.open_checkpoint(path)  # raises, and says what is missing
     found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))
+    checkpoint.check_weights(path, found.weight_files)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
     computed = checkpoint.choose_dtype(found, dtype)
@@ -106,7 +106,7 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     """Bytes of the tensors by the files' headers."""
     if not files:
         return None
-    return sum(os.stat(file).st_size - header_of(file)[1] for file in files)
+    return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
 def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:

@@ -16,6 +16,7 @@ from quire.convert import checkpoint, child, written
 from quire.convert.isolated import TensorFacts
 from svc_common.errors import ConfigError, FailedPrecondition, Internal
 from tests.quire.up_process import ROOT, run_quire
+from worker_svc.model.stored_weights import header_of
 
 WEIGHTS = {
     "half": torch.arange(12, dtype=torch.bfloat16).reshape(3, 4),
@@ -145,7 +146,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_another_result_is_not_kept(tmp_path: Path) -> None:
     """The check reads bytes: another digest, shape, type or set of names is an error."""
     path = default_model() / "model.safetensors"
-    entries, start = written.header_of(path)
+    entries, start = header_of(path)
     name, entry = next(iter(entries.items()))
     with pytest.raises(Internal, match="other tensors"):
         written.check(path, {name: TensorFacts("bfloat16", tuple(entry["shape"]), "")})

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from svc_common.errors import ConfigError
+from worker_svc.model import stored_weights
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,9 @@ class Checkpoint:
         """Configuration of the text decoder; for most models all of it."""
         return self.config.get_text_config(decoder=True)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Size of the weight files."""
-        return sum(file.stat().st_size for file in self.weight_files)
+    def loaded_bytes(self, dtype: torch.dtype) -> int:
+        """Size of the weights in what the model computes in, whatever they are stored as."""
+        return dtype.itemsize * stored_weights.num_elements(stored_weights.entries_of(self.weight_files))
 
     def digest(self) -> str:
         """SHA-256 (hex) over config.json and the weight files' names and sizes."""
@@ -70,7 +70,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
             path,
             "has no tokenizer.json; make it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
-    return Checkpoint(path, read_config(path), weights)
+    config = read_config(path)
+    check_weights(path, weights)
+    return Checkpoint(path, config, weights)
+
+
+def check_weights(path: Path, files: tuple[Path, ...]) -> None:
+    """ConfigError for weights that are stored in a way that is not served, by the files' headers."""
+    try:
+        entries = stored_weights.entries_of(files)
+    except (OSError, ValueError) as error:
+        raise _error("MODEL_UNREADABLE", path, f"cannot be loaded: {_first_line(error)}") from error
+    said = stored_weights.quantization(read_json(path / "config.json"), path)
+    _check_quantization(path, stored_weights.problem_of_weights(said, entries))
+
+
+def _check_quantization(path: Path, problem: str) -> None:
+    if problem:
+        raise _error("QUANTIZATION_UNSUPPORTED", path, f"{problem}; {stored_weights.TO_DO}")
 
 
 def _error(reason: str, path: Path, what: str) -> ConfigError:
@@ -78,8 +95,10 @@ def _error(reason: str, path: Path, what: str) -> ConfigError:
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """The configuration in a folder, by transformers. ConfigError for a model that it does not know."""
+    """The configuration in a folder, by transformers. ConfigError for a model that it does not know, and for weights quantized in
+    a way that is not served."""
     raw = read_json(path / "config.json")
+    _check_quantization(path, stored_weights.problem_of(stored_weights.quantization(raw, path)))
     if "auto_map" in raw and "model_type" not in raw:
         raise _error(
             "MODEL_UNSUPPORTED", path, "needs code of its own, which is never run; use a model that transformers has"
@@ -180,18 +199,25 @@ def load_model(
                 checkpoint.path,
                 dtype=dtype,
                 attn_implementation=attention,
+                quantization_config=_dequantizing(checkpoint),
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
                 device_map=None if device is None else {"": device},
             )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
             raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
     missing = sorted(notes["missing_keys"])
     if missing:
         raise _error("MODEL_INCOMPLETE", checkpoint.path, f"lacks {len(missing)} weights, {missing[0]} first")
     return model.eval().requires_grad_(False)
+
+
+def _dequantizing(checkpoint: Checkpoint) -> FineGrainedFP8Config | None:
+    """FP8 weights become what they stand for, also where a device could multiply with them; None: they are plain."""
+    said = stored_weights.quantization(read_json(checkpoint.path / "config.json"), checkpoint.path)
+    return None if said is None else FineGrainedFP8Config.from_dict(said | {"dequantize": True})
 
 
 class _Bar:

@@ -134,7 +134,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     architecture.check_class(found, cls)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
-    memory.check_weights(found.weight_bytes, device.free_bytes(), str(device.torch_device))
+    memory.check_weights(found.loaded_bytes(dtype), device.free_bytes(), str(device.torch_device))
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 

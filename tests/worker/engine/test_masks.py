@@ -171,7 +171,7 @@ def test_functions_that_cannot_be_read():
 def test_masks_are_described_only_inside():
     """While serving, transformers gets None: no mask is built."""
     causal = masking_utils.causal_mask_function
-    with masks.described(10):
+    with masks.described("quire_test", 10):
         mask = masks.answer(mask_function=causal, q_length=4, kv_length=4)
         assert mask.shape == (1, 1, 4, 4)
         assert masks.kind_of(mask) == MaskKind()
