@@ -69,6 +69,20 @@ _NOTES = """\
   token's. A mean has to see all of its prompt, so it takes no prefix hits and starts over when it is preempted.
 * **Cache.** `--kv-cache-dtype` is one of {dtypes}: keys and values are rounded when they are stored; `auto` stores what the
   model computes in. There are no 8-bit caches.
+
+## Quantized weights
+
+What `quantization_config` and the files' headers say is checked before weights are read.
+
+| stored as | served |
+|---|---|
+| float32, bfloat16, float16 | as it is, or rounded to 8 bits when it is loaded (`--quantization int8`, CPU) |
+| FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when it is loaded |
+| `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused, `QUANTIZATION_UNSUPPORTED` |
+
+Dequantizing multiplies each value by its scale, in the type that the model computes in: such a model takes the memory of a plain
+checkpoint, and activations are not rounded. Its blocks have to divide each matrix. Instead of what is refused, take the
+model's unquantized checkpoint, or one in FP8.
 """
 _LEGEND = """\
 `yes`: in `make test`; `long`: in `make test-long` only.

@@ -123,4 +123,4 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim)
-    return architecture.check_calls(model, config, calls, _BLOCK_SIZE)
+    return architecture.check_calls(model, config, calls, block_size=_BLOCK_SIZE, max_model_len=max_model_len)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
@@ -114,9 +114,10 @@ def sliding_window(calls: Sequence[LayerCall]) -> int:
 
 
 def check_calls(
-    model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], block_size: int
+    model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], *, block_size: int, max_model_len: int
 ) -> CacheShape:
-    """The cache's shape from a probe's calls. ConfigError when a layer was not reached once, or layers differ."""
+    """The cache's shape from a probe's calls. ConfigError when a layer was not reached once, a layer cannot be served as it is
+    called, or layers differ."""
     kind = type(model).__name__
     reached = [call.layer for call in calls]
     for layer in range(config.num_hidden_layers):
@@ -127,12 +128,31 @@ def check_calls(
                 f"{reached.count(layer)} times instead of once",
                 module=name,
             )
+    kept = _kept_tokens(config)
     for call in calls:
-        if call.problem:
-            at_fault = f"{call.module} of layer {call.layer}"
-            raise unsupported(f"{kind} cannot be served: {at_fault} {call.problem}", module=call.module)
+        problem = call.problem or _cache_problem(call, kept[call.layer], max_model_len)
+        if problem:
+            raise unsupported(
+                f"{kind} cannot be served: {call.module} of layer {call.layer} {problem}", module=call.module
+            )
     shapes = {(call.num_kv_heads, call.head_dim) for call in calls}
     if len(shapes) > 1:
         raise unsupported(f"{kind} cannot be served: its layers have caches of different shapes {sorted(shapes)}")
     num_kv_heads, head_dim = shapes.pop()
     return CacheShape(block_size, num_kv_heads, head_dim)
+
+
+def _kept_tokens(config: PreTrainedConfig) -> list[int | None]:
+    """What transformers' own cache keeps of each layer; None = everything."""
+    layers = DynamicCache(config=config).layers
+    return [layer.sliding_window if layer.is_sliding else None for layer in layers]  # type: ignore[attr-defined]
+
+
+def _cache_problem(call: LayerCall, kept: int | None, max_model_len: int) -> str:
+    """A model may leave its window to transformers' cache: prompts then see all of themselves, later tokens less."""
+    if kept is None or kept >= max_model_len or (call.window is not None and call.window <= kept):
+        return ""
+    return (
+        f"sees {call.window or 'all'} tokens by its mask, of which transformers' cache keeps {kept}: "
+        f"set --max-model-len {kept} or less, which both agree on"
+    )

@@ -151,7 +151,8 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = PackedModel(loaded, kernels)
     calls = model.probe(max_model_len)
-    shape = architecture.check_calls(loaded, found.text_config, calls, settings.block_size)
+    sizes = {"block_size": settings.block_size, "max_model_len": max_model_len}
+    shape = architecture.check_calls(loaded, found.text_config, calls, **sizes)
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     if fast is not None:

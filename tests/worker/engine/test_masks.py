@@ -1,5 +1,6 @@
 """Masks: a layer's window counts where its mask alone says so; a mask that cannot be carried out is refused, with its layer."""
 
+import json
 from functools import partial
 
 import pytest
@@ -131,6 +132,20 @@ def test_a_window_that_its_mask_contradicts_is_refused(tmp_path, monkeypatch):
     path = make_checkpoint("qwen2", tmp_path / "m", **_QWEN2)
     with pytest.raises(ConfigError, match="sliding_window=8 to attention, but its mask has a window of 24"):
         load(path)
+
+
+def test_a_window_of_the_cache_alone_is_refused(llama):
+    """Moshi's is like that: nothing but transformers' cache forgets tokens. Where no sequence is that long, it is served."""
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"sliding_window": SLIDING_WINDOW}))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"LlamaAttention of layer 0 sees all .* cache keeps 24: set --max-model-len 24"
+        ):
+            load(llama)
+        assert new_engine(llama, max_model_len=SLIDING_WINDOW).load(lambda *_: None).max_model_len == SLIDING_WINDOW
+    finally:
+        (llama / "config.json").write_text(json.dumps(config))
 
 
 # --- what a mask function means --------------------------------------------------------------------------------------
