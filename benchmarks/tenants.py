@@ -1,6 +1,6 @@
 """What one tenant that floods does to another that does not.
 
-    python -m benchmarks.tenants --save            # about three minutes
+    python -m benchmarks.tenants --save            # about four minutes
     python -m benchmarks.tenants --seconds 5       # a look
 
 Lives here: the runs and their table. The client: benchmarks.open_load; the services: benchmarks.service.
@@ -9,6 +9,7 @@ Lives here: the runs and their table. The client: benchmarks.open_load; the serv
 import asyncio
 import hashlib
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.open_load import Flow, OpenLoad, figures
+from benchmarks.open_load import Flow, OpenLoad, Sent, figures
 from benchmarks.service import Stack
 
 POLICIES = {"fair": (), "not fair": ("tenant_fairness=false",)}
 _WORKER = {"step_base_s": 0.02, "prefill_token_s": 10e-6, "decode_row_s": 50e-6, "num_gpu_blocks": 8_192}
+QUIET_SHARE, FLOOD_SHARE = 0.1, 3.0
+"""Of capacity, in the overloaded run."""
+OVERLOAD_OUTPUT = 48
 _KEYS = {"quiet": "quiet-key", "flood": "flood-key"}
 
 _HELP_END = """
@@ -29,7 +33,10 @@ Three processes and this client, on one machine; the simulated worker takes 20 m
 per second; the flooding one has --flood clients, each of which sends the next request when one is over. Both send requests of the
 same size. Runs in turn: the quiet one alone, both with tenant_fairness, both without. The first tenth of each run does not count.
 
-Goal: p99 of the quiet tenant's first tokens beside the flood at most 1.5 times that alone.
+Then overload: the queue takes what starts within --max-waiting-s, and Poisson arrivals come at a tenth of capacity from the quiet
+tenant and at three times capacity from the other. All requests count.
+
+Goals: p99 of the quiet tenant's first tokens beside the flood at most 1.5 times that alone; none of its requests refused.
 """
 
 
@@ -38,11 +45,13 @@ def main(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of the quiet tenant.")] = 10.0,
     flood: Annotated[int, typer.Option(min=1, help="Clients of the flooding tenant.")] = 200,
+    max_waiting_s: Annotated[float, typer.Option(min=0.01, help="How long a request may wait under overload.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 1,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/tenants.json.")] = False,
 ) -> None:
-    """Measures the quiet tenant's first tokens, alone and beside a flood."""
+    """Measures the quiet tenant's first tokens and refusals, alone and beside a flood."""
     result = measure(seconds, max_num_seqs, rate, flood, seed)
+    result["overload"] = overload(seconds, max_num_seqs, max_waiting_s, seed)
     if save:
         report.save("tenants", {"benchmark": "tenants", "rate": rate, "flood": flood, **result})
     _show(result, Console())
@@ -65,6 +74,22 @@ def measure(seconds: float, max_num_seqs: int, rate: float, flood: int, seed: in
     return {"max_num_seqs": max_num_seqs, "runs": runs, "ttft_p99_ratio": ratios}
 
 
+def overload(seconds: float, max_num_seqs: int, max_waiting_s: float, seed: int) -> dict[str, Any]:
+    """Capacity, then both tenants beyond it: how the calls of each ended."""
+    scheduler = {"max_num_seqs": max_num_seqs, "max_waiting_s": max_waiting_s}
+    clients = max_num_seqs + max(1, max_num_seqs // 4)
+    full = Flow("flood", 0.0, output=OVERLOAD_OUTPUT, num_clients=clients, key=_KEYS["flood"])
+    with tempfile.TemporaryDirectory() as folder:
+        tenants = _tenants_file(Path(folder))
+        with Stack(_WORKER, scheduler, {"tenants": tenants}) as stack:
+            peak = _run(stack.address, [full], max(4.0, seconds / 4), seed)["flood"]["served_per_s"]
+            rates = {"quiet": QUIET_SHARE * peak, "flood": FLOOD_SHARE * peak}
+            flows = [Flow(name, rate, output=OVERLOAD_OUTPUT, key=_KEYS[name]) for name, rate in rates.items()]
+            sent = _sent(stack.address, flows, seconds, seed)
+    ends = {flow.name: dict(Counter(call.end for call in sent if call.flow == flow.name)) for flow in flows}
+    return {"max_waiting_s": max_waiting_s, "capacity_per_s": peak, "ends": ends}
+
+
 def _tenants_file(folder: Path) -> str:
     path = folder / "tenants.toml"
     hashes = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in _KEYS.items()}
@@ -73,9 +98,13 @@ def _tenants_file(folder: Path) -> str:
 
 
 def _run(address: str, flows: list[Flow], seconds: float, seed: int) -> dict[str, Any]:
-    async def run() -> dict[str, Any]:
-        sent = await OpenLoad(address, seed).run(flows, seconds)
-        return {flow.name: figures([call for call in sent if call.flow == flow.name], seconds) for flow in flows}
+    sent = _sent(address, flows, seconds, seed)
+    return {flow.name: figures([call for call in sent if call.flow == flow.name], seconds) for flow in flows}
+
+
+def _sent(address: str, flows: list[Flow], seconds: float, seed: int) -> list[Sent]:
+    async def run() -> list[Sent]:
+        return await OpenLoad(address, seed).run(flows, seconds)
 
     return asyncio.run(run())
 
@@ -88,6 +117,10 @@ def _show(result: dict[str, Any], console: Console) -> None:
             times = (f"{1e3 * f['ttft_s'][p]:,.1f}" for p in ("p50", "p99"))
             table.add_row(name, tenant, str(f["calls"]), f"{f['served_per_s']:.1f}", *times, ratio)
     console.print(table)
+    overloaded = result["overload"]
+    for tenant, ends in overloaded["ends"].items():
+        how = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+        console.print(f"overload ({overloaded['capacity_per_s']:.1f}/s are served), {tenant}: {how}")
 
 
 if __name__ == "__main__":

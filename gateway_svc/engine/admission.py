@@ -1,6 +1,7 @@
 """The first gate of a gateway: what it holds at a time, and what the scheduler would refuse anyway, refused before any work.
 
-Counted in requests and in bytes, from when a call is read until it is over. Limits of what a single request may say: `checks`.
+Counted in requests and in bytes, from when a call is read until it is over; each tenant has its share of the room. Limits of what a
+single request may say: `checks`.
 """
 
 from types import TracebackType
@@ -9,20 +10,30 @@ from gateway_svc.settings import GatewaySettings
 from protos.engine.v1 import engine_pb2
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import ResourceExhausted
+from svc_common.tenant_load import Load, TenantLoad
 
 RETRY_AFTER_S = 1.0
 _LEAST_RETRY_S = 0.1
 
 
 class Admission:
-    """Owner of the counts. `num_live`: calls with a request, from here to their end; `num_bytes`: of their requests."""
+    """Owner of the counts."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self.num_live = 0
-        self.num_bytes = 0
-        self._settings = settings
+        self._load = TenantLoad()
+        self._limit = Load(settings.max_live_requests, settings.max_live_bytes)
         self._closed_for: frozenset[str] = frozenset()
         self._open_at_ns = 0
+
+    @property
+    def num_live(self) -> int:
+        """Calls with a request, from here to their end."""
+        return self._load.total.num_requests
+
+    @property
+    def num_bytes(self) -> int:
+        """Of their requests."""
+        return self._load.total.size
 
     def hear(self, queue: engine_pb2.QueueState) -> None:
         """What the scheduler says of its queue."""
@@ -40,27 +51,23 @@ class Admission:
     def take(self, tenant: str, num_bytes: int, *, is_known: bool) -> None:
         """Counts a request.
 
-        ResourceExhausted with a retry time where this gateway is full, or the scheduler's queue is for that tenant.
+        ResourceExhausted with a retry time where this gateway or the scheduler's queue is full for that tenant.
         """
-        self._check(num_bytes)
+        if not self._load.has_room(tenant, num_bytes, self._limit):
+            raise self._gateway_full()
         if tenant in self._closed_for and not is_known:
             raise self._queue_full()
-        self.num_live += 1
-        self.num_bytes += num_bytes
+        self._load.enter(tenant, num_bytes)
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, tenant: str, num_bytes: int) -> None:
         """The request is over."""
-        self.num_live -= 1
-        self.num_bytes -= num_bytes
+        self._load.leave(tenant, num_bytes)
 
-    def _check(self, num_bytes: int) -> None:
-        most, most_bytes = self._settings.max_live_requests, self._settings.max_live_bytes
-        fits = not self.num_live or self.num_bytes + num_bytes <= most_bytes
-        if self.num_live < most and fits:
-            return
-        raise ResourceExhausted(
-            f"this gateway holds {self.num_live} requests of {self.num_bytes} bytes; it takes {most} and {most_bytes} bytes: "
-            "try again later, or another gateway",
+    def _gateway_full(self) -> ResourceExhausted:
+        limit = self._limit
+        return ResourceExhausted(
+            f"this gateway holds {self.num_live} requests of {self.num_bytes} bytes; it takes {limit.num_requests} and "
+            f"{limit.size} bytes: try again later, or another gateway",
             reason="GATEWAY_FULL",
             metadata={"live_requests": str(self.num_live), "live_bytes": str(self.num_bytes)},
             retry_after_s=RETRY_AFTER_S,
@@ -92,4 +99,4 @@ class Place:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._admission.give_back(self._num_bytes)
+        self._admission.give_back(self._tenant, self._num_bytes)

@@ -4,6 +4,7 @@ import asyncio
 
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
+from svc_common.tenant_load import Load, TenantLoad
 
 MAX_SUBMIT_BYTES = 8 * 2**20
 
@@ -15,7 +16,8 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._submits: dict[int, EngineRequest] = {}
+        self._submits: dict[int, tuple[EngineRequest, int]] = {}
+        self._load = TenantLoad()
         self._stops: list[engine_pb2.Stopped] = []
         self._cancels: list[engine_pb2.Cancel] = []
         self._detaches: list[engine_pb2.Detach] = []
@@ -23,24 +25,28 @@ class Outbox:
         self.said_goodbye = False
         self._filled = asyncio.Event()
 
-    @property
-    def num_submits(self) -> int:
-        """Requests that wait to be submitted."""
-        return len(self._submits)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens of these."""
-        return sum(request.num_prompt_tokens for request in self._submits.values())
+    def has_room(self, tenant: str, num_prompt_tokens: int, limit: Load) -> bool:
+        """Whether another request of that tenant may wait to be submitted; `limit`: of requests and prompt tokens that wait."""
+        return self._load.has_room(tenant, num_prompt_tokens, limit)
 
     def submit(self, request: EngineRequest) -> None:
         """Submit this request (again)."""
-        self._submits[request.handle] = request
+        known = self._submits.get(request.handle)
+        if known is not None:
+            self._load.leave(request.submit.tenant, known[1])
+        self._submits[request.handle] = request, request.num_prompt_tokens
+        self._load.enter(request.submit.tenant, request.num_prompt_tokens)
         self._filled.set()
 
     def withdraw(self, request: EngineRequest) -> None:
         """Do not submit it after all."""
-        self._submits.pop(request.handle, None)
+        if request.handle in self._submits:
+            self._remove(request.handle)
+
+    def _remove(self, handle: int) -> EngineRequest:
+        request, num_prompt_tokens = self._submits.pop(handle)
+        self._load.leave(request.submit.tenant, num_prompt_tokens)
+        return request
 
     def stop(self, stopped: engine_pb2.Stopped) -> None:
         """A choice ended at a stop string."""
@@ -83,7 +89,7 @@ class Outbox:
         self._stops, self._cancels, self._detaches = [], [], []
         size = 0
         while self._submits and size < MAX_SUBMIT_BYTES:
-            request = self._submits.pop(next(iter(self._submits)))
+            request = self._remove(next(iter(self._submits)))
             if request.is_attaching:
                 message.attaches.append(request.attach_message())
                 continue

@@ -26,6 +26,7 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from svc_common import columns, rpc
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import Aborted, QuireError, Unavailable
+from svc_common.tenant_load import Load
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +96,9 @@ class SchedulerLink:
             raise _stopping()
         if self.state.attached:
             return
-        num_tokens = self._outbox.num_prompt_tokens + len(submit.token_ids) // columns.I32.itemsize
-        has_room = not self._outbox.num_submits or num_tokens <= self._settings.max_waiting_tokens
-        if self._outbox.num_submits >= self._settings.max_waiting_requests or not has_room:
+        limit = Load(self._settings.max_waiting_requests, self._settings.max_waiting_tokens)
+        num_tokens = len(submit.token_ids) // columns.I32.itemsize
+        if not self._outbox.has_room(submit.tenant, num_tokens, limit):
             raise self._away()
 
     def cancel(self, tenant: str, request_id: str, error: QuireError) -> None:

@@ -2,35 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.clock import NS_PER_S
 from svc_common.errors import ResourceExhausted
+from svc_common.tenant_load import Load, TenantLoad
 
-RESERVE_PARTS = 4
-"""A part of so many is kept beyond the queue's limits for tenants that have less than their share of it."""
 _MARGIN_PARTS = 64
 _NUM_STARTS = 64
 
 Listener = Callable[[], None]
-
-
-@dataclass(slots=True)
-class _Occupancy:
-    """What waits, of one tenant or of all."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-
-    def fits(self, num_tokens: int, max_requests: int, max_tokens: int) -> bool:
-        """Whether one more of that size stays within the limits."""
-        return self.num_requests < max_requests and self.num_tokens + num_tokens <= max_tokens
-
-    def add(self, num_requests: int, num_tokens: int) -> None:
-        """So much more, or less."""
-        self.num_requests += num_requests
-        self.num_tokens += num_tokens
 
 
 class DrainRate:
@@ -71,17 +52,15 @@ class WaitingRoom:
     """Counts only; the requests themselves are the book's. Bounded by number and by prompt tokens, and, where the operator says how
     long a request may wait, by as many as start in that time (`settings`). `clock`: monotonic ns.
 
-    A full queue takes tenants that have less than their share of it, the limits over the tenants that wait, all the same: a quarter
-    beyond the limits is theirs. So one tenant that floods it keeps nobody else out, and with one tenant there is no reserve.
-    `closed_for`: tenants that were refused and would be again; gateways are told, so that they refuse by themselves. Who waits for
-    news of that is a listener.
+    A full queue still takes requests of tenants that hold less than their share of it (`TenantLoad`), so that a flood is refused
+    and its neighbours are not. `closed_for`: tenants that were refused and would be again; gateways are told, and refuse for it.
+    Such a tenant always has a request waiting, and each of its requests that stops waiting may open the queue for it.
     """
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], int]) -> None:
         self._settings = settings
         self._drain = DrainRate(clock)
-        self._all = _Occupancy()
-        self._tenants: dict[str, _Occupancy] = {}
+        self._load = TenantLoad()
         self._closed: dict[str, None] = {}
         self._starts: deque[int] = deque(maxlen=_NUM_STARTS)
         self._listeners: list[Listener] = []
@@ -89,12 +68,12 @@ class WaitingRoom:
     @property
     def num_requests(self) -> int:
         """Requests that wait."""
-        return self._all.num_requests
+        return self._load.total.num_requests
 
     @property
     def num_tokens(self) -> int:
         """Their prompt tokens."""
-        return self._all.num_tokens
+        return self._load.total.size
 
     @property
     def closed_for(self) -> list[str]:
@@ -109,18 +88,13 @@ class WaitingRoom:
 
     def enter(self, tenant: str, num_tokens: int) -> None:
         """A request with that many prompt tokens waits."""
-        self._tenants.setdefault(tenant, _Occupancy()).add(1, num_tokens)
-        self._all.add(1, num_tokens)
+        self._load.enter(tenant, num_tokens)
         if self.num_requests == 1:
             self._drain.begin()
 
     def leave(self, tenant: str, num_tokens: int) -> None:
         """It waits no more."""
-        own = self._tenants[tenant]
-        own.add(-1, -num_tokens)
-        if not own.num_requests:
-            del self._tenants[tenant]
-        self._all.add(-1, -num_tokens)
+        self._load.leave(tenant, num_tokens)
         if not self.num_requests:
             self._drain.pause()
         if self._closed:
@@ -132,8 +106,8 @@ class WaitingRoom:
         self._drain.started()
 
     def check(self, tenant: str, num_tokens: int, now_ns: int) -> None:
-        """ResourceExhausted with a retry time unless there is room. A prompt of any size finds room in an empty queue."""
-        if self._has_room(tenant, num_tokens):
+        """ResourceExhausted with a retry time unless there is room. A tenant that has nothing waiting finds room for any prompt."""
+        if self._load.has_room(tenant, num_tokens, self._limit):
             return
         if tenant not in self._closed:
             self._closed[tenant] = None
@@ -170,27 +144,17 @@ class WaitingRoom:
             return most
         return max(1, min(most, int(longest_s * rate)))
 
-    def _has_room(self, tenant: str, num_tokens: int) -> bool:
-        most_requests, most_tokens = self._most_requests, self._settings.max_waiting_tokens
-        if not self.num_requests or self._all.fits(num_tokens, most_requests, most_tokens):
-            return True
-        own = self._tenants.get(tenant, _Occupancy())
-        num_tenants = len(self._tenants) + (tenant not in self._tenants)
-        has_share_left = own.fits(num_tokens, most_requests // num_tenants, most_tokens // num_tenants)
-        return has_share_left and self._all.fits(
-            num_tokens, most_requests + _reserve(most_requests), most_tokens + _reserve(most_tokens)
-        )
+    @property
+    def _limit(self) -> Load:
+        return Load(self._most_requests, self._settings.max_waiting_tokens)
 
     def _reopen(self, tenant: str) -> None:
-        """One of that tenant's left: all may try again once there is a little room, it alone when it is below its share."""
-        limits = self._settings
-        most = self._most_requests
-        least_tokens = limits.max_waiting_tokens // _MARGIN_PARTS
-        room = (most - most // _MARGIN_PARTS, limits.max_waiting_tokens - least_tokens)
-        is_full = not self._all.fits(1, most, limits.max_waiting_tokens)
-        if not self.num_requests or self._all.fits(1, *room):
+        """One of that tenant's left: once there is a little room all may try again, or it alone where it is below its share."""
+        limit = self._limit
+        limit.add(-(limit.num_requests // _MARGIN_PARTS), -(limit.size // _MARGIN_PARTS))
+        if self._load.total.fits(1, limit):
             self._closed.clear()
-        elif is_full and tenant in self._closed and self._has_room(tenant, least_tokens or 1):
+        elif tenant in self._closed and self._load.has_room(tenant, 1, limit):
             del self._closed[tenant]
         else:
             return
@@ -199,7 +163,3 @@ class WaitingRoom:
     def _tell(self) -> None:
         for listener in self._listeners:
             listener()
-
-
-def _reserve(limit: int) -> int:
-    return max(1, limit // RESERVE_PARTS)

@@ -7,12 +7,17 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2
 
+from gateway_svc.engine.admission import Admission
+from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.engine.outbox import Outbox
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc
-from svc_common.errors import QuireError
+from svc_common import columns, rpc
+from svc_common.clock import monotonic_ns
+from svc_common.errors import QuireError, ResourceExhausted
+from svc_common.tenant_load import Load
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.gateway.test_scheduler_link import wait_for_health
 
@@ -122,6 +127,51 @@ async def test_prompts_that_wait_for_a_scheduler_are_bounded_in_tokens() -> None
         [refused], [waiting] = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         assert (refused.result().status, refused.result().reason) == ("UNAVAILABLE", "SCHEDULER_AWAY")
         waiting.cancel()
+
+
+def test_a_flood_leaves_room_for_others() -> None:
+    """A gateway full of one tenant's requests, in number or in bytes, still takes another's up to that one's share."""
+    for limits in ({"max_live_requests": 4}, {"max_live_bytes": 400}):
+        admission = Admission(GatewaySettings(**limits))
+        taken = {
+            tenant: sum(_takes(admission, tenant, 100) for _ in range(10)) for tenant in ("flood", "quiet", "third")
+        }
+        assert taken == {"flood": 4, "quiet": 2, "third": 1}
+        admission.give_back("flood", 100)
+        assert (admission.num_live, admission.num_bytes) == (6, 600)
+        assert not _takes(admission, "flood", 100)
+        admission.hear(engine_pb2.QueueState(closed_for=["flood"], retry_after_ns=MINUTE_NS))
+        admission.give_back("third", 100)
+        assert _takes(admission, "third", 100), "what the scheduler says of one tenant is of no other"
+
+
+def _takes(admission: Admission, tenant: str, num_bytes: int) -> bool:
+    try:
+        admission.take(tenant, num_bytes, is_known=False)
+    except ResourceExhausted as error:
+        assert error.retry_after_s
+        return False
+    return True
+
+
+def test_a_flood_waits_for_a_scheduler_beside_others() -> None:
+    """Requests that wait to be submitted: each tenant has its share of the room; one that is submitted again counts once."""
+    outbox, limit = Outbox(), Load(4, 1_000)
+    flood = [_waiting("flood", handle) for handle in range(10)]
+    for request in flood:
+        if outbox.has_room("flood", 2, limit):
+            outbox.submit(request)
+    assert not outbox.has_room("flood", 2, limit) and outbox.has_room("quiet", 2, limit)
+    outbox.submit(flood[0])
+    outbox.withdraw(flood[1])
+    assert outbox.has_room("flood", 2, limit)
+    assert [submit.handle for submit in outbox.take().submits] == [0, 2, 3]
+    assert outbox.has_room("flood", 998, limit)
+
+
+def _waiting(tenant: str, handle: int) -> EngineRequest:
+    submit = engine_pb2.Submit(handle=handle, tenant=tenant, request_id=str(handle), token_ids=columns.pack([1, 2]))
+    return EngineRequest(submit, monotonic_ns() + MINUTE_NS)
 
 
 def test_defaults_hold_ten_thousand_streams() -> None:

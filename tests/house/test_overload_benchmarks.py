@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import streams
+from benchmarks import streams, tenants
 from benchmarks.open_load import Flow, Sent, figures, percentiles
 from benchmarks.overload import _run
 from benchmarks.service import Stack
@@ -42,3 +42,12 @@ def test_a_few_streams() -> None:
     [client] = found["clients"]
     assert client["ends"] == {"ended": 36, "slow: ended": 4} and client["gaps_s"]["p99"] > 0
     assert found["rss_open_mib"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_quiet_tenant_beside_a_flood_is_never_refused() -> None:
+    """Three processes, a tenth of capacity beside three times capacity: all of the first is served, the second refused in part."""
+    found = tenants.overload(45.0, 32, 2.0, 1)["ends"]
+    assert set(found["quiet"]) == {"ended"} and found["quiet"]["ended"] > 20
+    assert found["flood"]["RESOURCE_EXHAUSTED QUEUE_FULL"] > found["flood"]["ended"] / 2

@@ -57,24 +57,37 @@ def test_it_is_bounded_by_requests_and_by_tokens() -> None:
 
 
 def test_a_flood_leaves_room_for_others() -> None:
-    """Who has less than its share of a full queue gets in, up to a quarter beyond the limit and no further."""
+    """A tenant that has less than its share of a full queue gets in, up to that share; each has one request at least."""
     room = _room(max_waiting_requests=40, max_waiting_tokens=10_000)
     assert sum(_enter(room, "flood") for _ in range(100)) == 40
-    assert sum(_enter(room, "a") for _ in range(100)) == 10, "the reserve"
-    assert room.num_requests == 50 and not _enter(room, "b")
-    room = _room(max_waiting_requests=10, max_waiting_tokens=10_000)
-    for tenant in ("flood", "a", "b", "c"):
-        while _enter(room, tenant):
-            pass
-    assert room.num_requests == 12 and _enter(_room(max_waiting_requests=10), "d")
+    assert sum(_enter(room, "a") for _ in range(100)) == 20, "half of it is its share"
+    assert sum(_enter(room, "b") for _ in range(100)) == 13, "a third"
+    room = _room(max_waiting_requests=1, max_waiting_tokens=10_000)
+    assert [_enter(room, tenant) for tenant in ("flood", "flood", "a", "a", "b")] == [True, False, True, False, True]
 
 
 def test_the_same_by_tokens() -> None:
-    """Many small prompts do not get past a share that few large ones would fill."""
+    """Many small prompts do not get past a share that few large ones would fill; the first of a tenant is taken at any size."""
     room = _room(max_waiting_requests=1_000, max_waiting_tokens=1_000)
     assert sum(_enter(room, "flood", 100) for _ in range(20)) == 10
-    assert sum(_enter(room, "a", 50) for _ in range(20)) == 5
-    assert room.num_tokens == 1_250
+    assert sum(_enter(room, "a", 50) for _ in range(20)) == 10
+    assert room.num_tokens == 1_500
+    assert _enter(room, "b", 5_000) and not _enter(room, "b", 1)
+
+
+def test_a_tenant_that_was_refused_may_try_again_below_its_share() -> None:
+    """While the queue stays full of another's requests: told when one of its own no longer waits."""
+    room, told = _room(max_waiting_requests=8), []
+    for _ in range(8):
+        _enter(room, "flood")
+    for _ in range(5):
+        _enter(room, "a")
+    assert room.closed_for == ["a"] and room.num_requests == 12
+    room.listen(lambda: told.append(room.closed_for))
+    room.leave("flood", 1)
+    assert told == [], "still four of its own, which is its share"
+    room.leave("a", 1)
+    assert told == [[]] and _enter(room, "a")
 
 
 def test_it_says_for_whom_it_is_closed() -> None:
