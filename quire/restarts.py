@@ -14,7 +14,7 @@ class RestartRules:
     max_deaths: int = 8
     steady_s: float = 60.0
     first_pause_s: float = 0.1
-    longest_pause_s: float = 5.0
+    longest_pause_s: float = 1.0
 
     def pause_s(self, num_deaths: int) -> float:
         """Between the death that is number `num_deaths` in a row and the next start."""

@@ -79,7 +79,8 @@ class StackOptions:
                 for name, number in workers.items()
             },
             "scheduler": [
-                *("scheduler", *addresses, *host),
+                # The workers are this stack's own, and its next scheduler starts when the one before has ended.
+                *("scheduler", *addresses, *host, "--force-ownership"),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
                 *("--metrics-port", port["scheduler --metrics-port"]),
                 *self._peer_args(SCHEDULER),

@@ -61,7 +61,7 @@ class SchedulerSettings(BaseModel):
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds that a worker has to answer the first calls of a connection."""
-    reconnect_backoff_s: float = Field(default=2.0, gt=0)
+    reconnect_backoff_s: float = Field(default=0.5, gt=0)
     """Longest pause in seconds between two attempts to reach a worker."""
     step_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds after which a worker that has not answered a step is lost; more where its steps are known to be long."""

@@ -30,20 +30,19 @@ class Peers:
     def __init__(self, settings: PeerSettings) -> None:
         self._settings = settings
 
-    def channel(self, address: str, role: str, *, keepalive_s: float = rpc.KEEPALIVE_S) -> grpc.aio.Channel:
+    def channel(self, address: str, role: str) -> grpc.aio.Channel:
         """To the peer of that role at `address`. ConfigError where plain text would leave this machine, and for bad certificates.
 
         With certificates: the peer's must have a name of its role, whatever its address; renewed ones are used from the next call.
         """
         self.check(address, role)
         if not self._settings.encrypted:
-            return rpc.channel(address, keepalive_s=keepalive_s)
+            return rpc.channel(address)
         expected = self._settings.name_at(role, tls.host_of(address))
         return FreshChannel(
             tls.WatchedFiles(self._settings.files),
             lambda contents: rpc.channel(
                 address,
-                keepalive_s=keepalive_s,
                 credentials=tls.channel_credentials(contents),
                 options=tls.expects(expected),
             ),

@@ -30,9 +30,8 @@ PUBLIC_METADATA_BYTES = 16 * 2**10
 PUBLIC_STREAMS_PER_CONNECTION = 1_000
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
-KEEPALIVE_S = 2.0
-WORKER_KEEPALIVE_S = 1.0
-"""A worker that is stopped or cut off is noticed within twice this time: keys and values, and so all its work, depend on it."""
+KEEPALIVE_S = 1.0
+"""A service that is stopped or cut off is noticed within twice this time."""
 
 # An answer is final: a client whose service config retries UNAVAILABLE is to retry broken connections, not our refusals, which
 # may have waited long and say themselves when to come again (RetryInfo).
@@ -44,16 +43,17 @@ _UNREAD_STATUS_S = 1.0
 _CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A peer that comes back is found at once; "min" is how long one attempt may take, also to a peer that is stopped.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", INTERNAL_MESSAGE_BYTES),
     ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
 ]
 
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", int(500 * WORKER_KEEPALIVE_S)),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(500 * KEEPALIVE_S)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 20_000),
@@ -81,16 +81,15 @@ _INTERNAL_OPTIONS: list[tuple[str, Any]] = [
 def channel(
     address: str,
     *,
-    keepalive_s: float = KEEPALIVE_S,
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
     """A channel between our own services; without `credentials` plain text: loopback or a private network only (see peers).
 
-    A peer that answers nothing, hung or cut off, ends all calls with UNAVAILABLE within twice `keepalive_s`. Pings are answered
+    A peer that answers nothing, hung or cut off, ends all calls with UNAVAILABLE within twice `KEEPALIVE_S`. Pings are answered
     by the peer's transport, whatever its Python code does.
     """
-    all_options = [*_CLIENT_OPTIONS, *_keepalive(keepalive_s), *options]
+    all_options = [*_CLIENT_OPTIONS, *_keepalive(KEEPALIVE_S), *options]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
     return grpc.aio.secure_channel(address, credentials, options=all_options)

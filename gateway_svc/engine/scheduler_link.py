@@ -31,7 +31,7 @@ from svc_common.tenant_load import Load
 log = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 0.25
 WELCOME_TIMEOUT_S = 10.0
 GOODBYE_TIMEOUT_S = 1.0
 BUNDLE_TIMEOUT_S = 60.0

@@ -132,7 +132,7 @@ class WorkerLink:
 
     def _connect(self) -> worker_pb2_grpc.WorkerServiceStub:
         if self._stub is None:
-            self._channel = self._peers.channel(self.address, WORKER, keepalive_s=rpc.WORKER_KEEPALIVE_S)
+            self._channel = self._peers.channel(self.address, WORKER)
             self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 

@@ -14,7 +14,6 @@ from tests.e2e.supervised import Case, Readings, Supervised
 _ENDS = {"temperature": 0.8, "seed": 9, "max_tokens": 90}
 OPTIONS: dict[str, object] = {
     "worker_args": ("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "200"),
-    "scheduler_args": ("--force-ownership",),
 }
 """Of a stack for this."""
 

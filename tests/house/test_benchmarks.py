@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import simulated_stack, startup
+from benchmarks import pauses, simulated_stack, startup
 from benchmarks.simulated_stack import Arrivals
 from quire.stack import LocalStack
 from tests.house.test_load import figures, invoke
@@ -90,3 +90,13 @@ def test_startup_runs_for_real() -> None:
     for name in ("gateway", "scheduler", "worker"):
         assert 0 < figures[f"{name}_listening_s"] <= figures["ready_s"] < figures["first_token_s"] < 120
         assert 10 < figures[f"{name}_rss_mb"] < 8000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_pauses_are_measured() -> None:
+    """Each harm once, on real processes with a simulated worker: streams go on after all of them, and each has its figures."""
+    seconds = pauses.measure(1, 1, 0.5, simulated=True)["seconds"]
+    assert set(seconds) >= set(pauses.GOALS_S)
+    for name, found in seconds.items():
+        assert found["count"] == (1 if name.endswith("noticed") else pauses.NUM_STREAMS) and found["p50"] > 0

@@ -1,5 +1,6 @@
 """Starting dead services again: how long it pauses and when it gives up (issue 5, item 11)."""
 
+import inspect
 import os
 import signal
 import socket
@@ -9,11 +10,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from gateway_svc.engine import scheduler_link
+from quire.cli.up import CHECK_S
 from quire.processes import ServiceProcess
 from quire.restarts import RestartRules, Restarts
 from quire.stack import LocalStack
+from quire.stack_options import StackOptions
 from scheduler_svc.settings import SchedulerSettings
+from svc_common import rpc
 from svc_common.errors import ConfigError, Unavailable
+from svc_common.peers import Peers
 from tests.quire.up_process import wait_gone
 
 QUICK = RestartRules(max_deaths=3, first_pause_s=0.05)
@@ -43,6 +49,23 @@ def test_a_steady_life_clears_the_account_and_each_service_has_its_own() -> None
     assert restarts.died("worker", 61.9) == 0.2
     restarts.started("worker", 63.0)
     assert restarts.died("worker", 123.0) == 0.1
+
+
+def test_what_a_restarted_scheduler_is_waited_for_is_little() -> None:
+    """However often it died: seen, paused for, found again by its gateway, and its worker taken without waiting for a lease.
+
+    Three seconds are promised for all of it; what is left is for the start of the process.
+    """
+    rules = RestartRules()
+    assert CHECK_S + rules.longest_pause_s + scheduler_link.MAX_BACKOFF_S <= 1.5
+    options = StackOptions(simulated=True)
+    assert "--force-ownership" in options.commands(dict.fromkeys(options.wanted_ports, 1))["scheduler"]
+
+
+def test_a_stopped_service_is_noticed_within_two_and_a_half_seconds() -> None:
+    """A channel between services pings after so long without a byte, and waits so long for the answer: of every channel."""
+    assert 2 * rpc.KEEPALIVE_S <= 2.0
+    assert "keepalive_s" not in inspect.signature(Peers.channel).parameters
 
 
 def test_a_poison_request_is_found_out_before_its_workers_are_given_up() -> None:
