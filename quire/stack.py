@@ -148,7 +148,8 @@ class LocalStack:
             self._check_adapters()
             self._stop_watching()
         except BaseException:
-            self.stop()
+            # Nothing is served yet, so all may stop at once, and a worker that is loading has the whole grace.
+            self._stop(at_once=True)
             raise
 
     def _watch_workers(self) -> None:
@@ -213,11 +214,17 @@ class LocalStack:
 
     def stop(self) -> None:
         """Stops gateway, scheduler, workers in this order; kills what does not stop within its grace. Idempotent."""
+        self._stop(at_once=False)
+
+    def _stop(self, *, at_once: bool) -> None:
         self._stop_watching()
         running = [self._services[name] for name in self._stop_order if name in self._services]
         deadline = time.monotonic() + STOP_GRACE_S
-        for service in running:
+        for service in running if at_once else ():
             service.terminate()
+        for service in running:
+            if not at_once:
+                service.terminate()
             service.wait(max(0.1, deadline - time.monotonic()))
         self._services.clear()
         self._silent.clear()

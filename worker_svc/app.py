@@ -46,12 +46,14 @@ _STEP_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who is told what: the memory budget as a table once it is known, the progress of loading (stage, 0..1), and before it listens
-    where its metrics are (HOST:PORT)."""
+    """Who is told what: the memory budget as a table once it is known, the progress of loading (stage, 0..1), before it listens
+    where its metrics are (HOST:PORT), and last of all that the engine's thread is left behind busy, so that the interpreter cannot
+    end in order."""
 
     on_budget: Callable[[str], None] = lambda readable: print(readable, file=sys.stderr, flush=True)  # noqa: T201
     on_progress: Callable[[str, float], None] = lambda stage, fraction: log.debug("%s %.0f %%", stage, 100 * fraction)
     on_metrics: Callable[[str], None] = lambda address: log.debug("metrics at %s", address)
+    on_left_behind: Callable[[], None] = lambda: None
 
 
 async def serve(
@@ -171,13 +173,16 @@ class _Worker:
     async def stop(self) -> None:
         self.metrics.close()
         await self.health.enter_graceful_shutdown()
-        if not self.lifecycle.stop_loading():
+        is_loading = self.lifecycle.stop_loading()
+        if not is_loading:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.pipeline.drain(), _STEP_GRACE_S)
-        await self.server.stop(_STREAM_GRACE_S)
-        if not await self.thread.stop(_STREAM_GRACE_S):
-            log.warning("the engine is still busy; leaving it behind")
+        await self.server.stop(0 if is_loading else _STREAM_GRACE_S)
+        is_idle = await self.thread.stop(0 if is_loading else _STREAM_GRACE_S)
         self.tracing.shutdown()
+        if not is_idle:
+            log.log(logging.INFO if is_loading else logging.WARNING, "the engine is still busy; leaving it behind")
+            self._watchers.on_left_behind()
 
 
 async def _until(stop: asyncio.Event, lifecycle: Lifecycle) -> None:

@@ -1,6 +1,7 @@
 """Running a worker in this process, with a model or without."""
 
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,8 @@ def run(
 ) -> None:
     """`serve` (of worker_svc.app) with these settings, until it is told to stop."""
     places: dict[str, str] = {}
-    watchers = Watchers(on_metrics=lambda address: places.update(metrics=address))
+    is_busy = threading.Event()
+    watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
     if log_form is LogFormat.JSON:
         watchers = replace(watchers, on_budget=logging.getLogger(MEMORY_LOGGER).info)
 
@@ -29,3 +31,5 @@ def run(
 
     served = serve(settings, on_ready=ready, watchers=watchers)
     service.run(served, stop_with_stdin=stop_with_stdin, name="worker", log_form=log_form)
+    if is_busy.is_set():
+        service.leave()

@@ -5,16 +5,21 @@ which it writes a line just before. Who arms is in `kill_plan`; moments of a rea
 """
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from worker_svc.engine import DeviceLost
+from worker_svc.engine import DeviceLost, Progress
 from worker_svc.simulated.engine import SimulatedEngine
 
 FOLDER_VARIABLE = "QUIRE_TEST_KILLS"
 LOSS = "loss"
 """No kill: in place of the model's run, the device is lost."""
+LOADING = "loading"
+"""No kill: the load does not come to its end, in threads of a library's own, which a process waits for before it ends."""
 POISON = "poison"
 POISON_TOKEN = 97
 """First token of a prompt that kills its workers, in every step, while POISON is armed."""
@@ -41,6 +46,13 @@ class Signs:
         if moment != POISON:
             (self._folder / "armed").unlink()
 
+    def hang_load(self) -> None:
+        """Never returns, where that is armed."""
+        if self.armed == LOADING:
+            self.note(LOADING, "no kill")
+            with ThreadPoolExecutor(2) as pool:
+                pool.submit(threading.Event().wait).result()
+
     def lose_device(self) -> None:
         """DeviceLost, where that is armed."""
         if self.armed == LOSS:
@@ -54,7 +66,8 @@ def signs() -> Signs:
 
 
 def watch_simulated() -> None:
-    """Puts the hook in, for the life of this process."""
+    """Puts the hooks in, for the life of this process."""
+    load: Callable[..., common_pb2.ModelLimits] = SimulatedEngine.load
     execute: Callable[..., worker_pb2.WorkerOutputs] = SimulatedEngine.execute
     found = signs()
 
@@ -62,4 +75,9 @@ def watch_simulated() -> None:
         found.lose_device()
         return execute(engine, outputs)
 
+    def watched_load(engine: SimulatedEngine, progress: Progress) -> common_pb2.ModelLimits:
+        found.hang_load()
+        return load(engine, progress)
+
     SimulatedEngine.execute = watched  # type: ignore[method-assign]
+    SimulatedEngine.load = watched_load  # type: ignore[method-assign]

@@ -72,6 +72,15 @@ def test_the_parser_of_command_lines_refuses_wrong_ones() -> None:
             parse_quire(wrong)
 
 
+@pytest.mark.parametrize("service", [name for name, kind in SERVICES.items() if kind != "gateway"])
+def test_a_model_has_as_long_to_load_as_one_says(service: str) -> None:
+    """A scheduler is healthy when its worker has loaded, so one variable is for both; the gateway waits for the scheduler."""
+    settings = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    assert settings[service]["healthcheck"]["start_period"] == "${QUIRE_LOADING:-120s}"
+    waits = settings["gateway"]["depends_on"]
+    assert all(waits[name]["condition"] == "service_healthy" for name, kind in SERVICES.items() if kind == "scheduler")
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_command_lines_are_those_of_the_real_cli(compose: dict[str, Any], service: str) -> None:
     """Entry point plus command, of the image and of both compose files, parse with the real options."""

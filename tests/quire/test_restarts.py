@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,8 @@ from scheduler_svc.settings import SchedulerSettings
 from svc_common import rpc
 from svc_common.errors import ConfigError, Unavailable
 from svc_common.peers import Peers
+from tests.e2e.kill_plan import Killer
+from tests.e2e.kill_signs import LOADING
 from tests.quire.up_process import wait_gone
 
 QUICK = RestartRules(max_deaths=3, first_pause_s=0.05)
@@ -124,6 +127,29 @@ def test_a_wrong_setting_is_given_up_at_once() -> None:
         revive_until(running, pid)
         with pytest.raises(ConfigError, match=f"port {port} on {host} is in use"):
             revive_until(running, running.pids["worker"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_loading_ends_when_it_is_asked_to(number: int, tmp_path: Path) -> None:
+    """Its load goes on in threads that nothing can interrupt: the process leaves them, ends well, and is not killed."""
+    killer, said = Killer(tmp_path), []
+    killer.arm(LOADING)
+    service = ServiceProcess(
+        "worker",
+        ["simulated-worker", "--port", "0", "--metrics-port", "0"],
+        environ=killer.environ,
+        on_line=lambda name, line: said.append(line),
+    )
+    try:
+        while not killer.hits:
+            service.check()
+            time.sleep(0.01)
+        os.kill(service.pid, number)
+        assert service.wait(30) == 0, said
+    finally:
+        service.kill()
+        service.wait(1)
+    assert not any("killed" in line or "terminate called" in line for line in said)
 
 
 def test_a_service_held_by_sigstop_hears_that_it_should_stop() -> None:

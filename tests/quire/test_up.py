@@ -2,11 +2,15 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from quire.client import Client
 from quire.sampling_params import SamplingParams
+from tests.e2e.kill_plan import Killer
+from tests.e2e.kill_signs import LOADING
 from tests.quire.up_process import SERVICE_LINE, UpProcess, is_running, wait_gone
 
 SIMULATED = ("--simulated",)
@@ -58,3 +62,18 @@ def test_services_that_die_are_started_again() -> None:
         assert len(output.outputs[0].token_ids) == 4
         assert up.stop() == 0
         assert wait_gone([*killed.values(), *up.pids.values()], timeout_s=0.5) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> None:
+    """A signal before it is ready ends all services, and none has to be killed."""
+    killer = Killer(tmp_path)
+    killer.arm(LOADING)
+    with UpProcess(*SIMULATED, environ=killer.environ) as up:
+        up.read_lines(3)
+        while not killer.hits:
+            assert up.process.poll() is None, up.errors
+            time.sleep(0.01)
+        assert up.stop(number) == 0
+        assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
+    assert not any("killed" in line or "Traceback" in line for line in up.errors), up.errors

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -54,10 +54,11 @@ def wait_gone(pids: Sequence[int], timeout_s: float = 15.0) -> list[int]:
 class UpProcess:
     """One `quire up`; context manager that never leaves anything behind."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "quire", "up", *FREE_PORTS, *arguments],
             cwd=ROOT,
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
