@@ -76,8 +76,8 @@ class SchedulerSettings(BaseModel):
     """Decisions that `quire why` looks back on; a request makes about five."""
     record_segment_steps: int = Field(default=1_000, ge=0)
     """Steps in one segment of what is kept for `quire record`; whole segments are dropped for new ones; 0 = record nothing."""
-    record_ring_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Bytes of all segments; 0 = record nothing."""
+    record_ring_bytes: int = Field(default=16 * 2**20, ge=0)
+    """Bytes of all complete segments, packed; 0 = record nothing."""
     record_tokens: bool = False
     """Record tokens as they are; else under other names."""
     integrity_check_every: int = Field(default=1_000, ge=0)

@@ -64,8 +64,8 @@ Overlap = Annotated[
 RecordMemory = Annotated[
     str | None,
     typer.Option(
-        help="Memory for the last steps, which `quire record` writes into a file: 64MiB, or bytes; 0 = record nothing. "
-        "Default: 64MiB.",
+        help="Memory for the last steps, which `quire record` writes into a file: 16MiB, or bytes; 0 = record nothing. "
+        "Default: 16MiB.",
         show_default=False,
         rich_help_panel=_RECORDING,
     ),

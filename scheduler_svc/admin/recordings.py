@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.recording.tape import PackedSegment, Tape, TapeReader
+from scheduler_svc.recording.tape import SentSegment, Tape, TapeReader
 from svc_common.errors import FailedPrecondition
 
 _PART_BYTES = 2**20
@@ -27,13 +27,13 @@ async def dump(tape: Tape, request: admin_pb2.DumpRecordingRequest) -> AsyncIter
         await reader.wait()
 
 
-async def _in_thread(packing: Iterator[PackedSegment]) -> AsyncIterator[PackedSegment]:
+async def _in_thread(packing: Iterator[SentSegment]) -> AsyncIterator[SentSegment]:
     """Packing takes long; steps go on meanwhile."""
     while (packed := await asyncio.to_thread(next, packing, None)) is not None:
         yield packed
 
 
-def _parts(packed: PackedSegment) -> Iterator[admin_pb2.DumpRecordingResponse]:
+def _parts(packed: SentSegment) -> Iterator[admin_pb2.DumpRecordingResponse]:
     frame = packed.frame
     for start in range(0, len(frame), _PART_BYTES):
         part = admin_pb2.DumpRecordingResponse(

@@ -62,6 +62,11 @@ def segment_frame(segment: Segment, rename: Rename | None) -> bytes:
     return _frame(SEGMENT, encode(segment, rename))
 
 
+def contents(frame: bytes) -> bytes:
+    """The plain contents of a frame that was made in this process."""
+    return zlib.decompress(frame[_FRAME.size :])
+
+
 def _frame(kind: int, plain: bytes) -> bytes:
     packed = zlib.compress(plain, _LEVEL)
     return _FRAME.pack(kind, len(packed), len(plain), _digest(kind, len(packed), len(plain), packed)) + packed

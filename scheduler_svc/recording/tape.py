@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,12 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import codec, file_format
 from scheduler_svc.recording.alias import Alias
 from scheduler_svc.recording.recorder import AnyCore, RecordingCore
-from scheduler_svc.recording.ring import Ring, Segment
+from scheduler_svc.recording.ring import Held, PackedSegment, Ring, Segment
 from svc_common.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class PackedSegment:
+class SentSegment:
     """A segment as a frame of a file, and where it stands: `num_left` more are held behind it."""
 
     number: int
@@ -33,7 +34,8 @@ class Tape:
         self.is_on = segment_steps > 0 and max_bytes > 0
         self.rename = None if verbatim or not self.is_on else alias or Alias.drawn()
         self._grown = asyncio.Event()
-        self._ring = Ring(segment_steps, max_bytes, self._wake)
+        self._packer = ThreadPoolExecutor(1, thread_name_prefix="recording")
+        self._ring = Ring(segment_steps, max_bytes, self._wake, self._pack_aside)
 
     def record(self, core: Scheduler, clock: Callable[[], float], about: dict[str, Any] | None = None) -> AnyCore:
         """The core, from now on with everything written down; it must hash prefixes by `rename`."""
@@ -61,21 +63,30 @@ class Tape:
         """The first bytes of a file of these segments."""
         return file_format.beginning({"quire": VERSION, "verbatim": self.rename is None})
 
-    def segments(self, since: int = 0) -> list[Segment]:
+    def segments(self, since: int = 0) -> list[Held]:
         """Those held from number `since` on, as they are at this moment; to be packed."""
         return list(self._ring.segments(since))
 
-    def pack(self, segments: list[Segment]) -> Iterator[PackedSegment]:
-        """They as frames; takes a while for each, and nothing of the core, so that it may be done beside it."""
+    def pack(self, segments: list[Held]) -> Iterator[SentSegment]:
+        """They as frames; takes a while for one that is not packed, and nothing of the core, so that it may be done beside it."""
         for i, segment in enumerate(segments):
-            frame = file_format.segment_frame(segment, self.rename)
-            yield PackedSegment(segment.number, segment.num_steps, len(segments) - 1 - i, frame)
+            packed = self._packed(segment)
+            yield SentSegment(packed.number, packed.num_steps, len(segments) - 1 - i, packed.frame)
+
+    def _pack_aside(self, segment: Segment) -> Future[PackedSegment]:
+        return self._packer.submit(self._packed, segment)
+
+    def _packed(self, segment: Held) -> PackedSegment:
+        if isinstance(segment, PackedSegment):
+            return segment
+        frame = file_format.segment_frame(segment, self.rename)
+        return PackedSegment(segment.number, segment.first_step, segment.num_steps, frame)
 
     def replayable(self, since_step: int = 0) -> list[Segment]:
         """Held segments from the one with step `since_step` on, under the names that a replay needs."""
         held = self.segments()
         start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
-        return [codec.decode(codec.encode(segment, self.rename)) for segment in held[start:]]
+        return [codec.decode(file_format.contents(self._packed(segment).frame)) for segment in held[start:]]
 
 
 class TapeReader:
@@ -93,7 +104,7 @@ class TapeReader:
         """Until another segment is complete."""
         await self._tape.wait(self._next + 1)
 
-    def new(self) -> Iterator[PackedSegment]:
+    def new(self) -> Iterator[SentSegment]:
         """Segments that were not read yet, oldest first, as of the call."""
         segments = self._tape.segments(self._next)
         if self._leaves_open and segments and segments[-1].number == self._tape.num_segments - 1:

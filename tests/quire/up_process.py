@@ -18,7 +18,7 @@ SERVICE_LINE = re.compile(
 READY_LINE = re.compile(
     r"^ready grpc=(127\.0\.0\.1:\d+) http=(http://127\.0\.0\.1:\d+) admin=(127\.0\.0\.1:\d+) lab=(http://127\.0\.0\.1:\d+)$"
 )
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 def run_quire(*arguments: str, timeout_s: float = TIMEOUT_S, **options: object) -> subprocess.CompletedProcess[str]:

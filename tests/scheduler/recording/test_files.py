@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from scheduler_svc.recording import codec, file_format, snapshot
 from scheduler_svc.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
 from scheduler_svc.recording.replay import replay
-from scheduler_svc.recording.ring import Ring
+from scheduler_svc.recording.ring import PackedSegment, Ring, Segment
 from scheduler_svc.recording.snapshot import Snapshot, SnapshotError
 from svc_common.version import VERSION
 from tests.scheduler.recording.recorded_lives import recorded
@@ -197,6 +198,36 @@ def test_a_segment_ends_by_bytes_too() -> None:
         assert most <= ring.num_bytes < most + max(event.num_bytes for event in events)
         ring.begin(2, {}, taken, goes_on=True)
         assert [segment.number for segment in ring.segments()] == numbers
+
+
+def test_complete_segments_are_held_packed() -> None:
+    """All but the newest, in less than half of what their objects take, and nothing is lost of them; the oldest go."""
+    sources = list(LIFE.ring.segments())
+    objects_bytes = sum(segment.num_bytes for segment in sources)
+    ring = Ring(1_000, 2**20, pack=_pack_at_once)
+    for segment in sources:
+        ring.begin(segment.first_step, segment.about, segment.snapshot, goes_on=segment.goes_on)
+        for event in segment.events:
+            ring.add(event, num_steps=len(getattr(event, "decisions", ())))
+    *packed, newest = ring.segments()
+    assert isinstance(newest, Segment) and all(isinstance(segment, PackedSegment) for segment in packed)
+    assert ring.num_bytes < objects_bytes / 2
+    for segment, source in zip(packed, sources, strict=False):
+        found = codec.decode(file_format.contents(segment.frame))
+        assert (found.first_step, found.num_steps) == (source.first_step, segment.num_steps)
+        assert len(found.events) == len(source.events)
+    small = Ring(1_000, packed[0].num_bytes, pack=_pack_at_once)
+    for segment in sources:
+        small.begin(segment.first_step, segment.about, segment.snapshot, goes_on=True)
+        small.add(segment.events[0])
+    assert [segment.number for segment in small.segments()] == [1, 2], "the first is beyond the bound"
+
+
+def _pack_at_once(segment: Segment) -> "Future[PackedSegment]":
+    done: Future[PackedSegment] = Future()
+    frame = file_format.segment_frame(segment, LIFE.alias)
+    done.set_result(PackedSegment(segment.number, segment.first_step, segment.num_steps, frame))
+    return done
 
 
 def test_segments_of_a_decoded_recording_are_encoded_alike() -> None:
