@@ -43,7 +43,7 @@ One core of the preset `quire` in virtual time, without services: requests of 12
 --running, each followed by another when it is over. Runs: nothing is kept; each buffer alone; all of them. What a buffer takes is
 the resident memory of its run above that of the run without any. Bounds are the scheduler's defaults.
 
-Goal: all together at most 100 MiB, half of what it was.
+Goal: all together at most 65 MiB.
 """
 
 
