@@ -31,6 +31,7 @@ from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.publishing import publish
+from scheduler_svc.requests.sequence_errors import sequence_error
 from scheduler_svc.requests.submission import parse, to_core
 from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
@@ -251,7 +252,7 @@ class InProcessEngine:
             if end.error is not None:
                 self._core.abort([end.request_id])
                 del self._live[end.request_id]
-                live.fail(Internal(end.error, reason="STEP_FAILED"))
+                live.fail(sequence_error(end.error, live.submission))
                 touched[end.request_id] = live.output
             elif live.made.ranked:
                 if end.request_done:

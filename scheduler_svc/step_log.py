@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.workers.result import NOT_FINITE, Sampled, WorkerResult
+from scheduler_svc.workers.result import Sampled, WorkerResult
+from scheduler_svc.workers.row_failures import NOT_FINITE
 from svc_common import columns
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 from svc_common.reasons import known_reason

@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from svc_common.redaction import redacted
@@ -65,6 +67,22 @@ class GrammarCompiler:
         self._check(matcher, grammar)
         return matcher
 
+    def check(self, grammar: common_pb2.Grammar) -> None:
+        """GrammarError where `grammar` does not compile, or the mask behind one token that it allows is beyond the limits."""
+        matcher = self.compile(grammar)
+        ends = self._tokenizer.eos_tokens
+        first = next(
+            (token_id for token_id in np.flatnonzero(_allowed(matcher)).tolist() if token_id not in ends), None
+        )
+        if first is not None and matcher.try_consume_tokens([first]):
+            matcher.compute_bitmask()
+        if "NoExtension" not in matcher.get_error():
+            self._check(matcher, grammar)
+
+    def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
+        """bool [num_tokens]: which tokens an output may begin with. GrammarError as `compile`."""
+        return _allowed(self.compile(grammar))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, special tokens taken as text."""
         return self._tokenizer.tokenize_str(text)
@@ -73,6 +91,11 @@ class GrammarCompiler:
     def _check(matcher: LLMatcher, grammar: common_pb2.Grammar) -> None:
         if matcher.is_error():
             raise GrammarError(redacted(readable(grammar.kind, matcher.get_error()), grammar.text))
+
+
+def _allowed(matcher: LLMatcher) -> NDArray[np.bool_]:
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
 
 def _tokenizer(tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> LLTokenizer:
@@ -137,6 +160,7 @@ _WHAT = {
 }
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 _REGEX_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
+_TOO_COMPLEX = ("TooComplex", "fuel", "too large", "Too many items", "too many expressions", "items; max is")
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
 
@@ -150,7 +174,7 @@ def _reason(kind: common_pb2.GrammarKind, error: str) -> str:
         return f"the keywords {found[1]} are not supported; leave them out"
     if "recursion limit" in error:
         return "it is nested too deeply"
-    if "TooComplex" in error or "fuel" in error or "too large" in error:
+    if any(word in error for word in _TOO_COMPLEX):
         return f"it is too complex ({_line(error)}); use fewer alternatives or smaller bounds"
     place = _PLACE.match(error) if kind == LARK else None
     reason = found[1] if (found := _REGEX_ERROR.search(error)) else _line(_PLACE.sub("", error))

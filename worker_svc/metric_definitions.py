@@ -37,6 +37,19 @@ STEP_SECONDS = MetricSpec(
     query="sum by (part) (rate(quire_worker_step_seconds_sum[1m])) / on () group_left sum(rate(quire_worker_steps_total[1m]))",
     buckets=seconds_from(0.00001, 30),
 )
+MASK_SECONDS = MetricSpec(
+    name="quire_worker_mask_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    text="CPU time of a step's grammar masks.",
+    formula=(
+        "`mask_ns` of the result's `timings`, of steps that computed masks: CPU time of the threads that compute them, all rows "
+        "together. They run beside the model, so it is part of no other part of a step."
+    ),
+    serves="structured output: what grammars cost",
+    query="rate(quire_worker_mask_seconds_sum[1m])",
+    buckets=seconds_from(0.00001, 30),
+)
 ROWS = MetricSpec(
     name="quire_worker_rows",
     kind=Kind.GAUGE,
@@ -86,4 +99,4 @@ FAILED_STEPS = MetricSpec(
     query="sum by (reason) (increase(quire_worker_failed_steps_total[1h])) > 0",
 )
 
-METRICS = (READY, STEPS, STEP_SECONDS, ROWS, TOKENS, MOVED, NOT_FINITE_ROWS, FAILED_STEPS, DROPPED_SPANS)
+METRICS = (READY, STEPS, STEP_SECONDS, MASK_SECONDS, ROWS, TOKENS, MOVED, NOT_FINITE_ROWS, FAILED_STEPS, DROPPED_SPANS)

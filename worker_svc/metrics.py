@@ -27,6 +27,7 @@ class StepMeter:
         )
         self._steps = d.STEPS.counter(registry)
         self._parts = [(f"{part}_ns", seconds.labels(part)) for part in d.PARTS]
+        self._mask_seconds = d.MASK_SECONDS.histogram(registry)
         self._rows = d.ROWS.gauge(registry)
         self._computed, self._sampled = tokens.labels("computed"), tokens.labels("sampled")
         self._moves = [(f"blocks_to_{kind}", moved.labels(kind)) for kind in ("swap_in", "swap_out", "copy")]
@@ -49,6 +50,8 @@ class StepMeter:
         timings = result.timings
         for name, seconds in self._parts:
             seconds.observe(getattr(timings, name) / NS_PER_S)
+        if timings.mask_ns:
+            self._mask_seconds.observe(timings.mask_ns / NS_PER_S)
         self._computed.inc(result.num_computed_tokens)
         self._sampled.inc(len(result.token_ids) // _ROW_BYTES)
         for name, counter in self._moves:

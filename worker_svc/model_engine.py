@@ -22,6 +22,7 @@ from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
 from worker_svc.rows.table import Limits, RowTable
 from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.row_grammar import MaskBudget
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepRunner
 
@@ -59,7 +60,7 @@ class ModelEngine:
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
         self._adapters = Adapters(self._loaded.model.adapter_layers, limits, self._device.free_bytes)
         # Now, not with the cache: its thread reads the tokenizer beside the runs of `profile`, and the first request need not wait.
-        self._masks = GrammarMasks.of_bundle(self._loaded.bundle)
+        self._masks = GrammarMasks.of_bundle(self._loaded.bundle, MaskBudget(self._settings.mask_budget_ms))
         return self._loaded.limits
 
     def bundle(self) -> bytes:

@@ -85,6 +85,8 @@ class WorkerSettings(ShellSettings):
     """Compute threads on CPU; None = what the container has."""
     fuse: bool = True
     """Run the decoder as one program over packed weights where its build is known (CPU); False: module by module."""
+    mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
+    """Milliseconds of CPU time that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
     """Largest rank of an adapter's matrices."""
 

@@ -35,6 +35,8 @@ def landed(flight: Flight) -> Landed:
     if len(flight.bad_rows):
         fit = fit & ~np.isin(plan.place_rows, flight.bad_rows)
     settled = settle(plan, drawn.token_ids, fit, drawn.opens)
+    if drawn.mask_work.flags:
+        settled = settled.explained(plan, drawn.mask_work.flags)
     if flight.dropped.any():
         settled = settled.without(plan, ~flight.kept(plan.rows))
     failed = [row for row, vector in flight.vectors if not np.isfinite(vector).all()]
@@ -59,6 +61,10 @@ def report(flight: Flight, landed: Landed, results: StepResults) -> None:
             tops=drawn.tops.taken(settled.kept),
         )
     )
+    if drawn.mask_work.cpu_ns:
+        work = drawn.mask_work
+        rows = np.array(sorted(work.cpu_ns), np.int32)
+        results.add_masks(rows, flight.lives_of(rows), work)
     if len(drawn.beams):
         beams = (settled.flags[drawn.beams] == 0) & flight.kept(plan.rows[drawn.beams])
         rows = plan.rows[drawn.beams[beams]]

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
 from svc_common import columns
+from worker_svc.sampling.mask_times import MaskTimes
+from worker_svc.sampling.token_masks import MaskWork
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -68,6 +70,7 @@ class StepResults:
     _candidates: list[Candidates] = field(default_factory=list)
     _prompts: list[worker_pb2.PromptLogprobs] = field(default_factory=list)
     _embeddings: list[worker_pb2.RowEmbedding] = field(default_factory=list)
+    _masks: MaskTimes = field(default_factory=MaskTimes)
 
     def add(self, found: Yield) -> None:
         """Tokens and failures of the next decode step."""
@@ -99,6 +102,10 @@ class StepResults:
             worker_pb2.RowEmbedding(row=row, incarnation=incarnation, values=columns.pack(vector, columns.F32))
         )
 
+    def add_masks(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
+        """What the masks of `rows` took in the next decode step."""
+        self._masks.add(rows, incarnations, work)
+
     def outputs(
         self, num_computed_tokens: int, timings: worker_pb2.StepTimings, *, logprobs: bool
     ) -> worker_pb2.WorkerOutputs:
@@ -113,6 +120,7 @@ class StepResults:
             _fill_tokens(result, _joined(self._yields), logprobs=logprobs)
         if self._candidates:
             _fill_candidates(result, self._candidates)
+        self._masks.fill(result)
         return result
 
 

@@ -27,9 +27,9 @@ from worker_svc.model.packed_model import PackedModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns
 from worker_svc.rows.table import Promise, RowTable, StepBatch
 from worker_svc.sampling import prompt_scores
-from worker_svc.sampling.draws import plan_draws
+from worker_svc.sampling.draws import DrawPlan, plan_draws
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
-from worker_svc.sampling.row_sampler import Drawing, RowSampler
+from worker_svc.sampling.row_sampler import Drawing, RowSampler, StepMasks
 from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
 from worker_svc.sampling.sampler import choose as torch_choose
 from worker_svc.sampling.token_masks import NoMasks, TokenMasks
@@ -147,9 +147,11 @@ class StepRunner:
     def _depart(self, batch: StepBatch, step: StepUnderWay) -> None:
         """Starts one decode step; the rows go on at once where it is certain how many tokens they get."""
         with self._voided_on_error(batch), self._queue.inputs():
-            computed = self._forward.compute(batch, step.timings)
+            plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
+            with self._sampler.masks_beside(plan) as masks:
+                computed = self._forward.compute(batch, step.timings)
             with lap(step.timings, "sample_ns"):
-                flight = self._flight(batch, computed)
+                flight = self._flight(batch, computed, plan, masks)
         for scores in computed.prompts:
             scores.report(step.results)
         step.flights.append(flight)
@@ -160,11 +162,12 @@ class StepRunner:
         else:
             flight.promise = self._rows.promise(batch)
 
-    def _flight(self, batch: StepBatch, computed: Computed) -> Flight:
-        if self._sampler.reads_tokens(batch.sampled_rows):
+    def _flight(self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None) -> Flight:
+        """`plan`: None where rules must know tokens of the steps before."""
+        if plan is None:
             self._land_all()
-        plan = plan_draws(self._rows, batch)
-        drawing = self._sampler.launch(plan, computed.logits) if len(plan.rows) else None
+            plan = plan_draws(self._rows, batch)
+        drawing = self._sampler.launch(plan, computed.logits, masks) if len(plan.rows) else None
         fetched = drawing.fetched if drawing is not None else self._queue.fetch({})
         if drawing is not None and not fetched.is_ready:
             self._remember(drawing)

@@ -11,7 +11,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protos.common.v1 import common_pb2
+from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler, GrammarError
 
@@ -19,9 +23,6 @@ from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompile
 MAX_GRAMMAR_BYTES = {JSON_SCHEMA: 256 * 1024, REGEX: 32 * 1024, CHOICE: 256 * 1024, LARK: 64 * 1024}
 MAX_CHOICES = 10_000
 MAX_REMEMBERED = 1024
-
-FIELDS = {JSON_SCHEMA: "json_schema", REGEX: "regex", CHOICE: "choice", LARK: "lark"}
-"""Name of the field of each kind."""
 
 
 class GrammarChecker:
@@ -43,9 +44,9 @@ class GrammarChecker:
         InvalidArgument names the field (`structured_output.regex`) and what is wrong: the grammar itself, its size, or a model
         whose tokenizer cannot be used.
         """
-        if kind not in FIELDS:
+        if kind not in GRAMMAR_FIELDS:
             raise InvalidArgument.field(field, "is of no known kind; give json_schema, regex, choice or lark")
-        return self.check_at(f"{field}.{FIELDS[kind]}", kind, text)
+        return self.check_at(f"{field}.{GRAMMAR_FIELDS[kind]}", kind, text)
 
     def check_at(self, place: str, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
         """The same, naming `place`."""
@@ -58,6 +59,10 @@ class GrammarChecker:
     def check_made(self, place: str, text: str) -> common_pb2.Grammar:
         """A Lark grammar that was made here of checked parts, however long; InvalidArgument naming `place` if it is too complex."""
         return self._good(place, common_pb2.Grammar(kind=LARK, text=text))
+
+    def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
+        """bool [vocab_size]: tokens that an output may begin with. `grammar` was checked here."""
+        return self._need_compiler().first_tokens(grammar)[: self._model[2]]
 
     def _good(self, place: str, grammar: common_pb2.Grammar) -> common_pb2.Grammar:
         try:
@@ -86,7 +91,7 @@ class GrammarChecker:
     def _compile(self, grammar: common_pb2.Grammar) -> str:
         compiler = self._need_compiler()
         try:
-            compiler.compile(grammar)
+            compiler.check(grammar)
         except GrammarError as error:
             return str(error)
         return ""

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.checks import sampling_checks
+from gateway_svc.checks.first_token import check_first_token
 from gateway_svc.checks.parameter_checks import (
     check_embed_inputs,
     check_messages,
@@ -173,8 +174,8 @@ def resolve(
 ) -> ResolvedRequest:
     """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar; `forced`: the one of its calls.
 
-    Raises InvalidArgument for a prompt of no tokens and for a grammar or a bad word of no use, OutOfRange for a prompt that is too
-    long. `max_tokens` is cut to what fits.
+    Raises InvalidArgument for a prompt of no tokens, for a grammar or a bad word of no use and for constraints that allow no token,
+    OutOfRange for a prompt that is too long. `max_tokens` is cut to what fits.
     """
     if not prompt_token_ids:
         field = "messages" if isinstance(request, inference_pb2.ChatRequest) else request.WhichOneof("prompt")
@@ -186,10 +187,12 @@ def resolve(
     sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
     if (grammar := forced or compiled_grammar(request, wording)) is not None:
         sampling.grammar.CopyFrom(grammar)
+    stop = _resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids))
+    check_first_token(sampling, stop, limits, wording)
     return ResolvedRequest(
         prompt_token_ids=list(prompt_token_ids),
         sampling=sampling,
-        stop=_resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids)),
+        stop=stop,
         stop_strings=tuple(request.stop.stop_strings),
         priority=request.scheduling.priority,
         cache_salt=request.cache.cache_salt,

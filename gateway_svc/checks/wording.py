@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
+from gateway_svc.checks.first_token import FirstTokens
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import columns
@@ -16,7 +17,7 @@ _GRAMMAR_KINDS = {
 }
 
 
-class Wording(Protocol):
+class Wording(FirstTokens, Protocol):
     """What a request needs of the model's tokenizer beside its prompt (`bundle.TextModel`)."""
 
     def word_sequences(self, word: str) -> list[list[int]]:

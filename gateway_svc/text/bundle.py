@@ -14,8 +14,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 from tokenizers import models as tokenizer_models
 
 from gateway_svc.checks.grammars import GrammarChecker
@@ -133,6 +135,10 @@ class TextModel:
     def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
         """The grammar as the worker takes it; InvalidArgument where it cannot be compiled. May take a second: off the loop."""
         return self._grammars.check(kind, text)
+
+    def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
+        """See FirstTokens."""
+        return self._grammars.first_tokens(grammar)
 
     def check_schema(self, text: str, place: str) -> None:
         """InvalidArgument naming `place` where a JSON schema cannot be compiled. Off the loop, as the next."""

@@ -22,6 +22,11 @@ class Costs:
         """To the host and back."""
         return 2 * num_blocks * self.swap_block_s
 
+    def tokens_in(self, seconds: float) -> int:
+        """Tokens that a worker could have computed in that time; 0 while it is not known what one takes."""
+        token_s = self.compute_token_s or self.step_s
+        return int(seconds / token_s) if token_s else 0
+
     def compute_s(self, num_tokens: int) -> float:
         """Computing so many tokens in steps that run anyway."""
         return num_tokens * self.compute_token_s

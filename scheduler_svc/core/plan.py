@@ -132,9 +132,10 @@ class StepResult:
     `tokens`: those that continue it. `children`: where it branches, one token for each child: the first continues the sequence, the
     others are forks of it, none drops it (R94). `candidates`: (token, logprob) guesses of a beam, best first; the core chooses.
     `logprobs`: of `tokens` or `children`, where samples are ranked. `failed`: sequences that failed alone, and why.
+    `mask_s`: seconds by which a sequence's grammar held the step up beyond what grammars usually take (`mask_pace`).
     `column`: instead of `tokens` for the plan's `steady` rows: int64, one token for each in order, -1 = none.
-    `duration_s`: how long the worker took, 0 = it did not say; `queued_s`: how long the plan had waited there. Both decide nothing,
-    are for recordings.
+    `duration_s`: how long the worker took, 0 = it did not say: it pays for masks and decides nothing else. `queued_s`: how long the
+    plan had waited there; for recordings alone.
     """
 
     step: int
@@ -143,6 +144,7 @@ class StepResult:
     children: dict[str, list[int]] = field(default_factory=dict)
     candidates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     logprobs: dict[str, list[float]] = field(default_factory=dict)
+    mask_s: dict[str, float] = field(default_factory=dict)
     column: Ints | None = None
     duration_s: float = 0.0
     queued_s: float = 0.0

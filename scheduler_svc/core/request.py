@@ -157,6 +157,7 @@ class Group:
     coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
     `lane`: where it was planned last, or stays for life, as its placement has it.
     `num_charged`: output tokens that its tenant's account has of it, from its start to its end (`tenant_shares`).
+    `mask_debt_s`, `is_paused`: seconds that its masks held others up, and whether it sits out for that (`mask_pace`).
     `waits_for`, `seen_heads`: what the journal told of it last, and how often it had told of heads of queues by then.
     """
 
@@ -170,6 +171,8 @@ class Group:
     is_steady: bool = False
     lane: int | None = None
     num_charged: int = 0
+    mask_debt_s: float = 0.0
+    is_paused: bool = False
     waits_for: Reason | None = None
     seen_heads: int = 0
 

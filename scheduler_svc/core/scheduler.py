@@ -179,6 +179,9 @@ class Scheduler:
         outcome = self._outputs.apply(flights, result, self._state)
         if outcome.has_tokens:
             self._state.guard.on_tokens()
+        self._state.masks.pay(result.duration_s)
+        for name, seconds in result.mask_s.items():
+            self._charge_masks(name, seconds)
         if now is not None:
             note_first_tokens(flights, outcome, now)
         return outcome
@@ -284,6 +287,7 @@ class Scheduler:
         draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
         draft.has_own_worker = self._placement.has_worker_per_lane
         draft.ended += self._outputs.before_plan(self._state)
+        self._state.masks.begin_plan(self._state.running, self._state.steady)
         for phase in self._phases:
             phase.run(self._state, draft)
         if is_last:
@@ -313,6 +317,9 @@ class Scheduler:
         """
         idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
         idle = idle and not self._state.is_warming_up
+        if idle and self._state.masks.has_paused:
+            self._state.masks.forgive()
+            return
         if not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:
@@ -322,6 +329,15 @@ class Scheduler:
         else:
             group = next(iter(self._state.running), None) or self._state.waiting.peek()
             draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
+
+    def _charge_masks(self, name: str, seconds: float) -> None:
+        """The sequence's group owes the others that time, and its tenant pays for it."""
+        request_id, _, index = name.rpartition("/")
+        request = self._state.requests.get(request_id)
+        for group in request.groups if request else ():
+            if any(sequence.index == int(index) for sequence in group.live):
+                self._state.masks.charge(group, seconds)
+                self._state.account.held_up(group, self._state.costs.now.tokens_in(seconds))
 
     def _find(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")

@@ -6,6 +6,7 @@ from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.mask_pace import MaskPace
 from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.progress_guard import ProgressGuard
@@ -23,7 +24,7 @@ class CoreState:
     `left`: sequences that the worker has not been told to forget yet, with their lanes. `on_worker`: names of those it holds.
     `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
     `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
-    `lengths`: of outputs that ended; `costs`: of work on the worker.
+    `lengths`: of outputs that ended; `costs`: of work on the worker; `masks`: who sits out for what its grammar costs.
     `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
     `num_lost_tokens`: computed ones that preempted groups compute again.
     `is_warming_up`: the workers are; said by `Scheduler.warm_up`. `account`: of what tenants were served, where that counts.
@@ -38,6 +39,7 @@ class CoreState:
     journal: Journal = field(default_factory=Journal)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     costs: CostBook = field(default_factory=CostBook)
+    masks: MaskPace = field(default_factory=MaskPace)
     account: ServiceAccount = field(default_factory=NobodyCounts)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)

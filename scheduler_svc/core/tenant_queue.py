@@ -110,6 +110,11 @@ class FairQueue:
         self.shares.settle(group)
         self._rank_again(group.request.tenant)
 
+    def held_up(self, group: Group, num_tokens: int) -> None:
+        """Its tenant pays for it like for tokens of a prompt."""
+        self.shares.charge_masks(group.request.tenant, num_tokens)
+        self._rank_again(group.request.tenant)
+
     def passed_over(self, group: Group) -> tuple[Group, int] | None:
         """The head of the tenant that was served most, where it would be before `group` by the ordering alone."""
         most = self._order[-1]

@@ -75,6 +75,10 @@ class TenantShares:
         self._num_turns += 1
         share.last_turn = self._num_turns
 
+    def charge_masks(self, tenant: str, num_tokens: int) -> None:
+        """Its grammars took the time of so many tokens."""
+        self.of(tenant).num_served += num_tokens
+
     def settle(self, group: Group) -> None:
         """It ended: it pays for the output that there was."""
         if not group.num_charged:
@@ -108,6 +112,9 @@ class ServiceAccount(Protocol):
     def ended(self, group: Group) -> None:
         """Its last sequence came to its end, wherever it stood."""
 
+    def held_up(self, group: Group, num_tokens: int) -> None:
+        """Its grammar took time in which so many tokens could have been computed."""
+
     def passed_over(self, group: Group) -> tuple[Group, int] | None:
         """Who would be served before `group` without fairness, and by how many tokens its tenant is ahead; None: nobody."""
 
@@ -125,6 +132,9 @@ class NobodyCounts:
         """Nothing."""
 
     def ended(self, group: Group) -> None:
+        """Nothing."""
+
+    def held_up(self, group: Group, num_tokens: int) -> None:
         """Nothing."""
 
     def passed_over(self, group: Group) -> tuple[Group, int] | None:

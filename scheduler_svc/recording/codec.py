@@ -205,7 +205,20 @@ class _Decoder:
         return Decision(step, lane, self._shapes[shape], *rest)
 
     def _returned(self, at: float, now: float | None, result: list[Any], *rest: Any) -> tuple[Any, ...]:
-        step, names, counts, tokens, duration_s, queued_s, logprobs, logprobs_of, failed, children, candidates = result
+        (
+            step,
+            names,
+            counts,
+            tokens,
+            duration_s,
+            queued_s,
+            logprobs,
+            logprobs_of,
+            failed,
+            children,
+            candidates,
+            mask_s,
+        ) = result
         record = ResultRecord(
             step=step,
             names=names,
@@ -218,6 +231,7 @@ class _Decoder:
             failed=failed,
             children={name: self._ids(place) for name, place in children.items()},
             candidates={name: (self._ids(ids), self._bytes(x)) for name, (ids, x) in candidates.items()},
+            mask_s=mask_s,
         )
         return at, now, record, *rest
 

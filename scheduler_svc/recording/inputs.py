@@ -118,6 +118,7 @@ class ResultRecord:
     failed: dict[str, str] = field(default_factory=dict)
     children: dict[str, Tokens] = field(default_factory=dict)
     candidates: dict[str, tuple[Tokens, bytes]] = field(default_factory=dict)
+    mask_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, result: StepResult, by_name: dict[str, list[int]], expected: tuple[str, ...] | None) -> "ResultRecord":
@@ -140,12 +141,13 @@ class ResultRecord:
             failed=dict(result.failed),
             children={name: tokens(ids) for name, ids in result.children.items()},
             candidates={name: _candidates(found) for name, found in result.candidates.items()},
+            mask_s=dict(result.mask_s),
         )
 
     @property
     def num_bytes(self) -> int:
         """About what it takes."""
-        others = len(self.failed) + len(self.children) + len(self.candidates) + len(self.logprobs_of)
+        others = len(self.failed) + len(self.children) + len(self.candidates) + len(self.logprobs_of) + len(self.mask_s)
         names = 0 if self.names is None else 8 * len(self.names)
         return 250 + len(self.tokens) + len(self.counts) + len(self.logprobs) + names + 200 * others
 
@@ -166,6 +168,7 @@ class ResultRecord:
             children={name: token_ids(data) for name, data in self.children.items()},
             candidates={name: _pairs(*found) for name, found in self.candidates.items()},
             logprobs=logprobs,
+            mask_s=dict(self.mask_s),
             duration_s=self.duration_s,
             queued_s=self.queued_s,
         )

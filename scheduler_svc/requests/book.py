@@ -21,13 +21,14 @@ from scheduler_svc.requests.live_request import LiveRequest, Place, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
 from scheduler_svc.requests.request_trace import Moment
 from scheduler_svc.requests.retention import Retention
+from scheduler_svc.requests.sequence_errors import sequence_error
 from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import PromptRun, TokenExtras
 from svc_common import log_context, rpc
-from svc_common.errors import AlreadyExists, Internal, OutOfRange, QuireError, ResourceExhausted
+from svc_common.errors import AlreadyExists, OutOfRange, QuireError, ResourceExhausted
 from svc_common.log_context import LogContext
 
 
@@ -272,7 +273,7 @@ class RequestBook:
         elif ended.error == EXPIRED:
             self.expire(live)
         elif ended.error is not None:
-            self.fail(live, Internal(ended.error, reason="STEP_FAILED"))
+            self.fail(live, sequence_error(ended.error, live.submission))
         elif live.output.ranked:
             if ended.request_done:
                 self._rank(live)

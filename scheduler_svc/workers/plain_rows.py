@@ -49,4 +49,4 @@ class PlainRows:
 
 def _says_more(message: worker_pb2.WorkerOutputs) -> bool:
     single = any(message.HasField(name) for name in ("tops", "candidates", "error"))
-    return single or bool(message.logprobs or message.prompt_logprobs or message.embeddings)
+    return single or bool(message.logprobs or message.prompt_logprobs or message.embeddings or message.mask_rows)

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepResult
+from scheduler_svc.workers import row_failures
 from svc_common import columns
 from svc_common.errors import InvalidArgument
 
-NOT_FINITE = "the model's output was not finite (NaN or infinity)"
-NO_TOKEN_LEFT = "no token was left that the request's grammar or other constraints allow"
-
+US_PER_S = 1_000_000
 Top = list[tuple[int, float]]
 NameOf = Callable[[int, int], str | None]
 """The sequence of a row index and incarnation; None for one that is not known any more."""
@@ -96,6 +95,7 @@ class RowResults:
     failed: dict[str, str] = field(default_factory=dict)
     extras: dict[str, TokenExtras] = field(default_factory=dict)
     candidates: dict[str, Top] = field(default_factory=dict)
+    mask_s: dict[str, float] = field(default_factory=dict)
 
 
 def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
@@ -114,7 +114,7 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
         end = start + count
         name = name_of(row, life)
         if name is not None and flag:
-            found.failed[name] = NOT_FINITE if flag & worker_pb2.ROW_FLAG_NOT_FINITE else NO_TOKEN_LEFT
+            found.failed[name] = row_failures.why(flag, message.mask_budget_ms)
         elif name is not None and count:
             found.tokens[name] = ids[start:end]
             if logprobs or tops:
@@ -122,7 +122,19 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
         start = end
     if message.HasField("candidates"):
         found.candidates.update(_candidates(message.candidates, name_of))
+    if message.mask_rows:
+        found.mask_s.update(_mask_times(message, name_of))
     return found
+
+
+def _mask_times(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> Iterator[tuple[str, float]]:
+    rows = columns.unpack(message.mask_rows, "mask_rows")
+    lives = columns.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
+    times = columns.unpack(message.mask_us, "mask_us", length=len(rows), minimum=0)
+    for row, life, microseconds in zip(rows.tolist(), lives.tolist(), times.tolist(), strict=True):
+        name = name_of(row, life)
+        if name is not None:
+            yield name, microseconds / US_PER_S
 
 
 def _logprobs(message: worker_pb2.WorkerOutputs, num_tokens: int) -> list[float]:

@@ -212,6 +212,7 @@ def _result(
         failed=found.failed,
         candidates=found.candidates,
         logprobs={name: e.logprobs for name, e in found.extras.items() if answered[name].sampling.ranked},
+        mask_s=found.mask_s,
         duration_s=_duration_ns(timings) / NS_PER_S,
         queued_s=timings.queued_ns / NS_PER_S,
     )

@@ -10,6 +10,7 @@ import pytest
 from gateway_svc.checks import grammars
 from gateway_svc.checks.grammars import GrammarChecker
 from protos.common.v1 import common_pb2
+from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler
 from tests.gateway.models import TINY, fallback_tokenizer
@@ -121,7 +122,7 @@ def test_bad_grammars_are_refused_by_name(
 ) -> None:
     """One violation with the field's path and one line that says what is wrong; the same the second time."""
     first = refusal(checker, kind, text)
-    assert first.startswith(f"structured_output.{grammars.FIELDS[kind]}: ") and said in first
+    assert first.startswith(f"structured_output.{GRAMMAR_FIELDS[kind]}: ") and said in first
     assert refusal(checker, kind, text) == first
 
 

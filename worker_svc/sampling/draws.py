@@ -4,6 +4,7 @@ A *place* is a position whose logits the model gives: a sampling row's last know
 token drawn at a place: one as a rule, several where a row has children, none where it is a beam, which has candidates instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from worker_svc.rows.columns import RowColumns, runs_after
 from worker_svc.rows.options import OptionColumns
 
 _NO_DRAFT = -1
+_CLOSED = worker_pb2.ROW_FLAG_GRAMMAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,14 @@ class Settled:
         """The same, but nothing at all comes of the rows that are `dropped` [n]."""
         kept = self.kept[~dropped[plan.draw_entries[self.kept]]]
         return Settled(np.where(dropped, 0, self.counts).astype(np.int32), kept, self.flags * ~dropped)
+
+    def explained(self, plan: DrawPlan, flags: Mapping[int, int]) -> "Settled":
+        """The same with `flags` by row index in place of ROW_FLAG_GRAMMAR, where it is known why no token was left."""
+        told = [
+            flags.get(row, flag) if flag & _CLOSED else flag
+            for row, flag in zip(plan.rows.tolist(), self.flags.tolist(), strict=True)
+        ]
+        return Settled(self.counts, self.kept, np.array(told, np.uint8))
 
 
 def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:

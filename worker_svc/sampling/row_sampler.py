@@ -1,6 +1,8 @@
 """From the logits of a batch's places to tokens: rules, draws, log probabilities, candidates. Joins the sampler to the rows."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from worker_svc.sampling.draws import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
 from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
 from worker_svc.sampling.sampler import choose as torch_choose
-from worker_svc.sampling.token_masks import Bits, MaskAsk, TokenMasks, num_words
+from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks, num_words
 from worker_svc.step_results import Tops
 
 Results = Mapping[str, NDArray[Any]]
@@ -32,7 +34,7 @@ _READS_TOKENS = int(Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY)
 class Drawn:
     """Draws [D]: `token_ids`, `logprobs` (0 = not asked), `tops`. Places [P]: `finite`, `opens` (its rules left a token).
 
-    Beams [b]: `beams`, their entries among the sampling rows, with their `candidates`.
+    Beams [b]: `beams`, their entries among the sampling rows, with their `candidates`. `mask_work`: what grammars took.
     """
 
     token_ids: IntArray
@@ -42,6 +44,7 @@ class Drawn:
     opens: BoolArray
     beams: LongArray
     candidates: Tops
+    mask_work: MaskWork = NO_WORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Drawing:
     asked: _Asked
     token_ids: torch.Tensor
     fetched: Fetched
+    mask_work: MaskWork = NO_WORK
 
     def drawn(self) -> Drawn:
         """What came of it; waits until it is here. Only what is fit to draw from has tops and candidates."""
@@ -90,6 +94,7 @@ class Drawing:
             opens=found["opens"],
             beams=beams,
             candidates=candidates,
+            mask_work=self.mask_work,
         )
 
     def _tops(self, found: Results, fit: BoolArray) -> Tops:
@@ -123,6 +128,18 @@ NOTHING = Drawn(
 """Of a batch without places."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """Grammar masks of all places of a plan: `bits` are written and `work` is known once that is done."""
+
+    bits: Bits
+    work: Future[MaskWork] | None = None
+
+    def wait(self) -> MaskWork:
+        """Blocks until they are computed."""
+        return NO_WORK if self.work is None else self.work.result()
+
+
 class RowSampler:
     """Draws for the rows of `table`; keeps `masks` up with them: `follow` each step's changes, `accept` what was committed.
 
@@ -142,6 +159,7 @@ class RowSampler:
         self._queue = queue or HostQueue()
         self._upload = self._queue.upload
         self._masked: set[int] = set()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="step-masks")
 
     # --- grammars ----------------------------------------------------------------------------------------------------
 
@@ -185,17 +203,44 @@ class RowSampler:
         self._masks.clear()
         self._masked.clear()
 
+    @contextlib.contextmanager
+    def masks_beside(self, plan: DrawPlan | None) -> Iterator[StepMasks | None]:
+        """Computes the masks of `plan` on another thread while the context runs; they are done when it ends. None = later."""
+        masks = None if plan is None else self._begin_masks(plan)
+        try:
+            yield masks
+        finally:
+            if masks is not None:
+                masks.wait()
+
+    def _begin_masks(self, plan: DrawPlan) -> StepMasks:
+        """Of all places of the rows under a grammar, whose tokens must be known."""
+        entries = np.flatnonzero(self._table.options.rules[plan.rows] & Rule.GRAMMAR)
+        rows, num_drafts = plan.rows[entries], plan.num_drafts[entries]
+        known = self._table.num_known[rows]
+        at = np.cumsum(num_drafts + 1) - num_drafts - 1
+        bits = np.zeros((int((num_drafts + 1).sum()), num_words(self._table.limits.vocab_size)), np.int32)
+        asks = [
+            MaskAsk(row, self._table.token_ids[row, begin : begin + count].tolist(), first)
+            for row, begin, count, first in zip(
+                rows.tolist(), known.tolist(), num_drafts.tolist(), at.tolist(), strict=True
+            )
+        ]
+        return StepMasks(bits, self._beside.submit(self._masks.fill, asks, bits) if asks else None)
+
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, plan: DrawPlan, logits: torch.Tensor) -> Drawn:
         """`launch`, and what came of it."""
         return self.launch(plan, logits).drawn()
 
-    def launch(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
-        """Draws from float32 `logits` [P, vocab], without waiting for the tokens."""
+    def launch(self, plan: DrawPlan, logits: torch.Tensor, masks: StepMasks | None = None) -> Drawing:
+        """Draws from float32 `logits` [P, vocab], without waiting for the tokens. `masks`: None = computed now."""
         if plan.is_plain and self._wants_likeliest_only(plan.rows):
             return self._likeliest_only(plan, logits)
-        shaped = self._shaped(plan, logits)
+        masks = masks or self._begin_masks(plan)
+        mask_work = masks.wait()
+        shaped = self._shaped(plan, logits, masks.bits)
         finite = finite_rows(logits)
         opens = torch.ones_like(finite) if shaped is logits else shaped.amax(-1) > float("-inf")
         fit = finite & opens
@@ -214,7 +259,7 @@ class RowSampler:
         if len(asked.beams):
             first = plan.first_places[asked.beams].astype(np.int64)
             results |= self._likeliest("candidates", shaped, first, int(asked.num_candidates.max()))
-        return Drawing(plan, asked, tokens, self._queue.fetch(results))
+        return Drawing(plan, asked, tokens, self._queue.fetch(results), mask_work)
 
     def _wants_likeliest_only(self, rows: IntArray) -> bool:
         table = self._table
@@ -235,31 +280,14 @@ class RowSampler:
         left = (here > float("-inf")).sum(-1)
         return {f"{name}_ids": found.token_ids, f"{name}_logprobs": found.logprobs, f"{name}_left": left}
 
-    def _shaped(self, plan: DrawPlan, logits: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, plan: DrawPlan, logits: torch.Tensor, masks: Bits) -> torch.Tensor:
         """The logits under the rows' rules; the very same where no row has one."""
         rows = plan.place_rows
         rules = self._table.options.rules[rows]
         at = np.flatnonzero(rules)
         if not len(at):
             return logits
-        masks = self._grammar_masks(plan, np.flatnonzero(self._table.options.rules[plan.rows] & Rule.GRAMMAR))
         return apply_rules(logits, RuledPlaces(self._table, at, rows[at], plan.lengths[at], masks))
-
-    def _grammar_masks(self, plan: DrawPlan, entries: LongArray) -> Bits:
-        """Of all places of some of the sampling rows."""
-        rows, num_drafts = plan.rows[entries], plan.num_drafts[entries]
-        known = self._table.num_known[rows]
-        at = np.cumsum(num_drafts + 1) - num_drafts - 1
-        masks = np.zeros((int((num_drafts + 1).sum()), num_words(self._table.limits.vocab_size)), np.int32)
-        asks = [
-            MaskAsk(row, self._table.token_ids[row, begin : begin + count].tolist(), first)
-            for row, begin, count, first in zip(
-                rows.tolist(), known.tolist(), num_drafts.tolist(), at.tolist(), strict=True
-            )
-        ]
-        if asks:
-            self._masks.fill(asks, masks)
-        return masks
 
 
 def _parameters(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows:

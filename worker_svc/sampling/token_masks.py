@@ -4,8 +4,8 @@ The step runner tells the masks what becomes of rows and asks for those of the t
 state per row: its grammar after all tokens that the row has committed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,12 +34,29 @@ class MaskAsk:
     at: int
 
 
-class TokenMasks(Protocol):
-    """States of grammars by row index. Called from the engine's thread alone; no method raises for what a grammar or a token is.
+@dataclass(frozen=True, slots=True)
+class MaskWork:
+    """What computing masks took and which rows failed by it.
 
-    A row whose grammar cannot be compiled, or refuses a committed token, gets masks of zeros from then on: the row fails with
-    ROW_FLAG_GRAMMAR and nobody else does. A row whose grammar has come to its end (complete, its end-of-sequence token taken) gets
-    masks of ones: it may compute one more token before it is told to leave, and nobody reads that one.
+    `cpu_ns`: CPU time by row, of those whose masks were computed. `flags`: RowFlag by row, of those that failed.
+    `num_threads`: that shared it; `budget_ms`: the limit of rows with ROW_FLAG_MASK_BUDGET.
+    """
+
+    cpu_ns: Mapping[int, int] = field(default_factory=dict)
+    flags: Mapping[int, int] = field(default_factory=dict)
+    num_threads: int = 1
+    budget_ms: float = 0.0
+
+
+NO_WORK = MaskWork()
+
+
+class TokenMasks(Protocol):
+    """States of grammars by row index. Called by one thread at a time; no method raises for what a grammar or a token is.
+
+    A row whose grammar cannot be compiled, refuses a committed token, reaches a limit of the grammar engine or takes more time than
+    its budget gets masks of zeros from then on: that row fails and no other does. A row whose grammar has ended (complete, its
+    end-of-sequence token taken) gets masks of ones: it may compute one more token before it is removed, which is discarded.
     """
 
     def add(self, row: int, grammar: common_pb2.Grammar, output_ids: Sequence[int]) -> None:
@@ -59,7 +76,7 @@ class TokenMasks(Protocol):
         """Tokens that an added row commits, in order: drawn (accepted drafts included, rejected ones never), or told (a beam's)."""
         ...
 
-    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> None:
+    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
         """Writes the masks of `asks`, each its own lines of `masks` (which holds anything before); bits past the vocabulary do not
         matter. States are afterwards as before: drafts are tried and rolled back. Where the grammar refuses `draft_ids[:j]`, lines
         from `at + j` on are of no use to anybody and may hold anything."""
@@ -81,7 +98,8 @@ class NoMasks:
     def accept(self, row: int, token_ids: Sequence[int]) -> None:
         """See TokenMasks."""
 
-    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> None:
+    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
         """No token fits a grammar that nobody reads."""
         for ask in asks:
             masks[ask.at : ask.at + len(ask.draft_ids) + 1] = 0
+        return NO_WORK

@@ -22,6 +22,8 @@ class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_FLAG_UNSPECIFIED: _ClassVar[RowFlag]
     ROW_FLAG_NOT_FINITE: _ClassVar[RowFlag]
     ROW_FLAG_GRAMMAR: _ClassVar[RowFlag]
+    ROW_FLAG_GRAMMAR_LIMIT: _ClassVar[RowFlag]
+    ROW_FLAG_MASK_BUDGET: _ClassVar[RowFlag]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTED: WorkerState
 WORKER_STATE_LOADING: WorkerState
@@ -31,6 +33,8 @@ WORKER_STATE_FAILED: WorkerState
 ROW_FLAG_UNSPECIFIED: RowFlag
 ROW_FLAG_NOT_FINITE: RowFlag
 ROW_FLAG_GRAMMAR: RowFlag
+ROW_FLAG_GRAMMAR_LIMIT: RowFlag
+ROW_FLAG_MASK_BUDGET: RowFlag
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -312,7 +316,7 @@ class ChangedRows(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_new_blocks: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., new_token_ids: _Optional[bytes] = ..., num_draft_tokens: _Optional[bytes] = ...) -> None: ...
 
 class WorkerOutputs(_message.Message):
-    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "candidates", "tops", "prompt_logprobs", "embeddings", "error")
+    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "candidates", "tops", "prompt_logprobs", "embeddings", "mask_rows", "mask_incarnations", "mask_us", "mask_budget_ms", "error")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +332,10 @@ class WorkerOutputs(_message.Message):
     TOPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    MASK_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MASK_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    MASK_US_FIELD_NUMBER: _ClassVar[int]
+    MASK_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     welcome: RunWelcome
     step_id: int
@@ -344,8 +352,12 @@ class WorkerOutputs(_message.Message):
     tops: TopColumns
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     embeddings: _containers.RepeatedCompositeFieldContainer[RowEmbedding]
+    mask_rows: bytes
+    mask_incarnations: bytes
+    mask_us: bytes
+    mask_budget_ms: float
     error: _common_pb2.ErrorStatus
-    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., candidates: _Optional[_Union[CandidateColumns, _Mapping]] = ..., tops: _Optional[_Union[TopColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[RowEmbedding, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., candidates: _Optional[_Union[CandidateColumns, _Mapping]] = ..., tops: _Optional[_Union[TopColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[RowEmbedding, _Mapping]]] = ..., mask_rows: _Optional[bytes] = ..., mask_incarnations: _Optional[bytes] = ..., mask_us: _Optional[bytes] = ..., mask_budget_ms: _Optional[float] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
 
 class CandidateColumns(_message.Message):
     __slots__ = ("rows", "incarnations", "counts", "token_ids", "logprobs")
@@ -400,17 +412,19 @@ class RowEmbedding(_message.Message):
     def __init__(self, row: _Optional[int] = ..., incarnation: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns", "started_ns")
+    __slots__ = ("queued_ns", "cache_ns", "prepare_ns", "model_ns", "sample_ns", "started_ns", "mask_ns")
     QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_NS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
     MODEL_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    MASK_NS_FIELD_NUMBER: _ClassVar[int]
     queued_ns: int
     cache_ns: int
     prepare_ns: int
     model_ns: int
     sample_ns: int
     started_ns: int
-    def __init__(self, queued_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., started_ns: _Optional[int] = ...) -> None: ...
+    mask_ns: int
+    def __init__(self, queued_ns: _Optional[int] = ..., cache_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., model_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., started_ns: _Optional[int] = ..., mask_ns: _Optional[int] = ...) -> None: ...

@@ -15,7 +15,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 @dataclass(slots=True)
 class Decoded:
-    """What became of the running groups. `left_over`: the budget ended before them, they stay in front (R45)."""
+    """What became of the running groups. `left_over`: they sit out, or the budget ended before them; they stay in front (R45)."""
 
     scheduled: list[ScheduledGroup] = field(default_factory=list)
     left_over: list[Group] = field(default_factory=list)
@@ -49,6 +49,9 @@ class Decodes:
         draft.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
         queue = deque(state.running)
         while queue:
+            if queue[0].is_paused:
+                done.left_over.append(queue.popleft())
+                continue
             num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
             if num_tokens == 0 and self._shares.is_chunked:
                 break

@@ -49,7 +49,9 @@ class MixedRunning:
         return joint_shares(wanted, left)
 
     def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
-        """What it would take of a budget without end; 0 while it must wait for a result."""
+        """What it would take of a budget without end; 0 while it must wait for a result, or sits out (`mask_pace`)."""
+        if sequence.group.is_paused:
+            return 0
         pending = self.limited(self._progress.num_pending(sequence), state)
         return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
 

@@ -82,8 +82,8 @@ class TaskShares:
         self._cache = cache
 
     def is_ready(self, group: Group) -> bool:
-        """It waits for no result (R166)."""
-        return not self.progress.is_under_way(group)
+        """It waits for no result (R166) and does not sit out (`mask_pace`)."""
+        return not (group.is_paused or self.progress.is_under_way(group))
 
     def num_blocks_to_decode(self, groups: Sequence[Group]) -> int:
         """Blocks that one more token of each of their sequences takes."""

@@ -273,6 +273,7 @@ def can_join(sequence: Sequence) -> bool:
         sequence.num_output_tokens > 0
         and not sequence.in_prefill
         and not sequence.group.needs_result
+        and not sequence.group.is_paused
         and not sequence.draft_token_ids
         and request.num_samples == request.n
         and _num_stop_ids(sequence) <= MAX_STOP_IDS

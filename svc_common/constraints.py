@@ -1,0 +1,63 @@
+"""What a request may demand of each token: the names of its fields, and the errors for demands that cannot be met together.
+
+Used by the gateway, which can refuse some of them at once, and by the scheduler, which hears of the others from the worker.
+"""
+
+from collections.abc import Sequence
+
+from protos.common.v1 import common_pb2
+from svc_common.errors import FieldViolation, InvalidArgument
+
+GRAMMAR_FIELDS = {
+    common_pb2.GRAMMAR_KIND_JSON_SCHEMA: "json_schema",
+    common_pb2.GRAMMAR_KIND_REGEX: "regex",
+    common_pb2.GRAMMAR_KIND_CHOICE: "choice",
+    common_pb2.GRAMMAR_KIND_LARK: "lark",
+}
+"""Name of the field of each kind of grammar."""
+
+ALLOWED, BAD_WORDS, MIN_TOKENS = "sampling.allowed_token_ids", "sampling.bad_words", "stop.min_tokens"
+
+
+def grammar_field(sampling: common_pb2.ResolvedSampling) -> str:
+    """Path of the grammar that is set; empty = none."""
+    name = GRAMMAR_FIELDS.get(sampling.grammar.kind)
+    return "" if name is None else f"structured_output.{name}"
+
+
+def constraint_fields(sampling: common_pb2.ResolvedSampling, min_tokens: int) -> list[str]:
+    """Paths of all fields of a request by which a token may be forbidden."""
+    given = {
+        grammar_field(sampling): sampling.grammar.kind,
+        ALLOWED: sampling.allowed_token_ids,
+        BAD_WORDS: sampling.bad_words,
+        MIN_TOKENS: min_tokens,
+    }
+    return [name for name, is_given in given.items() if is_given]
+
+
+def no_token_left(fields: Sequence[str], where: str) -> InvalidArgument:
+    """`fields` forbid every token. `where`: "as the first token", "behind the tokens made so far"."""
+    beside = f" beside {' and '.join(fields[1:])}" if len(fields) > 1 else ""
+    what = f"allows no token {where}{beside}; loosen one of the constraints"
+    return _refused(fields, what, reason="NO_TOKEN_LEFT")
+
+
+def grammar_limit(fields: Sequence[str]) -> InvalidArgument:
+    """A mask reached a limit of the grammar engine while the request ran."""
+    what = "is too complex: one token took more work than the grammar engine allows; use fewer alternatives or smaller bounds"
+    return _refused(fields, what, reason="GRAMMAR_LIMIT")
+
+
+def mask_budget(fields: Sequence[str], mean_ms: float) -> InvalidArgument:
+    """The masks of a sequence took more CPU time than its budget while it ran."""
+    what = (
+        f"takes more than {mean_ms:g} ms of CPU time per token, which is the limit (--mask-budget-ms of the worker); "
+        "make it less ambiguous, or use smaller bounds"
+    )
+    return _refused(fields, what, reason="MASK_BUDGET")
+
+
+def _refused(fields: Sequence[str], what: str, reason: str) -> InvalidArgument:
+    violations = [FieldViolation(field, what) for field in fields]
+    return InvalidArgument(f"{fields[0]}: {what}", reason=reason, violations=violations)
