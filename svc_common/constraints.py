@@ -36,10 +36,10 @@ def constraint_fields(sampling: common_pb2.ResolvedSampling, min_tokens: int) ->
     return [name for name, is_given in given.items() if is_given]
 
 
-def no_token_left(fields: Sequence[str], where: str) -> InvalidArgument:
-    """`fields` forbid every token. `where`: "as the first token", "behind the tokens made so far"."""
-    beside = f" beside {' and '.join(fields[1:])}" if len(fields) > 1 else ""
-    what = f"allows no token {where}{beside}; loosen one of the constraints"
+def no_token_left(fields: Sequence[str], which: str) -> InvalidArgument:
+    """`fields` forbid every token. `which`: "first", or "further"."""
+    others = f" together with {' and '.join(fields[1:])}" if len(fields) > 1 else ""
+    what = f"leaves no {which} token to choose from{others}; loosen what it demands"
     return _refused(fields, what, reason="NO_TOKEN_LEFT")
 
 

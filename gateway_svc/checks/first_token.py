@@ -38,7 +38,7 @@ def check_first_token(
     if sampling.grammar.kind and opens.any():
         opens &= model.first_tokens(sampling.grammar)
     if not opens.any():
-        raise constraints.no_token_left(fields, "as the first one")
+        raise constraints.no_token_left(fields, "first")
 
 
 def _closed(

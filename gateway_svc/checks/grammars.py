@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway_svc.checks.conjunctions import MAX_CONJOINED, most_conjoined
 from protos.common.v1 import common_pb2
 from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument
@@ -130,6 +131,12 @@ def _schema(text: str) -> Any:
     schema = _parsed(text)
     if not isinstance(schema, dict | bool):
         raise GrammarError("must be a JSON object or true (any JSON)")
+    num_conjoined = most_conjoined(schema)
+    if num_conjoined > MAX_CONJOINED:
+        raise GrammarError(
+            f"demands {num_conjoined} patterns and formats of one string (by allOf); at most {MAX_CONJOINED} can be combined: write "
+            "them as fewer"
+        )
     return schema
 
 

@@ -104,6 +104,15 @@ MaxAdapterRank = Annotated[
     int | None,
     typer.Option(help="Largest rank of an adapter. Default: 256.", show_default=False, rich_help_panel=_MODEL),
 ]
+MaskBudgetMs = Annotated[
+    float | None,
+    typer.Option(
+        help="CPU milliseconds that a grammar mask of one sequence may take on average; the first 100 may take 100 times that. "
+        "Default: 10.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(

@@ -37,6 +37,7 @@ def serve_worker(
     invariant: m.Invariant = None,
     max_adapters: m.MaxAdapters = None,
     max_adapter_rank: m.MaxAdapterRank = None,
+    mask_budget_ms: m.MaskBudgetMs = None,
     block_size: m.BlockSize = None,
     kv_cache_dtype: m.KvCacheDtype = "auto",
     kv_cache_memory: m.KvCacheMemory = None,
@@ -76,6 +77,7 @@ def serve_worker(
         invariant=invariant,
         max_adapters=max_adapters,
         max_adapter_rank=max_adapter_rank,
+        mask_budget_ms=mask_budget_ms,
     )
     settings = WorkerSettings.of(
         host=host, port=port, metrics_port=metrics_port, peers=peers, **limits, **given.setting_values(found.path)

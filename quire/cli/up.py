@@ -72,6 +72,7 @@ def up(
     adapter: m.Adapters = None,
     max_adapters: m.MaxAdapters = None,
     max_adapter_rank: m.MaxAdapterRank = None,
+    mask_budget_ms: m.MaskBudgetMs = None,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="A cost model instead of a model.", rich_help_panel="Model")
     ] = False,
@@ -155,6 +156,7 @@ def up(
         invariant=invariant,
         max_adapters=max_adapters,
         max_adapter_rank=max_adapter_rank,
+        mask_budget_ms=mask_budget_ms,
     )
     options = StackOptions(
         model=found and found.path,

@@ -29,6 +29,7 @@ class WorkerOptions:
     invariant: bool | None = None
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
+    mask_budget_ms: float | None = None
 
     def setting_values(self, model: Path) -> dict[str, Any]:
         """Keyword arguments of WorkerSettings, without those not given. ConfigError for a size that is none."""
@@ -53,6 +54,7 @@ class WorkerOptions:
             "invariant": self.invariant,
             "max_adapters": self.max_adapters,
             "max_adapter_rank": self.max_adapter_rank,
+            "mask_budget_ms": self.mask_budget_ms,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -74,6 +76,7 @@ class WorkerOptions:
             "--num-threads": self.num_threads,
             "--max-adapters": self.max_adapters,
             "--max-adapter-rank": self.max_adapter_rank,
+            "--mask-budget-ms": self.mask_budget_ms,
         }
         given = [part for name, value in named.items() if value is not None for part in (name, str(value))]
         return given + switches_for({"fuse": self.fuse, "invariant": self.invariant})

@@ -1,9 +1,10 @@
 """The pace of groups whose grammar masks take long: they sit out steps, so that those masks take a small share of others' time.
 
-A group owes the seconds that its masks held steps up, beyond what masks usually take, which the worker leaves out. Each step pays off
-MASK_SHARE of its duration, in equal parts, and a group that owes is not scheduled beside groups that owe nothing. So n streams with
-costly grammars leave others 1 - MASK_SHARE of their speed, whatever one mask costs. Where all running groups owe, those that owe about
-the least run together. Only when a sequence is scheduled changes, never its tokens.
+A group owes the seconds that its masks held steps up, beyond what masks usually take (the worker leaves
+that out). Each step pays off MASK_SHARE of its duration, in equal parts, and a group that owes is not
+scheduled beside groups that owe nothing. So n streams with costly grammars leave others 1 - MASK_SHARE of
+their speed, whatever one mask costs. Where all running groups owe, those that owe about the least run
+together. Only when a sequence is scheduled changes, never its tokens.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from scheduler_svc.core.steady.rows import SteadyRows
 MASK_SHARE = 0.1
 _AS_MUCH = 2.0
 """So many times the least debt still counts as about as much."""
+_MOST_EMPTY_PLANS = 4
 
 
 class MaskPace:
@@ -21,11 +23,7 @@ class MaskPace:
 
     def __init__(self) -> None:
         self._owing: list[Group] = []
-
-    @property
-    def has_paused(self) -> bool:
-        """Whether a running group sits out."""
-        return any(group.is_paused for group in self._owing)
+        self._num_empty = 0
 
     def charge(self, group: Group, seconds: float) -> None:
         """Its masks held a step up."""
@@ -39,11 +37,15 @@ class MaskPace:
         for group in owing:
             group.mask_debt_s = max(0.0, group.mask_debt_s - MASK_SHARE * duration_s / len(owing))
 
-    def forgive(self) -> None:
-        """Nobody owes: nothing else could be scheduled."""
-        for group in self._owing:
-            group.mask_debt_s, group.is_paused = 0.0, False
-        self._owing.clear()
+    def on_plan(self, *, is_empty: bool) -> bool:
+        """Whether groups that sit out are why nothing is scheduled. After a few such plans their debts are forgiven."""
+        self._num_empty = self._num_empty + 1 if is_empty else 0
+        if not is_empty or not any(group.is_paused for group in self._owing):
+            return False
+        if self._num_empty >= _MOST_EMPTY_PLANS:
+            for group in self._owing:
+                group.mask_debt_s = 0.0
+        return True
 
     def begin_plan(self, running: Sequence[Group], steady: SteadyRows) -> None:
         """Decides who sits out the next plan."""

@@ -317,10 +317,7 @@ class Scheduler:
         """
         idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
         idle = idle and not self._state.is_warming_up
-        if idle and self._state.masks.has_paused:
-            self._state.masks.forgive()
-            return
-        if not self._state.guard.on_plan(is_empty=idle):
+        if self._state.masks.on_plan(is_empty=idle) or not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:
             group = self._state.swapped.pop(0)

@@ -13,7 +13,7 @@ def sequence_error(why: str, submission: Submission) -> QuireError:
     fields = constraints.constraint_fields(sampling, submission.stop.min_tokens)
     grammar = constraints.grammar_field(sampling)
     if why == row_failures.NO_TOKEN_LEFT and fields:
-        return constraints.no_token_left(fields, "behind the tokens made so far")
+        return constraints.no_token_left(fields, "further")
     if why == row_failures.GRAMMAR_LIMIT and grammar:
         return constraints.grammar_limit([grammar])
     if why.startswith(row_failures.MASK_BUDGET) and grammar:

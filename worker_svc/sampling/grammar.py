@@ -1,7 +1,7 @@
 """Structured output on the worker: the masks of the tokens that each row may draw next.
 
-`GrammarMasks` implements `token_masks.TokenMasks` on llguidance. Compiling is in `grammar_cache.py`, on a thread of its own; one row's
-grammar, and what it may cost, in `row_grammar.py`. No torch.
+`GrammarMasks` implements `token_masks.TokenMasks` on llguidance. Compiling is in `grammar_cache.py`, on a
+thread of its own; one row's grammar, and what it may cost, in `row_grammar.py`. No torch.
 """
 
 import os
@@ -27,8 +27,9 @@ Wanted = tuple[RowGrammar, MaskAsk]
 class GrammarMasks:
     """See TokenMasks. Owns the rows' grammar states, the cache of compiled grammars and the threads that compute masks.
 
-    `tokenizer_json`: of the checkpoint; `eos_ids`: ids that end an output; `vocab_size`: logits per position; `budget`: for the masks
-    of one row. A tokenizer that llguidance cannot read fails the rows that bring a grammar, not the worker.
+    `tokenizer_json`: of the checkpoint; `eos_ids`: ids that end an output; `vocab_size`: logits per position;
+    `budget`: for the masks of one row. A tokenizer that llguidance cannot read fails the rows that bring a
+    grammar, not the worker.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class MaskBudget:
 class RowGrammar:
     """State of one row: its grammar after the tokens it was told. Owns its matcher.
 
-    `ended`: complete, with its end-of-sequence token taken. `failed`: the RowFlag that says why it has no masks any more, 0 = it has
-    some. Both are final. `last_ns`: CPU time of the last step's masks.
+    `ended`: complete, with its end-of-sequence token taken. `failed`: the RowFlag that says why it has no masks
+    any more, 0 = it has some. Both are final. `last_ns`: CPU time of the last step's masks.
     """
 
     __slots__ = (

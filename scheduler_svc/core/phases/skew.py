@@ -46,7 +46,7 @@ class SkewBatch:
             return
         draft.takes_lane = True
         self._fill(draft.lane, tasks, ready, state, draft)
-        residents = self._slots.residents(draft.lane)
+        residents = [group for group in self._slots.residents(draft.lane) if not group.is_paused]
         batch, room = self._batch(residents, state, draft)
         give_all(batch, room, self._shares, state, draft)
 

@@ -1,0 +1,71 @@
+"""How many regular expressions a JSON schema demands of one string: each doubles what the grammar engine does to compile them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MAX_CONJOINED = 10
+_REGEXES = ("pattern", "format")
+_ONE_OF = ("anyOf", "oneOf")
+_MAX_NODES = 100_000
+
+
+def most_conjoined(schema: Any) -> int:
+    """`pattern`s and `format`s that one value must match, at the place that has most; `allOf` and local `$ref`s are followed."""
+    return _Counter(schema).most_of([schema])
+
+
+class _Counter:
+    """Walks one schema. Looks at 100,000 places at most: what is larger is refused for its size."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._nodes_left = _MAX_NODES
+        self._seen: set[tuple[int, ...]] = set()
+
+    def most_of(self, schemas: Sequence[Any]) -> int:
+        """At the value that all `schemas` are about, or inside it."""
+        parts = [part for schema in schemas for part in self._parts(schema, frozenset())]
+        key = tuple(id(part) for part in parts)
+        if key in self._seen or self._nodes_left <= 0:
+            return 0
+        self._seen.add(key)
+        here = sum(name in part for part in parts for name in _REGEXES)
+        for part in parts:
+            for name in _ONE_OF:
+                here += max((self.most_of([option]) for option in _items(part.get(name))), default=0)
+        return max([here, *(self.most_of(children) for children in _children(parts))])
+
+    def _parts(self, schema: Any, refs: frozenset[str]) -> Iterator[Mapping[str, Any]]:
+        """What a schema demands of its value: itself, and what it takes in."""
+        self._nodes_left -= 1
+        if not isinstance(schema, Mapping) or self._nodes_left <= 0:
+            return
+        yield schema
+        for part in _items(schema.get("allOf")):
+            yield from self._parts(part, refs)
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and ref not in refs:
+            yield from self._parts(self._target(ref), refs | {ref})
+
+    def _target(self, ref: str) -> Any:
+        """None for what is not in this schema."""
+        found = self._root
+        for name in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ["#"]:
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found
+
+
+def _children(parts: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Schemas of the values inside, those of one value together."""
+    properties: dict[str, list[Any]] = {}
+    for part in parts:
+        given = part.get("properties")
+        for name, schema in given.items() if isinstance(given, Mapping) else ():
+            properties.setdefault(name, []).append(schema)
+    yield from properties.values()
+    for name in ("items", "additionalProperties"):
+        yield [part[name] for part in parts if name in part]
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
