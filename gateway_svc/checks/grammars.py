@@ -134,8 +134,8 @@ def _schema(text: str) -> Any:
     num_conjoined = most_conjoined(schema)
     if num_conjoined > MAX_CONJOINED:
         raise GrammarError(
-            f"demands {num_conjoined} patterns and formats of one string (by allOf); at most {MAX_CONJOINED} can be combined: write "
-            "them as fewer"
+            f"demands {num_conjoined} patterns and formats of one string (by allOf); at most {MAX_CONJOINED} can be "
+            "combined: write them as fewer"
         )
     return schema
 

@@ -1,5 +1,6 @@
 """Requests whose own constraints leave no token, or whose grammars cost too much: the caller's errors, at both doors."""
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ from quire import SamplingParams, StructuredOutputsParams
 from quire.client import Client
 from quire.stack import LocalStack
 from svc_common.errors import InvalidArgument
+from tests.scraping import scrape
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "" | e "c" e\n'
 WIDE = {
@@ -88,3 +90,29 @@ def test_closed_by_the_callers_own_constraints(stack: LocalStack, client: Client
     assert body["error"]["code"].upper() in reasons and caught.value.reason in reasons
     for word in words:
         assert word in caught.value.message, caught.value.message
+
+
+def test_a_costly_grammar_is_paid_by_its_sender(record_property: Any) -> None:
+    """Eight samples of an ambiguous grammar end with MASK_BUDGET; the plain stream beside them has its own tokens, and the worker
+    counted what masks took."""
+    plain = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
+    ambiguous = StructuredOutputsParams(grammar=AMBIGUOUS)
+    attack = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1, n=8, structured_outputs=ambiguous)
+    with (
+        LocalStack(worker_args=("--dtype", "float32", "--mask-budget-ms", "0.2")) as stack,
+        Client(stack.grpc_address) as client,
+    ):
+        alone = client.generate("Once upon a time", plain).outputs[0].token_ids
+        attacked = client.generate_stream("Once upon a time", attack)
+        deltas = iter(attacked)
+        next(deltas)
+        assert client.generate("Once upon a time", plain).outputs[0].token_ids == alone
+        with pytest.raises(InvalidArgument) as caught:
+            for _ in deltas:
+                pass
+        masks = asyncio.run(scrape(stack.metrics_addresses["worker"]))
+    assert caught.value.reason == "MASK_BUDGET"
+    assert "0.2 ms" in caught.value.message and "--mask-budget-ms" in caught.value.message
+    assert [violation.field for violation in caught.value.violations] == ["structured_output.lark"]
+    assert masks.value("quire_worker_mask_seconds_count") > 0
+    record_property("size", f"masks of the attack: {masks.value('quire_worker_mask_seconds_sum'):.3f} s of CPU time")
