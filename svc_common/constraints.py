@@ -40,13 +40,13 @@ def no_token_left(fields: Sequence[str], which: str) -> InvalidArgument:
     """`fields` forbid every token. `which`: "first", or "further"."""
     others = f" together with {' and '.join(fields[1:])}" if len(fields) > 1 else ""
     what = f"leaves no {which} token to choose from{others}; loosen what it demands"
-    return _refused(fields, what, reason="NO_TOKEN_LEFT")
+    return InvalidArgument(f"{fields[0]}: {what}", reason="NO_TOKEN_LEFT", violations=_violations(fields, what))
 
 
 def grammar_limit(fields: Sequence[str]) -> InvalidArgument:
     """A mask reached a limit of the grammar engine while the request ran."""
     what = "is too complex: one token took more work than the grammar engine allows; use fewer alternatives or smaller bounds"
-    return _refused(fields, what, reason="GRAMMAR_LIMIT")
+    return InvalidArgument(f"{fields[0]}: {what}", reason="GRAMMAR_LIMIT", violations=_violations(fields, what))
 
 
 def mask_budget(fields: Sequence[str], mean_ms: float) -> InvalidArgument:
@@ -55,9 +55,8 @@ def mask_budget(fields: Sequence[str], mean_ms: float) -> InvalidArgument:
         f"takes more than {mean_ms:g} ms of CPU time per token, which is the limit (--mask-budget-ms of the worker); "
         "make it less ambiguous, or use smaller bounds"
     )
-    return _refused(fields, what, reason="MASK_BUDGET")
+    return InvalidArgument(f"{fields[0]}: {what}", reason="MASK_BUDGET", violations=_violations(fields, what))
 
 
-def _refused(fields: Sequence[str], what: str, reason: str) -> InvalidArgument:
-    violations = [FieldViolation(field, what) for field in fields]
-    return InvalidArgument(f"{fields[0]}: {what}", reason=reason, violations=violations)
+def _violations(fields: Sequence[str], what: str) -> list[FieldViolation]:
+    return [FieldViolation(field, what) for field in fields]

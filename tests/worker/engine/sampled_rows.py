@@ -15,7 +15,7 @@ from tests.worker.shell.builders import Row, step
 from worker_svc.rows.table import Limits, RowTable
 from worker_svc.sampling.draws import plan_draws
 from worker_svc.sampling.row_sampler import Drawn, RowSampler
-from worker_svc.sampling.token_masks import Bits, MaskAsk, TokenMasks
+from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks
 
 VOCAB = 40
 CLOSED = -math.inf
@@ -112,7 +112,7 @@ class ToyMasks:
             assert toy_allows(self.outputs[row], token)
             self.outputs[row].append(token)
 
-    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> None:
+    def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
         for ask in asks:
             for j in range(len(ask.draft_ids) + 1):
                 output = [*self.outputs[ask.row], *ask.draft_ids[:j]]
@@ -120,6 +120,7 @@ class ToyMasks:
                 if ask.row not in self._refused:
                     bits[: 32 * masks.shape[1]] = [toy_allows(output, token) for token in range(32 * masks.shape[1])]
                 masks[ask.at + j] = np.packbits(bits, bitorder="little").view(np.int32)
+        return NO_WORK
 
 
 def toy_allows(output: Sequence[int], token: int) -> bool:
