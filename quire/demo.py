@@ -4,11 +4,12 @@ It asserts what it shows: exit status 1 when a stream is empty, when the trace o
 left running. Ports are whatever is free, so it runs beside anything else, twice at a time too.
 """
 
+import json
 import os
 import sys
+import urllib.request
 from collections.abc import Callable
 
-import httpx
 from rich.console import Console
 from rich.tree import Tree
 
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         with OtlpReceiver() as receiver:
             _run(console, receiver)
-    except (DemoFailedError, QuireError, httpx.HTTPError, TimeoutError) as error:
+    except (DemoFailedError, QuireError, OSError) as error:
         Console(stderr=True).print(f"demo failed: {error}", style="bold red", highlight=False)
         sys.exit(1)
     console.print("\nEverything is stopped; nothing is left running.")
@@ -94,9 +95,13 @@ def _chat_over_http(console: Console, stack: LocalStack) -> None:
         "seed": SEED,
         "temperature": 0.8,
     }
-    answer = httpx.post(f"{stack.http_url}/v1/chat/completions", json=body, timeout=HTTP_TIMEOUT_S)
-    answer.raise_for_status()
-    choice = answer.json()["choices"][0]
+    request = urllib.request.Request(
+        f"{stack.http_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as answer:
+        choice = json.load(answer)["choices"][0]
     console.print(f"user: {QUESTION}", style="bold", markup=False)
     console.print(f"assistant: {choice['message']['content']}", markup=False, soft_wrap=True)
     _require(choice["finish_reason"] in {"stop", "length"}, f"the chat ended by {choice['finish_reason']}")

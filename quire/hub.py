@@ -5,12 +5,12 @@ Not here: the download itself (quire.hub_download), which needs huggingface_hub.
 """
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire import extras
 from quire.built_in_model import default_model
 from svc_common.errors import ConfigError
 
@@ -49,12 +49,7 @@ def checkpoint_folder(model: Path | str | None, revision: str = "", *, weights: 
 
 
 def _download(name: str, revision: str, *, weights: bool) -> Path:
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigError(
-            f"--model {name} is no folder here, and a download needs huggingface_hub, which is not installed: "
-            "pip install 'quire[worker]'",
-            reason="NOT_INSTALLED",
-        )
+    extras.require(f"--model {name} is no folder here, and its download", "worker")
     download = importlib.import_module("quire.hub_download")  # an optional package
     found: Path = download.download(name, revision or None, weights=weights)
     return found

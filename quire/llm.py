@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quire import llm_settings
+from quire import extras, llm_settings
 from quire.chat_messages import ChatOptions, Message
 from quire.conversations import Conversation, conversation_list
 from quire.messages import Prompt, RequestOptions
@@ -284,6 +284,7 @@ def _in_process(
     *,
     log_steps: bool,
 ) -> Backend:
+    extras.require("LLM in process", *extras.services())
     # Loads torch: only for those who want a model in this process.
     from quire import in_process  # noqa: PLC0415
 

@@ -17,7 +17,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire import ports
+from quire import extras, ports
 from quire.admin import AdminClient
 from quire.connections import Credentials, blocking_channel
 from quire.processes import LineSink, ServiceProcess, ignore_line
@@ -137,6 +137,7 @@ class LocalStack:
 
         ConfigError or Unavailable when one ends before, DeadlineExceeded when it takes too long; nothing is left running then.
         """
+        extras.require("starting the services", *extras.services(simulated=self.options.simulated))
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._ports = self._reserved.enter_context(ports.reserved(self.options.host, self.options.wanted_ports))

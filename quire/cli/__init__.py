@@ -3,16 +3,27 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
+from quire import extras
 from quire.cli.groups import CommandGroup, new_app
 from svc_common.errors import ConfigError, QuireError
 from svc_common.version import VERSION
 
 CONFIG_ERROR_STATUS = 2
 ERROR_STATUS = 1
+_OUR_PACKAGES = {
+    "quire",
+    "gateway_svc",
+    "scheduler_svc",
+    "worker_svc",
+    "block_manager",
+    "paged_kernels",
+    "svc_common",
+    "protos",
+}
 
 
 class RootGroup(CommandGroup):
@@ -83,8 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         sys.exit(CONFIG_ERROR_STATUS if isinstance(error, ConfigError) else ERROR_STATUS)
+    except ModuleNotFoundError as error:
+        _refuse_incomplete(error)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse_incomplete(error: ModuleNotFoundError) -> NoReturn:
+    """Ends with one line where a package of another distribution is missing; raises `error` where it is one of ours."""
+    missing = (error.name or "").partition(".")[0]
+    if missing in _OUR_PACKAGES or not missing:
+        raise error
+    typer.echo(f"error: {extras.not_installed('this command', [missing], 'all').message}", err=True)
+    sys.exit(CONFIG_ERROR_STATUS)
 
 
 if __name__ == "__main__":

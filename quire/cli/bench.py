@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from quire import extras
 from quire.bench import dataset as files
 from quire.bench import figures
 from quire.bench.measure import summarise
@@ -160,7 +160,7 @@ def bench(
     """
     _check(door, rate, concurrency, chat=chat)
     if plot is not None:
-        _need("matplotlib", "--plot", "drop --plot, or install it: pip install matplotlib")
+        extras.require("--plot", "bench")
     kind = WorkloadKind.SHARED_PREFIX if dataset == _SHARED else WorkloadKind.POISSON if rate else WorkloadKind.BATCH
     shape = Shape(kind, requests, prompt_len, output_len, seed, rate, prefix_len, num_prefixes)
     with _service(up, target, url, door) as address, contextlib.ExitStack() as held:
@@ -198,11 +198,6 @@ def _check(door: str, rate: float | None, concurrency: int | None, *, chat: bool
         raise ConfigError("--chat needs --door openai", reason="INVALID_SETTING")
 
 
-def _need(module: str, option: str, what_to_do: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{option} needs {module}, which is not installed: {what_to_do}", reason="NOT_INSTALLED")
-
-
 @contextlib.contextmanager
 def _service(up: str, target: str, url: str, door: str) -> Iterator[str]:
     """The address of what is measured, started here where asked."""
@@ -219,7 +214,7 @@ def _target(door: str, address: str, model: str, credentials: Credentials, **opt
     if door == "grpc":
         del options["chat"]
         return GrpcTarget(address, model=model, credentials=credentials, **options)
-    _need("httpx", "--door openai", "pip install httpx, or use --door grpc")
+    extras.require("--door openai", "bench")
     openai = importlib.import_module("quire.bench.openai_target")  # its client is an optional package
     made: Target = openai.OpenAITarget(address, model=model, credentials=credentials, **options)
     return made

@@ -1,13 +1,14 @@
 """`quire certs`: certificates to try mutual TLS with."""
 
+import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from quire import extras
 from quire.certificate_folder import CertificateFolder
 from quire.cli.groups import new_app
-from svc_common.errors import ConfigError
 
 app = new_app()
 
@@ -32,15 +33,9 @@ def certs(
       [bold]quire up --tls certs/[/bold]
       [bold]quire chat --tls-ca certs/ca.pem --tls-cert certs/client.pem --tls-key certs/client-key.pem[/bold]
     """
-    try:
-        # Optional: only who makes certificates needs the library.
-        from quire.certificates import make_certificates  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "quire certs needs the library cryptography; install it with: pip install 'quire[tls]'",
-            reason="MISSING_EXTRA",
-        ) from None
-    made = make_certificates(CertificateFolder(folder), hosts=host or (), days=days)
+    extras.require("quire certs", "tls")
+    certificates: Any = importlib.import_module("quire.certificates")  # imports cryptography, an optional package
+    made: list[Path] = certificates.make_certificates(CertificateFolder(folder), hosts=host or (), days=days)
     for path in made:
         typer.echo(str(path))
     typer.echo(f"valid for {days} days; keep {folder}/ca-key.pem to yourself", err=True)

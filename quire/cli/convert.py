@@ -1,6 +1,5 @@
 """`quire convert`: a pickled checkpoint as safetensors."""
 
-import importlib.util
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quire import extras
 from quire.cli.groups import new_app
 from quire.convert import checkpoint
 from quire.sizes import size_text
-from svc_common.errors import ConfigError
 
 app = new_app()
 
@@ -37,8 +36,7 @@ def convert(
     [bold]quire convert ~/old-model/pytorch_model.bin ~/new-model --force[/bold]
     [bold]quire up --model ~/old-model-safetensors[/bold]
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("quire convert needs torch: pip install 'quire[worker]'", reason="NOT_INSTALLED")
+    extras.require("quire convert", "worker")
     source, destination = source.expanduser(), destination.expanduser()
     files = checkpoint.pickled_files(source)
     console = Console(stderr=True)

@@ -68,16 +68,17 @@ def doctor(
 ) -> None:
     """Check this installation and this machine, and a model or a running service if named. Each line says what to do.
 
-    Exit status 1 when there is a problem; warnings are none.
+    Exit status 1 when there is a problem; warnings are none. Packages of the services that are not installed are a problem
+    unless a running service is named.
 
     [bold]quire doctor[/bold]
     [bold]quire doctor --model ~/Qwen3-0.6B[/bold]
     [bold]quire doctor --target 127.0.0.1:50051 --admin 127.0.0.1:50052[/bold]
     [bold]quire doctor --json | jq '.findings[] | select(.state != "ok")'[/bold]
     """
-    checks = (
-        _installation() if target or admin else [*_installation(), ("ports", functools.partial(machine.ports, _PORTS))]
-    )
+    checks = _installation(runs_services=not (target or admin or scheduler or worker))
+    if not (target or admin):
+        checks.append(("ports", functools.partial(machine.ports, _PORTS)))
     if checkpoint is not None:
         checks.append(("model", functools.partial(model.folder, checkpoint.expanduser())))
     if target is not None:
@@ -100,10 +101,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _installation() -> list[tuple[str, Check]]:
+def _installation(*, runs_services: bool) -> list[tuple[str, Check]]:
     return [
         ("Python", installation.python),
-        ("packages", installation.packages),
+        ("packages", functools.partial(installation.packages, runs_services=runs_services)),
         ("conflicting packages", installation.conflicts),
         ("torch", installation.torch),
         ("C++ compiler", installation.compiler),

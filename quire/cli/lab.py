@@ -1,17 +1,18 @@
 """`quire lab`: the page that shows queues, blocks and steps, of a running stack or of a recording."""
 
 import asyncio
+import importlib
 import socket
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from quire import extras
 from quire.cli import options as o
 from quire.cli.groups import new_app
-from quire.lab import server
 from quire.lab.recorded import RecordedSource
 from scheduler_svc.recording.file_format import Recording
 from svc_common.errors import ConfigError, Unavailable
@@ -49,6 +50,8 @@ def lab(
         _check_there(url)
         _tell(url, open_it=open_it)
         return
+    extras.require("quire lab --recording", "gateway")
+    server: Any = importlib.import_module("quire.lab.server")  # imports packages of the extra
     source = RecordedSource(Recording(recording))
     asyncio.run(server.serve(source, port, lambda at: _tell(at, open_it=open_it), asyncio.Event()))
 

@@ -1,19 +1,18 @@
 """`quire plan`: what fits in this memory, and why."""
 
 import importlib
-import importlib.util
 import json
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from quire import extras
 from quire.cli import model_options as m
 from quire.cli import scheduling_options as sch
 from quire.cli.groups import new_app
 from quire.hub import checkpoint_folder
 from quire.sizes import GIB, parse_size
-from svc_common.errors import ConfigError
 
 app = new_app()
 
@@ -56,10 +55,7 @@ def plan(
     [bold]quire plan --model Qwen/Qwen3-8B --memory 24GiB --device cuda[/bold]
     [bold]quire plan --model ~/big --memory 16GiB --kv-cache-dtype bfloat16 --json[/bold]
     """
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise ConfigError(
-            "quire plan needs torch and transformers: pip install 'quire[worker]'", reason="NOT_INSTALLED"
-        )
+    extras.require("quire plan", "worker")
     found = checkpoint_folder(model, revision, weights=False)
     made: Any = importlib.import_module("quire.plan.request")  # imports torch, an optional package
     asked = made.Wanted(

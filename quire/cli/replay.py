@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from quire import extras
 from quire import replay_report as reports
 from quire.cli.groups import new_app
 from scheduler_svc.recording import changes
@@ -134,7 +135,5 @@ def _busy(what: str) -> Progress:
 
 def _plotting() -> Any:
     """The plotting module; ConfigError where matplotlib is not installed."""
-    try:
-        return importlib.import_module("quire.replay_plot")
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'quire[bench]'", reason="NO_MATPLOTLIB") from None
+    extras.require("--plot", "bench")
+    return importlib.import_module("quire.replay_plot")

@@ -1,12 +1,13 @@
 """`quire serve gateway`."""
 
+import importlib
 from typing import Annotated, Any
 
 import typer
 
-from gateway_svc import app as gateway
 from gateway_svc.chat.formats import AUTO
 from gateway_svc.settings import GatewaySettings
+from quire import extras
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli import service
@@ -66,6 +67,7 @@ def serve_gateway(
       [bold]quire serve gateway --scheduler 127.0.0.1:50060[/bold]
       [bold]quire serve gateway --host 0.0.0.0 --tenants tenants.toml --tls-cert gateway.pem --tls-key gateway-key.pem[/bold]
     """
+    extras.require("quire serve gateway", "gateway")
     settings = settings_of(
         GatewaySettings,
         option_name,
@@ -92,6 +94,7 @@ def serve_gateway(
         service.announce("gateway", address, **urls)
         garbage.settle()
 
+    gateway: Any = importlib.import_module("gateway_svc.app")  # imports packages of the extra
     service.run(
         gateway.serve(settings, on_ready=ready), stop_with_stdin=stop_with_stdin, name="gateway", log_form=log_format
     )

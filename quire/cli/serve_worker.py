@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from quire import extras
 from quire.cli import access_options as a
 from quire.cli import model_options as m
 from quire.cli import options as o
@@ -58,6 +59,7 @@ def serve_worker(
     [bold]quire serve worker --model models/tiny[/bold]
     [bold]quire serve worker --model ~/Qwen3-0.6B --dtype bfloat16 --kv-cache-memory 2GiB[/bold]
     """
+    extras.require("quire serve worker", "worker")
     found = checkpoint_folder(model, revision)
     given = WorkerOptions(
         served_model_name=served_model_name or found.name,

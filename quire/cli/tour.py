@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from quire import extras
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
@@ -73,6 +74,7 @@ def tour(
     if address is not None:
         door, operators = o.host_and_port(address, "--address"), o.host_and_port(admin, "--admin")
         running = RunningStack(door, operators, credentials)
+    extras.require("quire tour", *extras.services())
     if steps is not None:
         with _refusing("--steps", steps):
             steps.mkdir(parents=True, exist_ok=True)

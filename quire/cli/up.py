@@ -15,6 +15,7 @@ import typer
 
 from gateway_svc.chat.formats import AUTO
 from gateway_svc.settings import GatewaySettings
+from quire import extras
 from quire.cli import access_options as a
 from quire.cli import model_options as m
 from quire.cli import options as o
@@ -137,6 +138,7 @@ def up(
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  whatever ports are free
     """
+    extras.require("quire up", *extras.services(simulated=simulated))
     found = None if simulated else checkpoint_folder(model, revision)
     worker = WorkerOptions(
         served_model_name=served_model_name or (found.name if found else ""),

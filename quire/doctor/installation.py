@@ -1,7 +1,6 @@
 """Checks of what is installed: Python, packages in their ranges, packages that must not be there, torch, the compiler."""
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
+from quire import extras
 from quire.doctor.findings import Finding, ok, problem, warning
 
 _SERVICES = {"gateway": "quire serve gateway", "scheduler": "quire serve scheduler", "worker": "quire serve worker"}
@@ -31,27 +31,22 @@ def python() -> Iterator[Finding]:
         yield ok("Python", f"{version} ({sys.executable})")
 
 
-def packages() -> Iterator[Finding]:
-    """What pyproject.toml asks for, by service; those of a service that is not installed are no problem."""
-    try:
-        wanted = [Requirement(text) for text in importlib.metadata.requires("quire") or ()]
-    except importlib.metadata.PackageNotFoundError:
-        yield warning("packages", "quire itself is not installed, it runs from a folder", "pip install -e '.[all]'")
+def packages(*, runs_services: bool = True) -> Iterator[Finding]:
+    """What pyproject.toml asks for, by service; missing ones are a problem where this installation is to run the services."""
+    if not extras.requirements():
+        yield warning("packages", "quire itself is not installed, it runs from a folder", extras.install_command("all"))
         return
-    yield from _group("packages", [r for r in wanted if _applies(r, "")], "pip install --upgrade quire", needed=True)
+    yield from _group("packages", extras.requirements(), extras.install_command(), needed=True)
     for extra, command in _SERVICES.items():
-        own = [r for r in wanted if _applies(r, extra) and not _applies(r, "")]
-        yield from _group(f"packages of `{command}`", own, f"pip install --upgrade 'quire[{extra}]'", needed=False)
-
-
-def _applies(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if own := extras.requirements(extra):
+            to_do = extras.install_command(*_SERVICES)
+            yield from _group(f"packages of `{command}`", own, to_do, needed=runs_services)
 
 
 def _group(name: str, wanted: list[Requirement], to_do: str, *, needed: bool) -> Iterator[Finding]:
     missing, wrong, right = [], [], []
     for requirement in wanted:
-        version = _version(requirement.name)
+        version = extras.version(requirement.name)
         if version is None:
             missing.append(requirement.name)
         elif not requirement.specifier.contains(version, prereleases=True):
@@ -67,16 +62,9 @@ def _group(name: str, wanted: list[Requirement], to_do: str, *, needed: bool) ->
         yield ok(name, ", ".join(right))
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def conflicts() -> Iterator[Finding]:
     """Packages that break others, or us (design.md 2)."""
-    found = [name for name in _CONFLICTS if _version(name) is not None]
+    found = [name for name in _CONFLICTS if extras.version(name) is not None]
     for name in found:
         yield problem("conflicting packages", f"{name} is installed: {_CONFLICTS[name]}", f"pip uninstall {name}")
     spec = importlib.util.find_spec("kernels")
@@ -89,7 +77,7 @@ def conflicts() -> Iterator[Finding]:
 def torch() -> Iterator[Finding]:
     """PyTorch and what it sees: instructions of the processor, GPUs."""
     if importlib.util.find_spec("torch") is None:
-        yield warning("torch", "not installed: a worker needs it", "pip install 'quire[worker]'")
+        yield warning("torch", "not installed: a worker needs it", extras.install_command("worker"))
         return
     module = importlib.import_module("torch")  # an optional package
     capability = module.backends.cpu.get_cpu_capability()
@@ -111,7 +99,7 @@ def _gpus(module: object) -> Iterator[Finding]:
         name = cuda.get_device_name(number)
         yield ok("GPU", f"cuda:{number} {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
     if importlib.util.find_spec("triton") is None:
-        yield problem("GPU kernels", "triton is not installed", "pip install 'quire[cuda]'")
+        yield problem("GPU kernels", "triton is not installed", extras.install_command("cuda"))
 
 
 def compiler() -> Iterator[Finding]:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 _RANK = 4
 _PROJECTIONS = ("q_proj", "v_proj")
@@ -22,6 +21,8 @@ def make_adapter(base: Path, folder: Path, seed: int) -> Path:
             tensors[f"{prefix}.lora_A.weight"] = _random(draw, _RANK, config["hidden_size"])
             tensors[f"{prefix}.lora_B.weight"] = _random(draw, _width(config, projection), _RANK)
     folder.mkdir(parents=True)
+    from safetensors.numpy import save_file  # noqa: PLC0415 (an optional package)
+
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": list(_PROJECTIONS)}
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -28,7 +28,7 @@ USABLE = {
 SHARED = {"llguidance": "svc_common/grammars.py"}
 """Imported below both services that need it, so it is in the extra of each."""
 
-INSTALLED_BY_TORCH_ONLY = ("tests/clients/", "tests/compose/stand_ins/", "benchmarks/compare/offline/")
+ELSEWHERE = ("tests/clients/", "tests/compose/stand_ins/", "benchmarks/compare/offline/")
 """Programs that run in environments of their own."""
 
 PRIVATE_PARTS = {
@@ -79,7 +79,7 @@ def test_shared_packages_are_in_the_extras_that_share_them() -> None:
 def test_what_development_imports_is_declared(folder: str) -> None:
     """`pip install '.[all,dev]'` is enough for every test, benchmark and script."""
     declared = set(requirements(*SERVED, "dev"))
-    found = imported(folder, but=INSTALLED_BY_TORCH_ONLY)
+    found = imported(folder, but=ELSEWHERE)
     assert {name: sorted(where) for name, where in found.items() if name not in declared} == {}
 
 
@@ -95,7 +95,9 @@ def test_private_parts_have_an_upper_bound(name: str) -> None:
 def test_every_pin_is_in_range() -> None:
     """constraints.txt is one point in the ranges, and pins whatever is declared."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+    pins = {
+        canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines) if version
+    }
     wanted = requirements(*SERVED, "dev")
     assert set(wanted) - set(pins) == set()
     wrong = {name: pins[name] for name, asked in wanted.items() if not asked.specifier.contains(pins[name])}

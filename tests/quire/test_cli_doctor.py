@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire import extras
 from quire.built_in_model import default_model
 from quire.cli import main
 from quire.connections import Credentials
@@ -89,7 +90,7 @@ def test_who_is_refused_is_told_of_keys(refusal: type[QuireError]) -> None:
 
 def test_another_release_is_told() -> None:
     """Another protocol revision cannot work, another release should not be."""
-    ours = [finding.state for finding in service._build("worker", installation._version("quire") or "", 0)]
+    ours = [finding.state for finding in service._build("worker", extras.version("quire") or "", 0)]
     assert ours == [State.PROBLEM]
     assert [f.state for f in service._build("worker", "0.0.1", service.PROTOCOL_REVISION)] == [State.WARNING]
 
