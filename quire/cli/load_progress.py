@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from svc_common.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
-_WARNING = "WARNING "
+_UNCONNECTED = ("WARNING gateway_svc.engine.scheduler_link: ", "WARNING scheduler_svc.workers.link: ")
+"""Warnings of services that cannot reach each other, which is as it should be until all have started."""
 
 
 class LoadProgress:
@@ -41,11 +42,11 @@ class LoadProgress:
         self.finish()
 
     def line(self, service: str, line: str) -> None:
-        """A line that a service wrote.
+        """Show a line that a service wrote, above the bar where there is one.
 
-        Its error is not repeated, it comes as the command's own; nor are warnings while the services are waiting for each other.
+        Left out: its error, which comes as the command's own, and while the services start, that one cannot reach another.
         """
-        if line.startswith(_ERROR) or (self._is_starting and line.startswith(_WARNING)):
+        if line.startswith(_ERROR) or (self._is_starting and line.startswith(_UNCONNECTED)):
             return
         self._write(service, f"{service}: {line}", line)
 

@@ -1,7 +1,10 @@
 """`quire up`: what it prints, that what dies is started again, and that nothing outlives it (issue 2, item 8; issue 5, item 11)."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from quire.client import Client
 from quire.sampling_params import SamplingParams
 from tests.e2e.kill_plan import Killer
 from tests.e2e.kill_signs import LOADING
-from tests.quire.up_process import SERVICE_LINE, UpProcess, is_running, wait_gone
+from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, is_running, wait_gone
 
 SIMULATED = ("--simulated",)
 
@@ -77,3 +80,43 @@ def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> 
         assert up.stop(number) == 0
         assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
     assert not any("killed" in line or "Traceback" in line for line in up.errors), up.errors
+
+
+def test_warnings_of_a_start_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a service warns of while it starts is on standard error; not that services that start cannot reach each other yet."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "much")
+    with UpProcess(*SIMULATED) as up:
+        up.wait_ready()
+        assert up.stop() == 0
+    warned = {line.partition(":")[0] for line in up.errors if "OTEL_TRACES_SAMPLER_ARG=much" in line}
+    assert "gateway" in warned
+    assert not any("cannot be used" in line for line in up.errors)
+
+
+def test_warnings_stand_above_the_progress_bar() -> None:
+    """On a terminal the bar is drawn below a whole line."""
+    code = (
+        "from quire.cli.load_progress import LoadProgress; from svc_common.log_format import LogFormat\n"
+        "with LoadProgress(LogFormat.TEXT) as progress:\n"
+        "    progress.show('loading weights', 0.5); progress.line('worker', 'WARNING paged_kernels.registry: slow')\n"
+        "    progress.show('loading weights', 0.7)"
+    )
+    terminal, child = os.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=child, stderr=child, cwd=ROOT, env=environ) as process:
+        os.close(child)
+        text = _read_to_end(terminal)
+        assert process.wait() == 0
+    assert "worker: WARNING paged_kernels.registry: slow\r\n" in text
+    assert text.rindex("loading weights") > text.index("WARNING")
+
+
+def _read_to_end(terminal: int) -> str:
+    parts = []
+    with contextlib.suppress(OSError):  # what a terminal says when its other end is closed
+        while part := os.read(terminal, 4096):
+            parts.append(part)
+    os.close(terminal)
+    return b"".join(parts).decode()
