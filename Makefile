@@ -1,5 +1,5 @@
 # The commands of this repository. `make` lists them. Everything is installed into .venv of this checkout.
-# Variables: PYTHON (an interpreter >= 3.11), PIP_FLAGS (more options for pip), ARGS (more options for the command).
+# Variables: PYTHON (an interpreter >= 3.11), PIP_FLAGS (more options for pip), ARGS (more options for the command), TORCH (cpu or cuda).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,6 +10,8 @@ MAKEFLAGS += --no-print-directory
 export PYTHON ?=
 PIP_FLAGS ?=
 ARGS ?=
+# PyTorch's build: cpu or cuda. The one with CUDA, some 3 GB, is for machines with an NVIDIA GPU.
+TORCH ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -53,7 +55,9 @@ FORCE:
 	"$$found" -m venv .venv || { echo "making .venv failed; on Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
 	printf '%s\n' "$(CURDIR)" > $@
 
-$(INSTALLED): .venv/.checkout pyproject.toml constraints.txt
+$(INSTALLED): .venv/.checkout pyproject.toml constraints.txt quire/torch-cpu.txt
+	@[ $(TORCH) = cuda ] || $(VENV_PYTHON) -m pip install $(PIP_FLAGS) --no-deps --retries 1 -c constraints.txt -r quire/torch-cpu.txt \
+	  || { echo "PyTorch without CUDA could not be installed; to take the build with CUDA: make setup TORCH=cuda"; exit 1; }
 	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
@@ -106,6 +110,10 @@ test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips 
 test-compose: setup ## docker-compose.yml in a real engine, with images made without a registry (needs root and Debian's apt)
 	$(VENV_PYTHON) -m tests.compose $(ARGS)
 
+.PHONY: test-install
+test-install: setup ## a wheel of this tree in an empty environment: without extras, and serving its built-in model
+	$(VENV_PYTHON) -m tests.install $(ARGS)
+
 .PHONY: soak
 soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds
 	$(VENV_PYTHON) -m tests.soak $(ARGS)
@@ -117,6 +125,11 @@ check: setup buf ## ruff, mypy, import-linter, buf, freshness of generated code
 	$(VENV_PYTHON) -m mypy
 	PYTHONPATH=.:kernels .venv/bin/lint-imports
 	$(VENV_PYTHON) -m pytest tests/house/test_protos.py
+
+# Its own environment: what it installs is no business of the services.
+.PHONY: audit
+audit: setup ## known vulnerabilities of what constraints.txt pins; needs an advisory service that can be reached
+	$(VENV_PYTHON) -m tests.install.audit $(ARGS)
 
 .PHONY: protos
 protos: setup ## generate code from protos/, beside them

@@ -7,9 +7,10 @@ RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
+COPY quire/torch-cpu.txt quire/
 COPY deploy/requirements.py deploy/
-RUN python deploy/requirements.py worker \
-  | pip install --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt -r /dev/stdin
+RUN pip install --no-deps -c constraints.txt -r quire/torch-cpu.txt \
+  && python deploy/requirements.py worker | pip install -c constraints.txt -r /dev/stdin
 COPY . .
 RUN pip install --no-deps . \
   && python -m paged_kernels.cpu_library /opt/quire/lib/paged_kernels.so

@@ -59,8 +59,8 @@ def _options(target: Path) -> list[str]:
 
 def _index_of_torch() -> list[str]:
     """The index that deploy/worker.Dockerfile takes torch from, where it can be reached; else pip's own settings must know one."""
-    text = (ROOT / "deploy" / "worker.Dockerfile").read_text(encoding="utf-8")
-    (url,) = re.findall(r"--extra-index-url (\S+)", text)
+    text = (ROOT / "quire" / "torch-cpu.txt").read_text(encoding="utf-8")
+    (url,) = re.findall(r"^--index-url (\S+)", text, re.M)
     try:
         with urllib.request.urlopen(url, timeout=5):
             return ["--extra-index-url", url]

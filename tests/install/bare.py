@@ -12,15 +12,15 @@ from typing import Any
 
 from quire.cli import RootGroup
 from quire.cli.groups import CommandGroup
+from tests.quire.up_process import FREE_PORTS
 
 SCRIPT = Path(__file__).with_name("run_commands.py")
-_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
 _STACK = "gateway,scheduler,worker"
 
 NEEDS = {
-    ("up", *_PORTS): _STACK,
-    ("up", "--simulated", *_PORTS): "gateway,scheduler",
-    ("up", "--model", "some/model", *_PORTS): _STACK,
+    ("up", *FREE_PORTS): _STACK,
+    ("up", "--simulated", *FREE_PORTS): "gateway,scheduler",
+    ("up", "--model", "some/model", *FREE_PORTS): _STACK,
     ("serve", "gateway", "--port", "0"): "gateway",
     ("serve", "worker", "--port", "0"): "worker",
     ("tour", "batching"): _STACK,

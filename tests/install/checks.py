@@ -1,0 +1,61 @@
+"""What a wheel has to do in an environment of its own, in order: each check may use what those before it installed."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+from tests.compose.commands import Failure
+from tests.install import bare
+from tests.install.environment import Environment
+from tests.install.served import Served
+
+PROMPT = "def fibonacci(n):"
+NUM_TOKENS = 40
+
+
+def bare_commands(environment: Environment) -> str:
+    """Every `--help` works; each command that needs more says in one line what, and ends with a status other than 0."""
+    faults = bare.faults(environment.python, environment.empty, environ={**environment.environ, "PYTHONPATH": ""})
+    _require(not faults, "\n".join(faults))
+    return f"{len(bare.helps())} helps, {len(bare.NEEDS)} commands that need more, quire doctor"
+
+
+def named_command(environment: Environment) -> str:
+    """The command that `quire up` names installs what it needs, without CUDA."""
+    done = environment.quire("up")
+    _require(done.returncode == 2 and done.stderr.count("\n") == 1, f"quire up: {done.returncode} {done.stderr}")
+    command = done.stderr.strip().partition("not installed: ")[2]
+    environment.shell(command)
+    packages = subprocess.run(
+        [environment.python, "-m", "pip", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    cuda = [line for line in packages.splitlines() if line.startswith(("nvidia-", "cuda-"))]
+    _require(not cuda or "nvidia-smi" in command, f"CUDA was installed on a machine without a GPU: {cuda}")
+    doctor = json.loads(environment.quire("doctor", "--json").stdout)
+    _require(doctor["problems"] == 0, f"quire doctor: {doctor}")
+    return command
+
+
+def serves_built_in_model(environment: Environment) -> str:
+    """`quire up` from an empty folder serves the built-in model; `quire generate` streams from it."""
+    with Served(environment) as served:
+        made = environment.quire(
+            *("generate", PROMPT, "--target", served.grpc),
+            *("--max-tokens", str(NUM_TOKENS), "--temperature", "0", "--ignore-eos", "--json"),
+        )
+        models = environment.quire("models", "--target", served.grpc)
+    _require(made.returncode == 0, made.stderr)
+    _require("tiny" in models.stdout, models.stdout)
+    _require("Traceback" not in "".join(served.errors), "".join(served.errors))
+    return made.stdout.strip().splitlines()[-1][:100]
+
+
+Check = Callable[[Environment], str]
+"""Takes the environment, returns what to print; Failure says what is wrong."""
+
+CHECKS: tuple[Check, ...] = (bare_commands, named_command, serves_built_in_model)
+
+
+def _require(condition: object, what: str) -> None:
+    if not condition:
+        raise Failure(what)
