@@ -39,9 +39,7 @@ def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
     try:
         from paged_kernels import triton_backend  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(
-            f"the backend cuda needs Triton ({error}): pip install quire[cuda]", reason="NO_TRITON"
-        ) from error
+        raise ConfigError(f"the backend cuda needs Triton ({error}): pip install triton", reason="NO_TRITON") from error
     if triton_backend.is_interpreted() != interprets_triton(environ):
         raise ConfigError(f"set {INTERPRETER_VARIABLE} before the process starts", reason="NO_TRITON")
     return triton_backend.make()
