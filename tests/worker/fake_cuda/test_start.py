@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import modeling_utils
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from tests.worker.fake_cuda import tensors
 from tests.worker.fake_cuda.device import CONTEXT_BYTES, TOTAL_BYTES, FakeDevices
+from tests.worker.fake_cuda.ledger import LEDGER
 from worker_svc.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
@@ -101,31 +103,44 @@ def test_weights_that_do_not_fit(checkpoint):
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-def host_bytes() -> int:
-    """Of all tensors on the host that Python knows; those that stand for the device's memory are taken off."""
-    found = [x for x in gc.get_objects() if type(x) in {torch.Tensor, torch.nn.Parameter} and x.device.type == "cpu"]
-    return sum({x.data_ptr(): x.nbytes for x in found}.values()) - tensors.LEDGER.num_bytes
+class _Counted:
+    """A file of safetensors, or a part of it, that counts the tensors read from it."""
+
+    def __init__(self, inner: Any, reads: list[int]) -> None:
+        self._inner, self._reads = inner, reads
+
+    def get_slice(self, name: str) -> "_Counted":
+        return _Counted(self._inner.get_slice(name), self._reads)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        self._reads.append(1)
+        return self._inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def test_weights_do_not_gather_on_the_host(tmp_path, monkeypatch):
-    """Each goes to the device as it is read: when the first are copied there, the host holds a few, and so later."""
+    """Each goes to the device as it is read: at any time only a few were read and are not there yet."""
     path = make_checkpoint("llama", tmp_path / "deep", num_hidden_layers=12)
-    total = (path / "model.safetensors").stat().st_size
-    gc.collect()
-    before, on_device, seen = host_bytes(), tensors.LEDGER.num_bytes, []
+    reads, copies, ahead = [], [], []
+    opened, run = modeling_utils.safe_open, tensors._run
 
     def watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.overloadpacket is tensors.aten.copy_ and args[1].nbytes > 10_000:
-            seen.append(host_bytes() - before if len(seen) % 20 == 0 else 0)
+        if func.overloadpacket is tensors.aten.copy_ and not isinstance(args[1], tensors.DeviceTensor):
+            ahead.append(len(reads) - len(copies))
+            copies.append(1)
         return run(func, args, kwargs)
 
-    run = tensors._run
+    monkeypatch.setattr(modeling_utils, "safe_open", lambda *args, **kwargs: _Counted(opened(*args, **kwargs), reads))
     monkeypatch.setattr(tensors, "_run", watched)
+    on_device = LEDGER.num_bytes
     engine = loaded(path)
     assert engine.device == "cuda:0"
-    assert len(seen) > 60
-    assert tensors.LEDGER.num_bytes - on_device > 0.9 * total
-    assert max(seen) < total / 3, seen
+    assert len(reads) > 100
+    assert len(copies) >= len(reads)
+    assert LEDGER.num_bytes - on_device > 0.9 * (path / "model.safetensors").stat().st_size
+    assert max(ahead) < len(reads) / 4, ahead
 
 
 # --- which device ----------------------------------------------------------------------------------------------------

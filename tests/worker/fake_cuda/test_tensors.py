@@ -8,7 +8,8 @@ import torch
 import triton
 
 from paged_kernels import triton_sampling
-from tests.worker.fake_cuda.tensors import DEVICE, LEDGER, WAITS, WrongDevice
+from tests.worker.fake_cuda.ledger import LEDGER
+from tests.worker.fake_cuda.tensors import DEVICE, WAITS, WrongDevice
 
 HERE = torch.arange(6.0)
 ROWS = torch.tensor([0, 2])
