@@ -19,6 +19,8 @@ PROTOC := .venv/protoc/.installed
 PROTO_FILES = protos/*/v1/*.proto
 # Generated code is made by the oldest toolchain that we support (docs/decisions/0002).
 PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
+# Compiles the CPU kernels for wheels (deploy/kernels.py); 100 MB that nothing else needs.
+ZIG := .venv/.ziglang
 COMPOSE ?= docker compose
 # Node is not everybody's: without it buf and the tests of Node clients are skipped, except where NEED_NODE or CI says true.
 NODE_TOOLS := .venv/node/tools/.installed
@@ -66,6 +68,10 @@ $(PROTOC): $(INSTALLED)
 	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) --no-warn-conflicts --upgrade --target .venv/protoc $(PROTOC_TOOLCHAIN)
 	@touch $@
 
+$(ZIG): $(INSTALLED)
+	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt ziglang
+	@touch $@
+
 # Packages of $(1) as pinned there. No Node or no registry: says so and leaves nothing, so that it is tried again.
 define install-node-packages
 	@rm -rf $(@D); mkdir -p $(@D); cp $(1)/package*.json $(@D); \
@@ -80,6 +86,16 @@ $(NODE_TOOLS): tests/clients/package.json | .venv/.checkout
 
 $(NODE_EXAMPLE): examples/node/package.json examples/node/package-lock.json | .venv/.checkout
 	$(call install-node-packages,examples/node)
+
+MACHINES ?= $(shell uname -m)
+
+.PHONY: wheel
+wheel: $(ZIG) ## dist/: an installable wheel with the CPU kernels for this machine (MACHINES="x86_64 aarch64": for these)
+	PYTHONPATH=kernels $(VENV_PYTHON) -m deploy.wheel --pip-flags "$(PIP_FLAGS)" $(MACHINES)
+
+.PHONY: wheels
+wheels: ## the same for x86_64 and aarch64
+	@$(MAKE) wheel MACHINES="x86_64 aarch64"
 
 .PHONY: demo
 demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop

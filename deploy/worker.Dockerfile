@@ -1,7 +1,6 @@
-# The worker on CPU: torch without CUDA, and the compiled CPU kernels built beforehand, so that the image needs no compiler.
+# The worker on CPU: torch without CUDA, and Quire's wheel with the CPU kernels inside, so that the image needs no compiler.
 # Build from the root of the repository: docker build -f deploy/worker.Dockerfile .
 FROM python:3.11.14-slim-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH
@@ -11,15 +10,13 @@ COPY quire/torch-cpu.txt quire/
 COPY deploy/requirements.py deploy/
 RUN pip install --no-deps -c constraints.txt -r quire/torch-cpu.txt \
   && python deploy/requirements.py worker | pip install -c constraints.txt -r /dev/stdin
+RUN pip install --target /opt/zig -c constraints.txt ziglang
 COPY . .
-RUN pip install --no-deps . \
-  && python -m paged_kernels.cpu_library /opt/quire/lib/paged_kernels.so
+RUN PYTHONPATH=kernels:/opt/zig python -m deploy.wheel --to /wheels && pip install --no-deps /wheels/*.whl
 
 FROM python:3.11.14-slim-bookworm
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/quire /opt/quire
-ENV PATH=/opt/quire/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
-    QUIRE_KERNEL_LIBRARY=/opt/quire/lib/paged_kernels.so
+ENV PATH=/opt/quire/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 USER 10001:10001
 WORKDIR /tmp
 ENTRYPOINT ["quire", "serve", "worker"]

@@ -25,6 +25,7 @@ class CompiledCpuBackend:
     blocks = TORCH_BLOCKS
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        library.quire_use_threads(_parallel_region())
         names = {(dtype, dtype): f"{name}_{name}" for dtype, name in _NAMES.items()}
         names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _NAMES.items()}
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
@@ -89,6 +90,11 @@ class CompiledCpuBackend:
             torch.get_num_threads(),
         )
         return out
+
+
+def _parallel_region() -> ctypes.c_void_p:
+    """GOMP_parallel of the OpenMP runtime that torch is linked to, so that kernels and torch share one set of threads."""
+    return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p)
 
 
 def _functions(

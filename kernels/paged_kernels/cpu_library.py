@@ -1,9 +1,8 @@
-"""The compiled CPU kernels as a shared library: found, or built once by the machine's C++ compiler and kept in a private cache.
+"""The compiled CPU kernels as a shared library: the one that the installation carries, or one that this machine's compiler makes.
 
-The cache is keyed by source, flags, compiler and processor, so another machine or release never loads the wrong code. A library
-that was built beforehand (`python -m paged_kernels.cpu_library OUTPUT`, for images without a compiler) is named by
-QUIRE_KERNEL_LIBRARY; beside it lie builds for processors that can do more, of which the best that runs here is taken.
-QUIRE_CPU_KERNELS=torch forbids compiled code; the caller then takes the torch path.
+A platform's wheel carries builds (cpu_builds.py), of which the best for this processor is taken. Without one the C++ compiler makes
+it once, kept in a private cache that is keyed by source, flags, compiler and processor. QUIRE_KERNEL_LIBRARY names a library to
+take instead; QUIRE_CPU_KERNELS=torch forbids compiled code. Where there is none the caller takes the torch path.
 """
 
 import ctypes
@@ -14,51 +13,71 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).with_name("cpu")
-SOURCE = FOLDER / "library.cpp"
-ABI = 5
+from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
+
+ABI = 6
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"
 _BUILD_TIMEOUT_S = 300
-# -ffp-contract=fast fuses every a * b + c alike; without -ffast-math the compiler keeps the order of sums as written.
-_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-
-
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-# Best first: what comes into the file's name, flags, and what the processor must have (as /proc/cpuinfo names it).
-_BEYOND_BASE = (
-    ("avx512bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"), _AVX512 | {"avx512_bf16", "avx512vbmi"}),
-    ("avx512", ("-march=x86-64-v4",), _AVX512),
-)
+_NATIVE = (*FLAGS, "-shared", "-march=native")
+_TO_DO = "install Quire's wheel for this platform, which carries the kernels, or a C++ compiler (apt install g++)"
 
 
 class NoCompiledKernels(Exception):
     """No compiled library can be had here; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """Where compiled kernels come from. `origin`: for people. `compiler`: makes the file where it is not there yet."""
+
+    path: Path
+    origin: str
+    compiler: str | None = None
+
+
 def load_library(environ: Mapping[str, str], say: Callable[[str], None]) -> ctypes.CDLL:
     """The library, built if need be (`say` then gets one line). NoCompiledKernels where there is none."""
+    found = find_library(environ)
+    if found.compiler is not None:
+        _compile_once(found.path, found.compiler, say)
+    return _open(found.path)
+
+
+def find_library(environ: Mapping[str, str]) -> KernelLibrary:
+    """What `load_library` takes. NoCompiledKernels where there is none; the message says what to do."""
     if environ.get(CHOICE_VARIABLE, "") == "torch":
-        raise NoCompiledKernels(f"{CHOICE_VARIABLE}=torch")
-    given = environ.get(LIBRARY_VARIABLE)
-    return _open(_best(Path(given)) if given else _cached(environ, say))
+        raise NoCompiledKernels(f"{CHOICE_VARIABLE}=torch forbids compiled kernels; unset it")
+    if given := environ.get(LIBRARY_VARIABLE):
+        return KernelLibrary(Path(given), f"{given} ({LIBRARY_VARIABLE})")
+    return _prebuilt() or _compiled(environ)
 
 
-def _best(base: Path) -> Path:
-    """The build beside `base` that suits this processor best, else `base`."""
-    features = set(_processor().split())
-    able = (_beside(base, name) for name, _flags, needed in _BEYOND_BASE if needed <= features)
-    return next((path for path in able if path.exists()), base)
+def runs_here() -> list[Build]:
+    """Builds of wheels that this processor runs, best first."""
+    return runnable(platform.machine(), set(_processor().split()))
 
 
-def _beside(base: Path, name: str) -> Path:
-    return base.with_name(f"{base.stem}.{name}{base.suffix}")
+def _prebuilt() -> KernelLibrary | None:
+    found = ((build, PREBUILT / build.file_name) for build in runs_here())
+    return next((KernelLibrary(path, f"prebuilt for {build.name}") for build, path in found if path.exists()), None)
+
+
+def _compiled(environ: Mapping[str, str]) -> KernelLibrary:
+    names = [environ["CXX"]] if environ.get("CXX") else ["g++", "c++"]
+    found = (shutil.which(name, path=environ.get("PATH", "")) for name in names)
+    compiler = next(filter(None, found), None)
+    if compiler is None:
+        wanted = " or ".join(names)
+        raise NoCompiledKernels(f"none are installed for this processor, and no C++ compiler ({wanted}); {_TO_DO}")
+    path = _private_folder(environ) / f"paged_kernels-{_key(compiler, _NATIVE)}.so"
+    return KernelLibrary(path, f"compiled on this machine by {compiler}", compiler)
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -72,20 +91,12 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _cached(environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
-    search = environ.get("PATH", "")
-    compiler = environ.get("CXX") or shutil.which("g++", path=search) or shutil.which("c++", path=search)
-    if compiler is None:
-        raise NoCompiledKernels("no C++ compiler (g++) is installed")
-    flags = (*_FLAGS, "-march=native")
-    folder = _private_folder(environ)
-    path = folder / f"paged_kernels-{_key(compiler, flags)}.so"
-    with (folder / "build.lock").open("w") as lock:
+def _compile_once(path: Path, compiler: str, say: Callable[[str], None]) -> None:
+    with (path.parent / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             say("compiling the CPU kernels (once for this machine)")
-            build(path, [compiler, *flags])
-    return path
+            build(path, [compiler, *_NATIVE])
 
 
 def build(output: Path, command: Sequence[str]) -> None:
@@ -94,7 +105,7 @@ def build(output: Path, command: Sequence[str]) -> None:
         made = Path(folder) / output.name
         try:
             subprocess.run(
-                [*command, str(SOURCE), "-o", str(made)],
+                [*command, str(SOURCES / "library.cpp"), "-o", str(made)],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -125,7 +136,7 @@ def _private_folder(environ: Mapping[str, str]) -> Path:
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
-    sources = [file.read_bytes() for file in sorted(FOLDER.iterdir()) if file.suffix in {".cpp", ".h"}]
+    sources = [file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in {".cpp", ".h"}]
     parts = [*sources, " ".join(flags).encode(), compiler.encode(), version, _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
@@ -140,23 +151,3 @@ def _processor() -> str:
     for key in ("model name", "flags", "Features"):
         words += [line for line in lines if line.startswith(key)][:1]
     return "\n".join(words)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Builds a library for other machines: OUTPUT [-march=NAME]; on x86-64, unless told otherwise, x86-64-v3 and, beside it, what
-    uses more of newer processors."""
-    if not arguments:
-        sys.stderr.write("usage: python -m paged_kernels.cpu_library OUTPUT [-march=NAME]\n")
-        return 2
-    output, march = Path(arguments[0]).resolve(), list(arguments[1:])
-    builds = {output: march}
-    if not march and platform.machine() == "x86_64":
-        builds = {output: ["-march=x86-64-v3"]}
-        builds |= {_beside(output, name): list(flags) for name, flags, _needed in _BEYOND_BASE}
-    for path, flags in builds.items():
-        build(path, [os.environ.get("CXX", "g++"), *_FLAGS, *flags])
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -27,7 +27,7 @@ RELEASE = "bookworm"
 PLUGINS = {"docker-compose": "trixie", "docker-buildx": "trixie"}
 """Packages with compose 2 and buildx; bookworm has neither."""
 IN_BASE = ("python3", "python3-venv", "ca-certificates")
-FOR_BUILDS = ("g++", "libgomp1", "gcc", "libc6-dev", "prometheus", "busybox")
+FOR_BUILDS = ("gcc", "libc6-dev", "prometheus", "busybox")
 """What Dockerfiles install by apt: ours, and those of the stand-ins."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MIRROR_VARIABLE = "QUIRE_COMPOSE_MIRROR"

@@ -36,10 +36,10 @@ def fetch_wheels(folder: Path) -> Path:
 
 
 def _wanted() -> list[str]:
-    """Requirements of the images, and of building our own wheel in them."""
+    """Requirements of the images, and of building our own wheel with the CPU kernels in them."""
     words = (sys.executable, ROOT / "deploy" / "requirements.py", *EXTRAS)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return sorted({*run(*words).splitlines(), *project["build-system"]["requires"]})
+    return sorted({*run(*words).splitlines(), *project["build-system"]["requires"], "ziglang"})
 
 
 def _options(target: Path) -> list[str]:

@@ -1,34 +1,53 @@
-"""The compiled kernels as this machine builds them, and, in long runs, as they are built for other machines."""
+"""The compiled kernels as this machine builds them, and, in long runs, as wheels carry them."""
 
 import ctypes
+import importlib.util
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
+from deploy import kernels
+from paged_kernels.cpu_builds import BUILDS, Build
 from paged_kernels.cpu_compiled import CompiledCpuBackend
-from paged_kernels.cpu_library import load_library, main
+from paged_kernels.cpu_library import load_library, runs_here
+from tests.house.tree import ROOT
+
+NATIVE = "native"
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+def prebuilt() -> dict[Build, Path]:
+    """Builds of wheels that this processor runs, best first."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed: make wheel")
+    made = {path.name: path for path in kernels.builds(ROOT / "build" / "kernels", platform.machine())}
+    return {build: made[build.file_name] for build in runs_here()}
+
+
+@pytest.fixture(scope="session")
+def libraries() -> dict[str, ctypes.CDLL]:
     """Libraries that were loaded so far, by build."""
     return {}
 
 
-@pytest.fixture(scope="session", params=["native", pytest.param("portable", marks=pytest.mark.long)])
-def library(request, libraries, tmp_path_factory) -> ctypes.CDLL:
+@pytest.fixture(
+    scope="session",
+    params=[NATIVE, *(pytest.param(build, marks=pytest.mark.long, id=build.file_name) for build in BUILDS)],
+)
+def library(request, libraries) -> ctypes.CDLL:
     """Built for this processor, and by the command that builds for others."""
     build = request.param
-    if build not in libraries and build == "native":
-        libraries[build] = load_library(os.environ, lambda _: None)
-    elif build not in libraries:
-        path = tmp_path_factory.mktemp("portable") / "kernels.so"
-        assert main([str(path)]) == 0
-        libraries[build] = load_library({"QUIRE_KERNEL_LIBRARY": str(path)}, lambda _: None)
-    return libraries[build]
+    if build == NATIVE:
+        return libraries.setdefault(NATIVE, load_library(os.environ, lambda _: None))
+    named = request.getfixturevalue("prebuilt").get(build)
+    if named is None:
+        pytest.skip(f"this processor does not run {build.file_name}")
+    return libraries.setdefault(build.file_name, load_library({"QUIRE_KERNEL_LIBRARY": str(named)}, lambda _: None))
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,16 @@
 
 import logging
 import os
-import platform
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paged_kernels import cpu_library
+from paged_kernels.cpu_builds import BUILDS
 from paged_kernels.cpu_compiled import CompiledCpuBackend
-from paged_kernels.cpu_library import ABI, NoCompiledKernels, build, load_library
+from paged_kernels.cpu_library import NoCompiledKernels, build, find_library, load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.registry import make_backend
 
@@ -30,11 +30,14 @@ def test_forced_torch_path_warns_once(tmp_path, caplog):
     assert "QUIRE_CPU_KERNELS=torch" in caplog.text
 
 
-def test_no_compiler_falls_back(tmp_path, caplog):
-    """Without a compiler the torch path is taken, with the reason."""
-    backend = make_backend("cpu", environ(tmp_path, PATH=str(tmp_path)), print)
+@pytest.mark.parametrize("compiler", [{}, {"CXX": "no-such-compiler"}])
+def test_no_compiler_falls_back(tmp_path, caplog, compiler):
+    """Without prebuilt kernels and a compiler the torch path is taken; one line says why, what it costs and what to do."""
+    backend = make_backend("cpu", environ(tmp_path, PATH=str(tmp_path), **compiler), print)
     assert isinstance(backend, TiledCpuBackend)
-    assert "no C++ compiler" in caplog.text
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    for part in ("several times slower", "no C++ compiler", *compiler.values(), "install Quire's wheel for this platform"):
+        assert part in told
 
 
 def test_built_once_and_kept_private(tmp_path):
@@ -80,39 +83,43 @@ def test_prebuilt_library(tmp_path):
         load_library(environ(tmp_path, QUIRE_KERNEL_LIBRARY=str(tmp_path / "none.so")), print)
 
 
-@pytest.mark.long
-def test_build_command(tmp_path):
-    """`python -m paged_kernels.cpu_library OUTPUT` builds a library that other machines can use."""
-    path = tmp_path / "kernels.so"
-    root = Path(__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-m", "paged_kernels.cpu_library", str(path)],
-        check=True,
-        timeout=400,
-        env={**os.environ, "PYTHONPATH": str(root / "kernels")},
-    )
-    assert load_library(environ(tmp_path, QUIRE_KERNEL_LIBRARY=str(path)), print).quire_kernels_abi() == ABI
-    if platform.machine() == "x86_64":
-        built = {file.name for file in tmp_path.glob("*.so")}
-        assert built == {"kernels.so", "kernels.avx512.so", "kernels.avx512bf16.so"}
+V3 = "avx2 fma f16c bmi1 bmi2 movbe abm"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 
 
 @pytest.mark.parametrize(
-    ("flags", "chosen"),
+    ("machine", "flags", "chosen"),
     [
-        ("avx2 fma", "kernels.so"),
-        ("avx512f avx512bw avx512cd avx512dq avx512vl", "kernels.avx512.so"),
-        ("avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 avx512vbmi", "kernels.avx512bf16.so"),
-        ("avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16", "kernels.avx512.so"),
-        ("avx512f avx512_bf16", "kernels.so"),
+        ("x86_64", f"{V4} avx512_bf16 avx512vbmi", ["avx512_bf16", "avx512", "avx2"]),
+        ("x86_64", f"{V4} avx512_bf16", ["avx512", "avx2"]),
+        ("x86_64", f"{V3} avx512f avx512_bf16", ["avx2"]),
+        ("x86_64", "avx2", []),
+        ("aarch64", "fp asimd", ["neon"]),
+        ("riscv64", "", []),
     ],
 )
-def test_the_best_build_is_taken(tmp_path, monkeypatch, flags, chosen):
-    """Of those beside each other, what this processor can run; one that is not there is passed over."""
-    base = tmp_path / "kernels.so"
-    for name in ("kernels.so", "kernels.avx512.so", "kernels.avx512bf16.so"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(cpu_library, "_processor", lambda: f"x86_64\nflags : {flags}")
-    assert cpu_library._best(base).name == chosen
-    (tmp_path / "kernels.avx512bf16.so").unlink()
-    assert cpu_library._best(base).name == chosen.replace("avx512bf16", "avx512")
+def test_the_best_prebuilt_library_is_taken(tmp_path, monkeypatch, machine, flags, chosen):
+    """Of those that the installation carries, the best that this processor runs; never one that it does not run."""
+    monkeypatch.setattr(cpu_library, "PREBUILT", tmp_path)
+    monkeypatch.setattr(cpu_library, "_processor", lambda: f"{machine}\nflags : {flags}")
+    monkeypatch.setattr(cpu_library.platform, "machine", lambda: machine)
+    for build in BUILDS:
+        (tmp_path / build.file_name).touch()
+    for name in chosen:
+        found = find_library(environ(tmp_path))
+        assert (found.path, found.origin) == (tmp_path / f"{machine}-{name}.so", f"prebuilt for {name}")
+        found.path.unlink()
+    with pytest.raises(NoCompiledKernels, match="no C.. compiler"):
+        find_library(environ(tmp_path, PATH=str(tmp_path)))
+
+
+def test_named_and_forbidden_libraries_come_first(tmp_path, monkeypatch):
+    """QUIRE_CPU_KERNELS=torch, then QUIRE_KERNEL_LIBRARY, then what the installation carries, then the compiler."""
+    monkeypatch.setattr(cpu_library, "PREBUILT", tmp_path)
+    named = {"QUIRE_KERNEL_LIBRARY": "/some/kernels.so"}
+    with pytest.raises(NoCompiledKernels, match="QUIRE_CPU_KERNELS=torch"):
+        find_library(environ(tmp_path, QUIRE_CPU_KERNELS="torch", **named))
+    assert find_library(environ(tmp_path, **named)).path == Path("/some/kernels.so")
+    assert find_library(environ(tmp_path)).compiler == shutil.which("g++")
+    (tmp_path / cpu_library.runs_here()[0].file_name).touch()
+    assert find_library(environ(tmp_path)).compiler is None

@@ -196,8 +196,8 @@ def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernel
         return "plain"
     if fast is None:
         raise ConfigError(
-            f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and a C++ compiler "
-            "(or a library that was built beforehand)",
+            f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and Quire's "
+            "wheel for this platform or a C++ compiler",
             reason="NO_INT8_KERNELS",
         )
     if not fast.packs(dtype, _ANY_DEPTH, wanted):

@@ -8,9 +8,9 @@
 
 #include "attention.h"
 #include "int8.h"
+#include "parallel.h"
 #include "products.h"
 #include "rows.h"
-#include "team.h"
 
 namespace quire {
 
@@ -65,12 +65,11 @@ class Decoder {
 
   void run() {
     Bell bell;
-#pragma omp parallel num_threads(step_.threads)
-    {
+    on_threads(step_.threads, [&] {
       Scratch scratch;
       Room room;
       for (int i = 0; i < count_; ++i) run(operators_[i], shares_[i], bell, scratch, room);
-    }
+    });
   }
 
  private:

@@ -2,10 +2,13 @@
 
 #include "choose.h"
 #include "decoder.h"
+#include "parallel.h"
 
 namespace {
 
 using namespace quire;
+
+struct Nothing {};
 
 template <class Q, class T>
 void paged_attention(const Q* query, Q* out, const T* keys, const T* values, const Places& places, const Shape& shape,
@@ -15,51 +18,41 @@ void paged_attention(const Q* query, Q* out, const T* keys, const T* values, con
   const Queries<Q> queries{query, stride, out, stride};
   const Cache<T> cache{keys, values, shape};
   const int64_t shares = int64_t(tiles.size()) * shape.kv_heads;
-#pragma omp parallel num_threads(threads)
-  {
-    Scratch scratch;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t share = 0; share < shares; ++share) {
-      const Tile& tile = tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)];
-      Attention<Q, T>(queries, cache, places, rule, tile, int(share % shape.kv_heads))
-          .run(Chunks<T>{&cache, nullptr, 0, 0}, scratch);
-    }
-  }
+  share_out<Scratch>(shares, threads, [&](int64_t share, Scratch& scratch) {
+    const Tile& tile = tiles[tiles.size() - 1 - size_t(share / shape.kv_heads)];
+    Attention<Q, T>(queries, cache, places, rule, tile, int(share % shape.kv_heads))
+        .run(Chunks<T>{&cache, nullptr, 0, 0}, scratch);
+  });
 }
 
 template <class T>
 void write_all(const T* key, const T* value, T* keys, T* values, const int64_t* slots, int64_t tokens, const Shape& shape,
                int threads) {
-#pragma omp parallel for num_threads(tokens < 64 ? 1 : threads) schedule(static)
-  for (int64_t share = 0; share < tokens * shape.kv_heads; ++share) {
-    const int64_t token = share / shape.kv_heads;
-    if (slots[token] < 0) continue;
-    write_kv(key + share * shape.head_dim, value + share * shape.head_dim, keys, values, slots[token],
-             int(share % shape.kv_heads), shape);
-  }
+  const size_t width = size_t(shape.kv_heads) * shape.head_dim;
+  share_out<Nothing>(tokens, tokens < 64 ? 1 : threads, [&](int64_t token, Nothing) {
+    if (slots[token] < 0) return;
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const size_t at = token * width + size_t(head) * shape.head_dim;
+      write_kv(key + at, value + at, keys, values, slots[token], head, shape);
+    }
+  });
 }
 
 // Calls `pack_panel(panel)` for each panel of `columns` columns.
 template <class Pack>
 void pack(int columns, int threads, Pack pack_panel) {
   const int panels = (columns + LANES - 1) / LANES;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int panel = 0; panel < panels; ++panel) pack_panel(panel);
+  share_out<Nothing>(panels, threads, [&](int64_t panel, Nothing) { pack_panel(int(panel)); });
 }
 
 template <class O, class E, class Form>
 void linear(const Weights<E, Form>& weights, const E* in, O* out, int64_t rows, int threads) {
   const int64_t shares = num_shares(weights, rows);
-#pragma omp parallel num_threads(shares < 2 ? 1 : threads)
-  {
-    Room room;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t share = 0; share < shares; ++share) {
-      const int64_t next = share + threads;
-      const Ahead ahead{next < shares ? weights_at(weights, next) : nullptr};
-      linear_share(weights, in, out, weights.columns, rows, false, share, ahead, room);
-    }
-  }
+  share_out<Room>(shares, threads, [&](int64_t share, Room& room) {
+    const int64_t next = share + threads;
+    const Ahead ahead{next < shares ? weights_at(weights, next) : nullptr};
+    linear_share(weights, in, out, weights.columns, rows, false, share, ahead, room);
+  });
 }
 
 template <class E, class Form>
@@ -131,13 +124,15 @@ QUIRE_DECODER(float32_float16, Float32, Float16)
 // Few rows are done before another thread is awake.
 extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, int64_t* places, uint8_t* finite,
                              int threads) {
-#pragma omp parallel for num_threads(rows < 8 ? 1 : threads) schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
+  share_out<Nothing>(rows, rows < 8 ? 1 : threads, [=](int64_t row, Nothing) {
     const Choice choice = choose((const Float32*)logits + row * columns, columns);
     places[row] = choice.place;
     finite[row] = choice.is_finite;
-  }
+  });
 }
 
+// The OpenMP runtime's GOMP_parallel; to be set before anything else is called.
+extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
+
 // Raised with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 5; }
+extern "C" int quire_kernels_abi() { return 6; }
