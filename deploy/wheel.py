@@ -68,7 +68,8 @@ def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def _pure_wheel(folder: Path, pip_flags: Sequence[str]) -> Path:
+def pure_wheel(folder: Path, pip_flags: Sequence[str]) -> Path:
+    """What setuptools makes, in `folder`: for every machine, without libraries."""
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would pack files that are there no more
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *pip_flags)
     subprocess.run((*pip, str(ROOT)), check=True)
@@ -86,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        pure = _pure_wheel(Path(scratch), shlex.split(given.pip_flags))
+        pure = pure_wheel(Path(scratch), shlex.split(given.pip_flags))
         for machine in given.machines or [platform.machine()]:
             made = make_wheel(pure, machine, given.to)
             sys.stdout.write(f"{made}\n")

@@ -107,7 +107,7 @@ def _installation(*, runs_services: bool) -> list[tuple[str, Check]]:
         ("packages", functools.partial(installation.packages, runs_services=runs_services)),
         ("conflicting packages", installation.conflicts),
         ("torch", installation.torch),
-        ("C++ compiler", installation.compiler),
+        ("CPU kernels", installation.kernels),
         ("processor", machine.processor),
         ("memory", machine.memory),
         ("disk", machine.disk),

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, packages in their ranges, packages that must not be there, torch, the compiler."""
+"""Checks of what is installed: Python, packages in their ranges, packages that must not be there, torch, CPU kernels."""
 
 import importlib
 import importlib.util
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
+from paged_kernels import cpu_library
 from quire import extras
 from quire.doctor.findings import Finding, ok, problem, warning
 
@@ -102,12 +103,12 @@ def _gpus(module: object) -> Iterator[Finding]:
         yield problem("GPU kernels", "triton is not installed", extras.install_command("cuda"))
 
 
-def compiler() -> Iterator[Finding]:
-    """The CPU kernels are compiled once, on the machine that they run on."""
-    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if found:
-        yield ok("C++ compiler", found)
-    else:
-        yield warning(
-            "C++ compiler", "none: attention on CPU runs in plain torch, much slower", "install g++ (apt install g++)"
-        )
+def kernels() -> Iterator[Finding]:
+    """Which kernels a worker on this CPU computes with."""
+    try:
+        found = cpu_library.find_library(os.environ)
+    except cpu_library.NoCompiledKernels as error:
+        yield warning("CPU kernels", "none: a worker on CPU computes in plain torch, several times slower", str(error))
+        return
+    later = "" if found.path.exists() else ", when a worker first starts (about 20 s)"
+    yield ok("CPU kernels", f"{found.origin}{later}")

@@ -36,7 +36,12 @@ def test_no_compiler_falls_back(tmp_path, caplog, compiler):
     backend = make_backend("cpu", environ(tmp_path, PATH=str(tmp_path), **compiler), print)
     assert isinstance(backend, TiledCpuBackend)
     (told,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    for part in ("several times slower", "no C++ compiler", *compiler.values(), "install Quire's wheel for this platform"):
+    for part in (
+        "several times slower",
+        "no C++ compiler",
+        *compiler.values(),
+        "install Quire's wheel for this platform",
+    ):
         assert part in told
 
 
@@ -103,13 +108,13 @@ def test_the_best_prebuilt_library_is_taken(tmp_path, monkeypatch, machine, flag
     monkeypatch.setattr(cpu_library, "PREBUILT", tmp_path)
     monkeypatch.setattr(cpu_library, "_processor", lambda: f"{machine}\nflags : {flags}")
     monkeypatch.setattr(cpu_library.platform, "machine", lambda: machine)
-    for build in BUILDS:
-        (tmp_path / build.file_name).touch()
+    for carried in BUILDS:
+        (tmp_path / carried.file_name).touch()
     for name in chosen:
         found = find_library(environ(tmp_path))
         assert (found.path, found.origin) == (tmp_path / f"{machine}-{name}.so", f"prebuilt for {name}")
         found.path.unlink()
-    with pytest.raises(NoCompiledKernels, match="no C.. compiler"):
+    with pytest.raises(NoCompiledKernels, match=r"no C\+\+ compiler"):
         find_library(environ(tmp_path, PATH=str(tmp_path)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paged_kernels import cpu_library
 from quire import extras
 from quire.built_in_model import default_model
 from quire.cli import main
@@ -53,6 +54,23 @@ def test_packages_out_of_range_and_in_conflict(monkeypatch: pytest.MonkeyPatch) 
     assert states(list(installation.packages()))["packages"] is State.PROBLEM
     [finding] = installation.conflicts()
     assert finding.state is State.PROBLEM and finding.to_do == "pip uninstall xds-protos"
+
+
+def test_which_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prebuilt, compiled here, or none, which is slower and says what to do."""
+    for name in ("QUIRE_KERNEL_LIBRARY", "QUIRE_CPU_KERNELS", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cpu_library, "PREBUILT", tmp_path)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    [finding] = installation.kernels()
+    assert finding.state is State.OK and "g++, when a worker first starts" in finding.what
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [finding] = installation.kernels()
+    assert finding.state is State.WARNING and "several times slower" in finding.what
+    assert "install Quire's wheel for this platform" in finding.to_do
+    build = cpu_library.runs_here()[0]
+    (tmp_path / build.file_name).touch()
+    assert list(installation.kernels()) == [Finding(State.OK, "CPU kernels", f"prebuilt for {build.name}")]
 
 
 def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
