@@ -13,12 +13,14 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
 
 from gateway_svc import admin_relay, inference_service, poller
 from gateway_svc.access import grpc_guard
 from gateway_svc.access.doors import Doors
 from gateway_svc.access.grpc_guard import GrpcGuard
 from gateway_svc.access.http_guard import HttpGuard
+from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
@@ -115,8 +117,8 @@ class _Gateway:
             self._metrics,
         )
         door = HttpGuard(app, self._callers)
-        self._http = HttpServer(door, STOP_GRACE_S, self._doors.http_context())
-        self._admin_http = HttpServer(self._lab(door), STOP_GRACE_S, self._doors.http_context())
+        self._http = self._http_server(with_origins(door, settings.allowed_origins))
+        self._admin_http = self._http_server(self._lab(door))
         self._tasks: list[asyncio.Task[None]] = []
         self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -137,6 +139,9 @@ class _Gateway:
         server.add_generic_rpc_handlers((self._relay.handler(),))
         self._add_standard_services(server, admin_relay.SERVICE_NAME)
         return server
+
+    def _http_server(self, app: ASGIApp) -> HttpServer:
+        return HttpServer(app, STOP_GRACE_S, self._doors.http_context(), self._settings.http_limits)
 
     def _lab(self, door: HttpGuard) -> LabGuard:
         """The admin HTTP listener's application; its playground comes through the users' `door`."""

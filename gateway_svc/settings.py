@@ -5,7 +5,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gateway_svc.access.origins import known_origin
 from gateway_svc.chat.formats import AUTO, known_reasoning_parser, known_tool_parser
+from gateway_svc.openai.http_limits import HttpLimits
 from svc_common.tls_settings import DoorSettings, PeerSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -28,6 +30,14 @@ class GatewaySettings(BaseModel):
     admin_http_names: tuple[str, ...] = ()
     """Names by which browsers may call that, beside addresses and localhost."""
 
+    allowed_origins: tuple[Annotated[str, AfterValidator(known_origin)], ...] = ()
+    """Web origins whose pages may call the OpenAI API from a browser; `*` = every page, none = no page."""
+    max_connections_per_peer: Annotated[int, Field(ge=1)] = HttpLimits().connections_per_peer
+    """HTTP connections that one address may have open; raise it where a proxy is the only peer."""
+    http_header_s: Seconds = HttpLimits().header_s
+    """Seconds in which the header of an HTTP request has to arrive, and a TLS handshake to end."""
+    http_body_s: Seconds = HttpLimits().body_s
+    """Seconds in which its body has to arrive."""
     max_request_s: Seconds = 600.0
     """Deadline in seconds of requests whose client gave none, and the longest one that counts."""
     max_waiting_requests: Annotated[int, Field(ge=1)] = 1024
@@ -64,3 +74,12 @@ class GatewaySettings(BaseModel):
     """Encryption towards clients."""
     peers: PeerSettings = PeerSettings()
     """Encryption towards the scheduler."""
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """Of each HTTP listener."""
+        return HttpLimits(
+            header_s=self.http_header_s,
+            body_s=self.http_body_s,
+            connections_per_peer=self.max_connections_per_peer,
+        )

@@ -23,9 +23,11 @@ REASONS: dict[str, tuple[str, ...]] = {
         "CUT_SHORT",
         "FIXED_AT_START",
         "GRAMMAR_LIMIT",
+        "HEADER_TOO_LARGE",
         "INVALID_FIELD",
         "INVALID_SETTING",
         "MALFORMED_MESSAGE",
+        "MALFORMED_REQUEST",
         "MASK_BUDGET",
         "MAX_MODEL_LEN",
         "MEMORY_TOO_SMALL",
@@ -55,6 +57,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "UNKNOWN_POLICY",
         "UNREADABLE",
         "UNSUPPORTED_FIELD",
+        "UNSUPPORTED_MEDIA_TYPE",
         "WORKER_ADDRESS",
     ),
     "OUT_OF_RANGE": (
@@ -102,6 +105,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "SLOW_READER",
         "TASK_DOES_NOT_FIT",
         "TENANT_QUOTA",
+        "TOO_MANY_CONNECTIONS",
         "TOO_MANY_PAGES",
     ),
     "UNAVAILABLE": (
@@ -120,6 +124,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "DURING_DECODE",
         "EXPIRED_IN_QUEUE",
         "INFEASIBLE",
+        "REQUEST_TOO_SLOW",
     ),
     "FAILED_PRECONDITION": (
         "ADAPTER_ID_TAKEN",

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai.http_io import Reply, read_away, read_body, until_disconnect
+from gateway_svc.openai.http_io import Reply, check_is_json, read_away, read_body, until_disconnect
 from gateway_svc.spans import CallSpans
 from gateway_svc.unread import until_left_unread
 from svc_common import rpc, telemetry
@@ -112,6 +112,8 @@ class _Endpoint:
         call = self._intake.accept(headers, remaining_s(headers), span, stream=False)
         reply.headers["x-request-id"] = call.request_id
         spans.set_request_id(span, call.request_id)
+        if self._method == "POST":
+            check_is_json(headers)
         return call
 
 

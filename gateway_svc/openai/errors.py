@@ -6,7 +6,13 @@ from typing import Any
 
 from svc_common.errors import InvalidArgument, QuireError
 
-_HTTP_STATUSES = {"RESUME_EXPIRED": 410, "METHOD_NOT_ALLOWED": 405}
+_HTTP_STATUSES = {
+    "RESUME_EXPIRED": 410,
+    "METHOD_NOT_ALLOWED": 405,
+    "HEADER_TOO_LARGE": 431,
+    "REQUEST_TOO_SLOW": 408,
+    "UNSUPPORTED_MEDIA_TYPE": 415,
+}
 _CODES = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "MODEL_NOT_FOUND": "model_not_found",

@@ -3,21 +3,34 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
 
 from gateway_svc.calls import ClientGone
 from gateway_svc.openai.errors import BodyTooLarge, error_body, error_headers, http_status
+from svc_common.clipping import clip
 from svc_common.clock import monotonic_ns
-from svc_common.errors import QuireError
+from svc_common.errors import FieldViolation, InvalidArgument, QuireError
 from svc_common.rpc import PUBLIC_MESSAGE_BYTES
 
 T = TypeVar("T")
 
 MOST_READ_BYTES = 8 * PUBLIC_MESSAGE_BYTES
 READ_AWAY_S = 1.0
+
+
+def check_is_json(headers: Mapping[str, str]) -> None:
+    """InvalidArgument for any other content type, and for none: browsers send those from every page without asking."""
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+        given = f"is {clip(media, 100)!r}" if media else "is missing"
+        raise InvalidArgument(
+            f"content-type: {given}; send application/json",
+            reason="UNSUPPORTED_MEDIA_TYPE",
+            violations=[FieldViolation("content-type", f"{given}; send application/json")],
+        )
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -1,6 +1,8 @@
-"""uvicorn in our event loop, on a socket of our own, without signal handlers of its own."""
+"""uvicorn in our event loop, on a socket of our own, without signal handlers of its own, with limits for its connections."""
 
+import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 from collections.abc import Iterator
@@ -8,6 +10,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway_svc.openai.http_connection import BoundedConnection
+from gateway_svc.openai.http_limits import HttpLimits, PeerConnections
 from svc_common.listening import listen
 
 
@@ -17,11 +21,15 @@ class HttpServer(uvicorn.Server):
     Owner of the socket that `bind` made.
     """
 
-    def __init__(self, app: ASGIApp, grace_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, grace_s: float, tls: ssl.SSLContext | None = None, limits: HttpLimits | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 lifespan="off",
+                http="h11",
+                ws="none",
                 access_log=False,
                 log_config=None,
                 server_header=False,
@@ -30,6 +38,7 @@ class HttpServer(uvicorn.Server):
         )
         self.config.load()
         self.config.ssl = tls
+        self._limits = limits or HttpLimits()
         self._bound: socket.socket | None = None
 
     def bind(self, host: str, port: int, *, option: str) -> int:
@@ -41,6 +50,29 @@ class HttpServer(uvicorn.Server):
         """Serves what comes there until `stop`, and a grace time for those that are there."""
         assert self._bound is not None
         await self.serve([self._bound])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on `sockets`, each within the limits."""
+        make = functools.partial(
+            BoundedConnection,
+            self._limits,
+            PeerConnections(self._limits.connections_per_peer),
+            self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        tls = self.config.ssl
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                make,
+                sock=sock,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=self._limits.header_s if tls else None,
+            )
+            for sock in sockets or []
+        ]
+        self.started = True
 
     def close(self) -> None:
         """The port is free again."""

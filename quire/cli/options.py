@@ -83,6 +83,16 @@ AdminHttpPort = Annotated[
         rich_help_panel=_SERVER,
     ),
 ]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-origins",
+        metavar="ORIGIN",
+        help="A web origin (https://chat.example.org) whose pages may call the OpenAI API from a browser; repeatable, * = all.",
+        show_default=False,
+        rich_help_panel=_SERVER,
+    ),
+]
 AdminHttpNames = Annotated[
     list[str] | None,
     typer.Option(

@@ -26,9 +26,12 @@ _limits = options_of(
     panels={
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_live_requests", "max_live_bytes"),
-            "max_buffered_tokens",
+            *("max_buffered_tokens", "max_connections_per_peer"),
         ),
-        "Times": ("max_request_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
+        "Times": (
+            *("max_request_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
+            *("http_header_s", "http_body_s"),
+        ),
         "Traces": ("trace_content", "max_forced_traces"),
     },
 )
@@ -46,6 +49,7 @@ def serve_gateway(
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
     admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
     admin_http_name: o.AdminHttpNames = None,
+    allowed_origins: o.AllowedOrigins = None,
     reflection: o.Reflection = True,
     tool_parser: o.ToolParser = AUTO,
     reasoning_parser: o.ReasoningParser = AUTO,
@@ -78,6 +82,7 @@ def serve_gateway(
         admin_port=admin_port,
         admin_http_port=admin_http_port,
         admin_http_names=tuple(admin_http_name or ()),
+        allowed_origins=tuple(allowed_origins or ()),
         reflection=reflection,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,

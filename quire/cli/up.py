@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -45,11 +45,11 @@ _limits = options_of(
     panels={
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests", "max_live_bytes"),
-            *("max_buffered_tokens", "max_retained_tokens"),
+            *("max_buffered_tokens", "max_retained_tokens", "max_connections_per_peer"),
         ),
         "Times": (
             *("max_request_s", "frontend_grace_s", "no_worker_timeout_s", "step_timeout_s", "scheduler_away_s"),
-            *("warm_up_s", "drain_s"),
+            *("warm_up_s", "drain_s", "http_header_s", "http_body_s"),
         ),
         "Log": ("stats_interval_s",),
     },
@@ -104,6 +104,7 @@ def up(
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
     admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
+    allowed_origins: o.AllowedOrigins = None,
     tool_parser: o.ToolParser = AUTO,
     reasoning_parser: o.ReasoningParser = AUTO,
     tls: a.StackTls = None,
@@ -187,6 +188,7 @@ def up(
         ],
         gateway_args=[
             *_chat_arguments(tool_parser, reasoning_parser),
+            *_origin_arguments(allowed_origins or ()),
             *([] if reflection else ["--no-reflection"]),
             *arguments_for(GatewaySettings, limits),
         ],
@@ -198,6 +200,12 @@ def _chat_arguments(tool_parser: str, reasoning_parser: str) -> list[str]:
     """ConfigError for names that there are not, before anything starts."""
     settings_of(GatewaySettings, option_name, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     return ["--tool-parser", tool_parser, "--reasoning-parser", reasoning_parser]
+
+
+def _origin_arguments(origins: Sequence[str]) -> list[str]:
+    """ConfigError for what is no origin, before anything starts."""
+    settings_of(GatewaySettings, option_name, allowed_origins=tuple(origins))
+    return [part for origin in origins for part in ("--allowed-origins", origin)]
 
 
 def _recording_arguments(memory: str | None, *, tokens: bool) -> list[str]:

@@ -135,7 +135,9 @@ async def test_a_refusal_over_http(tmp_path: Path) -> None:
         httpx.AsyncClient(base_url=f"http://{running.http}", timeout=ANSWER_S, verify=False) as http,
     ):
         for headers in ({}, {"authorization": "Bearer nobody"}, bearer("expired")):
-            answer = await http.post("/v1/completions", content=b"{", headers=headers)
+            answer = await http.post(
+                "/v1/completions", content=b"{", headers={"content-type": "application/json", **headers}
+            )
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.json()["error"]["type"] == "authentication_error"
             assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -295,7 +297,9 @@ async def test_keys_are_never_in_the_log(tmp_path: Path, caplog: pytest.LogCaptu
         ):
             for header in (KEYS["acme"], wrong, KEYS["operator"]):
                 given = (("authorization", f"Bearer {header}"),)
-                await http.post("/v1/completions", content=b"{", headers=dict(given))
+                await http.post(
+                    "/v1/completions", content=b"{", headers={"content-type": "application/json", **dict(given)}
+                )
                 await http.get("/v1/models", headers=dict(given))
                 await refused(admin, every_method(ADMIN)[0], given)
                 await refused(running.channel, every_method(INFERENCE)[0], given)

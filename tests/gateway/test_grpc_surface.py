@@ -226,7 +226,9 @@ async def test_metrics_count_calls_tokens_and_errors_and_no_texts() -> None:
         await reading
         model = (await gateway.stub.GetModel(pb.GetModelRequest())).name
         await error_of(gateway.stub.Generate(pb.GenerateRequest(text="secret", model="canary")))
-        await http.post("/v1/completions", content=b"canary", headers={"x-request-id": "canary"})
+        await http.post(
+            "/v1/completions", content=b"canary", headers={"content-type": "application/json", "x-request-id": "canary"}
+        )
         values = await _metrics(http)
         check_names(text_string_to_metric_families((await http.get("/metrics")).text), METRICS)
     of_model = f'gen_ai_operation_name="text_completion",gen_ai_request_model="{model}"'
@@ -271,7 +273,11 @@ async def test_each_call_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture)
             handle = (await attachment.next_submit()).handle
             attachment.send(tokens(handle, 0, [65]), finished(handle, 1))
             await reading
-            await http.post("/v1/completions", content=b"{}", headers={"x-request-id": "by-http"})
+            await http.post(
+                "/v1/completions",
+                content=b"{}",
+                headers={"content-type": "application/json", "x-request-id": "by-http"},
+            )
             await http.get("/v1/models")
     finally:
         logging.getLogger("gateway_svc.metrics").removeFilter(write)

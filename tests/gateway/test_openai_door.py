@@ -14,6 +14,7 @@ from quire.stack import LocalStack
 from tests.gateway.scripted_engine import asynchronous
 from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
 
+JSON = {"content-type": "application/json"}
 CHAT = [{"role": "user", "content": "hello"}]
 
 
@@ -225,7 +226,7 @@ def test_a_bad_parameter_is_named(http: httpx.Client, body: dict[str, Any], para
 )
 def test_a_bad_body_is_400(http: httpx.Client, body: bytes) -> None:
     """No JSON, no object, no UTF-8, half a surrogate, NaN, nested too deeply."""
-    answer = http.post("/v1/completions", content=body)
+    answer = http.post("/v1/completions", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
 
 
@@ -234,7 +235,7 @@ def test_other_errors_have_their_status(http: httpx.Client) -> None:
     chat = "/v1/chat/completions"
     image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     cases = [
-        (http.post("/v1/completions", content=b" " * (4 * 2**20 + 1)), 413),
+        (http.post("/v1/completions", content=b" " * (4 * 2**20 + 1), headers=JSON), 413),
         (http.post("/v1/completions", json={"prompt": "x", "model": "nope"}), 404),
         (http.get("/v1/nothing"), 404),
         (http.get("/v1/completions"), 405),

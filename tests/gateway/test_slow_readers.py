@@ -149,7 +149,8 @@ async def _asked_by_hand(address: str, body: dict[str, object]) -> AsyncIterator
     await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
     reader, writer = await asyncio.open_connection(sock=sock, limit=1_024)
     text = json.dumps(body)
-    writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(text)}"
+    writer.write(f"{head}\r\n\r\n{text}".encode())
     await writer.drain()
     try:
         yield reader
