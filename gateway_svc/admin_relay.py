@@ -1,7 +1,7 @@
 """AdminService on the gateway's own listener, relayed to the scheduler's. Messages pass as bytes: every method works."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ from svc_common.errors import Unavailable
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name
 
+_LOAD_ADAPTER = SERVICE.methods_by_name["LoadAdapter"]
 _UNSPECIFIED_HOSTS = frozenset({"", "0.0.0.0", "[::]", "::"})
 _Context = grpc.aio.ServicerContext
 
@@ -22,15 +23,21 @@ class AdminRelay:
     """Owner of the channel to the scheduler's AdminService. `address()`: as in Welcome, empty while unknown.
 
     A scheduler that listens on all interfaces says so; then the host is the one that it is reached by, `scheduler`.
-    `connect(address)`: a channel to it.
+    `connect(address)`: a channel to it. `until_adapter(name)`: waits until this gateway knows a loaded adapter, so that requests
+    may name it as soon as LoadAdapter has answered.
     """
 
     def __init__(
-        self, address: Callable[[], str], scheduler: str, connect: Callable[[str], grpc.aio.Channel] = rpc.channel
+        self,
+        address: Callable[[], str],
+        scheduler: str,
+        connect: Callable[[str], grpc.aio.Channel] = rpc.channel,
+        until_adapter: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._address = address
         self._scheduler_host = scheduler.rpartition(":")[0]
         self._connect = connect
+        self._until_adapter = until_adapter
         self._channel: grpc.aio.Channel | None = None
         self._connected_to = ""
 
@@ -52,6 +59,8 @@ class AdminRelay:
             async with _typed_errors(context):
                 channel = await self.connected()
                 answer: bytes = await channel.unary_unary(path, None, None)(raw, timeout=context.time_remaining())
+                if method is _LOAD_ADAPTER and self._until_adapter is not None:
+                    await self._until_adapter(admin_pb2.LoadAdapterResponse.FromString(answer).adapter.name)
                 return answer
             raise AssertionError("an error ends the call")
 

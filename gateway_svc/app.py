@@ -39,6 +39,7 @@ from gateway_svc.openai.http_server import HttpServer
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common import rpc, telemetry
+from svc_common.malformed import MalformedRefused
 from svc_common.peers import Peers
 from svc_common.signals import on_hangup, stop_on_signals
 from svc_common.tls import is_loopback
@@ -101,6 +102,7 @@ class _Gateway:
             lambda: self._link.state.admin_address,
             settings.scheduler,
             lambda address: self._peers.channel(address, SCHEDULER),
+            self._catalog.until_known,
         )
         self._health = health_aio.HealthServicer()
         self._health_changed = asyncio.Event()
@@ -126,7 +128,7 @@ class _Gateway:
         self._catalog.on_change = self._health_changed.set
 
     def _public_server(self) -> grpc.aio.Server:
-        server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter),))
+        server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter), MalformedRefused()))
         service = InferenceService(
             self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
         )
@@ -135,7 +137,7 @@ class _Gateway:
         return server
 
     def _admin_server(self) -> grpc.aio.Server:
-        server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin),))
+        server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin), MalformedRefused()))
         server.add_generic_rpc_handlers((self._relay.handler(),))
         self._add_standard_services(server, admin_relay.SERVICE_NAME)
         return server

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 
 MAX_NAME_LENGTH = 128
+MAX_PATH_BYTES = 4095
 
 
 @dataclass(slots=True)
@@ -35,6 +36,16 @@ def name_problem(name: str) -> str:
     """What is wrong with a name; empty = nothing."""
     good = 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
     return "" if good else f"must have 1 to {MAX_NAME_LENGTH} printable characters"
+
+
+def path_problem(path: str) -> str:
+    """What is wrong with a path on any file system; empty = nothing."""
+    if not path:
+        return "is empty"
+    if "\0" in path:
+        return "has a NUL in it"
+    num_bytes = len(path.encode())
+    return f"has {num_bytes} bytes, and at most {MAX_PATH_BYTES} are possible" if num_bytes > MAX_PATH_BYTES else ""
 
 
 class AdapterNames:
@@ -88,8 +99,7 @@ class AdapterNames:
         """One with a number of its own, which requests may name after `put`. InvalidArgument, AlreadyExists."""
         if problem := name_problem(name):
             raise InvalidArgument.field("name", problem)
-        if not path or "\0" in path:
-            problem = "has a NUL in it" if path else "is empty"
+        if problem := path_problem(path):
             raise InvalidArgument.field("path", f"{problem}: the folder of the adapter on the workers' file systems")
         known = self._by_name.get(name)
         if known is not None:

@@ -98,7 +98,11 @@ class _SchedulerService:
         self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
         choice = settings.policy_choice()
-        self._adapters = AdapterTable(lambda: self._readiness.name_adapters(self._adapters.names), self._book.num_users)
+        self._adapters = AdapterTable(
+            lambda: readiness.name_adapters(self._adapters.names),
+            self._book.num_users,
+            lambda: readiness.limits.model if readiness.limits else "",
+        )
         for name, path in settings.adapter_paths().items():
             self._adapters.declare(name, path)
         self._lanes = self._make_lanes(choice)

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.frontends.cursors import Attachment, Frontend
@@ -85,10 +84,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
 
 async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> engine_pb2.FrontendHello:
-    try:
-        first = await anext(messages, None)
-    except DecodeError:
-        raise _undecodable() from None
+    first = await anext(messages, None)
     if first is None or not first.HasField("hello"):
         raise InvalidArgument.field("hello", "is missing: the first message of a stream carries it")
     hello = first.hello
@@ -96,10 +92,6 @@ async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> en
     if not 0 < len(hello.frontend_id) <= MAX_FRONTEND_ID_LENGTH:
         raise InvalidArgument.field("hello.frontend_id", f"must have 1 to {MAX_FRONTEND_ID_LENGTH} characters")
     return hello
-
-
-def _undecodable() -> InvalidArgument:
-    return InvalidArgument("these bytes are no FrontendMessage", reason="MALFORMED_MESSAGE")
 
 
 async def _read(
@@ -114,8 +106,6 @@ async def _read(
         attachment.close()
     except InvalidArgument as error:
         attachment.close(error)
-    except DecodeError:
-        attachment.close(_undecodable())
     except Exception as error:
         attachment.close(rpc.hide(error))
 

@@ -5,17 +5,14 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from svc_common.errors import InvalidArgument
+from svc_common.malformed import malformed
 
 M = TypeVar("M", bound=Message)
 
 
 def parse(cls: type[M], raw: bytes) -> M:
-    """`raw` as a message. InvalidArgument for malformed protobuf and for text that is not UTF-8."""
+    """`raw` as a message. InvalidArgument MALFORMED_MESSAGE for malformed protobuf and for text that is not UTF-8."""
     try:
         return cls.FromString(raw)
-    except DecodeError as error:
-        raise InvalidArgument.field(
-            "request",
-            f"is no valid {cls.DESCRIPTOR.full_name}: malformed protobuf, or a text field that is not UTF-8",
-        ) from error
+    except DecodeError:
+        raise malformed(f"a {cls.DESCRIPTOR.full_name}") from None

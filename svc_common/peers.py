@@ -4,10 +4,8 @@ Who may call is decided by the names in a caller's certificate, who is called by
 right CA alone opens nothing (a worker may not speak as a scheduler).
 """
 
-import contextlib
-import inspect
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,9 +14,10 @@ import grpc.aio
 from svc_common import rpc, tls
 from svc_common.errors import PermissionDenied
 from svc_common.fresh_channel import FreshChannel
+from svc_common.handlers import Handler, behind
+from svc_common.malformed import MalformedRefused
 from svc_common.tls_settings import PeerSettings
 
-_Handler = Any
 _OPTIONS = "--peer-ca, --peer-cert and --peer-key"
 _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 _SAN = "x509_subject_alternative_name"
@@ -59,9 +58,9 @@ class Peers:
     def server(self, *callers: str) -> grpc.aio.Server:
         """A server for peers of these roles alone, where there are certificates. Health is open to all that the CA signed."""
         if not self._settings.encrypted:
-            return rpc.server()
+            return rpc.server(interceptors=(MalformedRefused(),))
         names = {name for role in callers for name in self._settings.names_of(role)}
-        return rpc.server(interceptors=(_NamesOnly(names),))
+        return rpc.server(interceptors=(_NamesOnly(names), MalformedRefused()))
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, *, option: str) -> int:
         """Binds and returns the port. ConfigError for a port that is taken, and as `channel`."""
@@ -89,14 +88,14 @@ class _NamesOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, names: set[str]) -> None:
         self._names = names
 
-    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> _Handler:
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Handler:
         """The handler, behind the check."""
         handler = await continuation(details)
         if handler is None or details.method.startswith(_OPEN_SERVICES):
             return handler
-        return _guarded(handler, self._check)
+        return behind(handler, self._checked, deserializer=handler.request_deserializer)
 
-    def _check(self, context: Any) -> None:
+    def _checked(self, request: Any, context: Any) -> Any:
         shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(_SAN, ())]
         if not self._names.intersection(shown):
             raise PermissionDenied(
@@ -105,34 +104,4 @@ class _NamesOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 reason="PEER_NAME",
                 metadata={"shown": ",".join(shown), "allowed": ",".join(sorted(self._names))},
             )
-
-
-def _guarded(handler: _Handler, check: Callable[[Any], None]) -> _Handler:
-    """`handler`, which runs only where `check(context)` raises nothing. Its behaviour keeps its kind: generator or coroutine."""
-    kinds: Sequence[tuple[str, Callable[..., Any]]] = (
-        ("unary_unary", grpc.unary_unary_rpc_method_handler),
-        ("unary_stream", grpc.unary_stream_rpc_method_handler),
-        ("stream_unary", grpc.stream_unary_rpc_method_handler),
-        ("stream_stream", grpc.stream_stream_rpc_method_handler),
-    )
-    for kind, make in kinds:
-        behaviour = getattr(handler, kind)
-        if behaviour is not None:
-            return make(_behind(behaviour, check), handler.request_deserializer, handler.response_serializer)
-    raise AssertionError("a handler has one behaviour")
-
-
-def _behind(behaviour: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
-    async def answer(request: Any, context: Any) -> Any:
-        async with rpc.errors_to_status(context):
-            check(context)
-        return await behaviour(request, context)
-
-    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with rpc.errors_to_status(context):
-            check(context)
-        async with contextlib.aclosing(behaviour(request, context)) as messages:
-            async for message in messages:
-                yield message
-
-    return generate if inspect.isasyncgenfunction(behaviour) else answer
+        return request

@@ -213,6 +213,8 @@ class Lifecycle:
                 f"this worker has bundle {self.limits.bundle_digest}, not {digest}; ask again with an empty digest",
                 reason="BUNDLE_NOT_FOUND",
                 metadata={"digest": self.limits.bundle_digest},
+                resource_type="model bundle",
+                resource_name=digest,
             )
         return self._bundle
 

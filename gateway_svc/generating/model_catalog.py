@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_CACHED = 4
 RETRY_S = 0.5
 RETRY_AFTER_S = 1.0
+KNOWN_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class ModelCatalog:
         self._wanted: common_pb2.ModelLimits | None = None
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
+        self._heard = asyncio.Event()
         self._num_waiting = 0
         self.reason = "no worker has loaded a model yet"
         self.warming = False
@@ -123,11 +125,20 @@ class ModelCatalog:
         """The scheduler serves this model now, with these adapters; `reason` says why none; `warming`: one is on the way."""
         self.warming = warming
         self._adapters = tuple(adapters)
+        self._heard.set()
         if limits is None or not limits.bundle_digest:
             self.reason = reason or self.reason
         elif limits != self._wanted:
             self._wanted = limits
             self._changed.set()
+
+    async def until_known(self, adapter: str) -> None:
+        """Returns once the scheduler has said that this adapter may be named, or after KNOWN_WITHIN_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_WITHIN_S):
+                while adapter not in self._adapters:
+                    self._heard.clear()
+                    await self._heard.wait()
 
     async def run(self) -> None:
         """Follows what is wanted until cancelled; a bundle that cannot be had is tried again."""

@@ -169,6 +169,4 @@ class _StrictParser(h11.Connection):
             raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")
         size = len(request.target) + sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in request.headers)
         if size > self._header_bytes:
-            raise h11.RemoteProtocolError(
-                "the header is too large", error_status_hint=_HEADER_TOO_LARGE
-            )
+            raise h11.RemoteProtocolError("the header is too large", error_status_hint=_HEADER_TOO_LARGE)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from scheduler_svc.adapter_names import Adapter, AdapterNames
-from svc_common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
 log = logging.getLogger(__name__)
 
-_OF_THE_ADAPTER = (InvalidArgument, FailedPrecondition, NotFound, ResourceExhausted)
+_OF_THE_ADAPTER = (AlreadyExists, InvalidArgument, FailedPrecondition, NotFound, ResourceExhausted)
 """Errors that speak of the adapter; others are the worker's, which is tried again."""
 
 
@@ -37,13 +37,16 @@ class AdapterHost(Protocol):
 
 class AdapterTable:
     """Owner of the adapters, and of which worker could not load one. `on_change`: the names are others now; `num_users(id)`: how
-    many requests use one.
+    many requests use one; `model()`: the base model's name, empty while unknown.
 
     One change at a time: a worker that comes while an adapter is loaded gets that one, too.
     """
 
-    def __init__(self, on_change: Callable[[], None], num_users: Callable[[int], int]) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], num_users: Callable[[int], int], model: Callable[[], str] = lambda: ""
+    ) -> None:
         self._on_change = on_change
+        self._model = model
         self._num_users = num_users
         self._adapters = AdapterNames()
         self._hosts: list[AdapterHost] = []
@@ -74,6 +77,7 @@ class AdapterTable:
         """Loads at all workers that are there, then requests may name it. InvalidArgument, AlreadyExists, or a worker's error; then
         no worker keeps it. The same name and path again: once more at the workers that could not."""
         async with self._changing:
+            self._check_name(name)
             known = self._adapters.get(name)
             if known is None or known.path != path:
                 return await self._load(self._adapters.new(name, path))
@@ -127,10 +131,16 @@ class AdapterTable:
                 self._hosts.append(host)
             for adapter in self._adapters:
                 try:
+                    self._check_name(adapter.name)
                     await _load_at(host, adapter)
                 except _OF_THE_ADAPTER as error:
                     adapter.problems[host] = f"the worker at {host.address} could not load it: {error.message}"
                     log.warning("adapter %s is not available: %s", adapter.name, adapter.problems[host])
+
+    def _check_name(self, name: str) -> None:
+        """AlreadyExists where requests that name it would mean the model itself."""
+        if name and name == self._model():
+            raise AlreadyExists(f"{name} is the name of the model itself; choose another", reason="ADAPTER_EXISTS")
 
     def leave(self, host: AdapterHost) -> None:
         """It is gone, and so is what it could not do. It may have been gone before."""

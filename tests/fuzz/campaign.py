@@ -1,10 +1,10 @@
-"""A seeded run of so many inputs over both doors of a stack: several connections at once, every answer judged."""
+"""A seeded run of so many inputs over the doors of a stack, or to the ports behind them; every answer is judged."""
 
 import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import grpc.aio
 
 from protos.inference.v1 import admin_pb2, inference_pb2
 from quire.stack import LocalStack
-from tests.fuzz import https, judges, protos
+from tests.fuzz import https, internal, judges, protos
 
 _NUM_CONNECTIONS = 4
 _NUM_AT_ONCE = 24
@@ -48,18 +48,32 @@ class Account:
 
 
 async def run(stack: LocalStack, num_inputs: int, seed: int) -> Account:
-    """All inputs; they depend on the seed alone."""
-    rng, account = random.Random(seed), Account()
-    async with _doors(stack) as (public, admin):
-        inputs = _inputs(rng, num_inputs)
+    """All inputs over both doors; they depend on the seed alone."""
+    rng = random.Random(seed)
+    targets = {_PUBLIC.full_name: stack.grpc_address, _ADMIN.full_name: stack.admin_address}
+    return await _run(_inputs(rng, num_inputs), targets, stack.http_url)
+
+
+async def run_inside(scheduler: str, worker: str, num_inputs: int, seed: int) -> Account:
+    """All inputs to the ports between services: a scheduler's and a worker's, which no scheduler uses."""
+    rng = random.Random(seed)
+    inputs = ((number, internal.internal_input(rng)) for number in range(num_inputs))
+    return await _run(inputs, {internal.ENGINE.full_name: scheduler, internal.WORKER.full_name: worker}, "")
+
+
+async def _run(
+    inputs: Iterator[tuple[int, protos.Input | https.Input]], targets: Mapping[str, str], http_url: str
+) -> Account:
+    account = Account()
+    async with _channels(targets) as channels_to:
 
         async def take() -> None:
             for number, one in inputs:
                 if isinstance(one, https.Input):
-                    await _send_http(stack, one, account)
+                    await _send_http(http_url, one, account)
                 else:
-                    channels = admin if one.path.startswith(f"/{_ADMIN.full_name}") else public
-                    await _send_call(channels[number % len(channels)], one, account)
+                    channels, blocking = channels_to[one.path.split("/")[1]]
+                    await _send_call(channels[number % len(channels)], blocking, one, account)
 
         await asyncio.gather(*(take() for _ in range(_NUM_AT_ONCE)))
     return account
@@ -76,52 +90,67 @@ def _inputs(rng: random.Random, count: int) -> Iterator[tuple[int, protos.Input 
 
 
 @contextlib.asynccontextmanager
-async def _doors(stack: LocalStack) -> AsyncIterator[tuple[list[grpc.aio.Channel], list[grpc.aio.Channel]]]:
-    """Several connections to each."""
+async def _channels(
+    targets: Mapping[str, str],
+) -> AsyncIterator[dict[str, tuple[list[grpc.aio.Channel], grpc.Channel]]]:
+    """Several connections to the address of each service, and a blocking one."""
     async with contextlib.AsyncExitStack() as opened:
-        doors = [
-            [
-                await opened.enter_async_context(grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS))
-                for _ in range(_NUM_CONNECTIONS)
-            ]
-            for address in (stack.grpc_address, stack.admin_address)
-        ]
-        yield doors[0], doors[1]
+        yield {
+            service: (
+                [
+                    await opened.enter_async_context(grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS))
+                    for _ in range(_NUM_CONNECTIONS)
+                ],
+                opened.enter_context(grpc.insecure_channel(address, options=_CLIENT_OPTIONS)),
+            )
+            for service, address in targets.items()
+        }
 
 
-async def _send_call(channel: grpc.aio.Channel, sent: protos.Input, account: Account) -> None:
+async def _send_call(channel: grpc.aio.Channel, blocking: grpc.Channel, sent: protos.Input, account: Account) -> None:
     end, wrong = "OK", ""
     try:
-        await _finish(channel, sent)
-    except grpc.aio.AioRpcError as error:
-        is_endless = (
-            "AdminService" in sent.path and sent.is_stream and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        )
+        await _finish(channel, blocking, sent)
+    except grpc.RpcError as error:
+        is_endless = _may_be_endless(sent) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         end, wrong = error.code().name, "" if is_endless else judges.wrong_with_error(sent, error)
     account.note(f"{sent.path.rpartition('/')[2]}, {sent.kind}", end, wrong, sent.raw)
     if sent.path == _DRAIN:
         await channel.unary_unary(_DRAIN)(admin_pb2.DrainRequest(undo=True).SerializeToString())
 
 
-async def _finish(channel: grpc.aio.Channel, sent: protos.Input) -> None:
+async def _finish(channel: grpc.aio.Channel, blocking: grpc.Channel, sent: protos.Input) -> None:
+    timeout_s = min(sent.timeout_s, _ENDLESS_S) if _may_be_endless(sent) else sent.timeout_s
+    options: dict[str, Any] = {"metadata": sent.metadata, "timeout": timeout_s}
     if not sent.is_stream:
-        await channel.unary_unary(sent.path)(sent.raw, metadata=sent.metadata, timeout=sent.timeout_s)
-        return
-    is_admin = "AdminService" in sent.path
-    timeout_s = min(sent.timeout_s, _ENDLESS_S) if is_admin else sent.timeout_s
-    async for _ in channel.unary_stream(sent.path)(sent.raw, metadata=sent.metadata, timeout=timeout_s):
+        await channel.unary_unary(sent.path)(sent.raw, **options)
+    elif sent.more is None:
+        async for _ in channel.unary_stream(sent.path)(sent.raw, **options):
+            pass
+    else:
+        await asyncio.to_thread(_finish_both_ways, blocking, sent, options)
+
+
+def _finish_both_ways(channel: grpc.Channel, sent: protos.Input, options: Mapping[str, Any]) -> None:
+    """Not through grpc.aio: its client calls a stream that ended while it wrote INTERNAL, whatever the server answered."""
+    for _ in channel.stream_stream(sent.path)(iter([sent.raw, *(sent.more or ())]), **options):
         pass
 
 
-async def _send_http(stack: LocalStack, sent: https.Input, account: Account) -> None:
-    host, _, port = stack.http_url.removeprefix("http://").rpartition(":")
+def _may_be_endless(sent: protos.Input) -> bool:
+    """Streams that follow what happens."""
+    return sent.is_stream and ("AdminService" in sent.path or sent.more is not None)
+
+
+async def _send_http(http_url: str, sent: https.Input, account: Account) -> None:
+    host, _, port = http_url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answer = b""
     try:
         writer.write(sent.sent)
         with contextlib.suppress(ConnectionError):
             await writer.drain()
-        if not sent.is_http:
+        if sent.is_cut and not sent.is_http:
             writer.write_eof()
         answer = await _within(reader.read)
     except ConnectionError:

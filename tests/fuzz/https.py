@@ -29,6 +29,7 @@ _GETS = (
     "/",
     "/%00",
 )
+_CUT_SHARE = 0.9
 _METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW")
 _VALID: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "ab", "max_tokens": 2},
@@ -41,11 +42,13 @@ _VALID: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One connection. `is_http`: a well-formed request, which must be answered; else the transport may just close."""
+    """One connection. `is_http`: a well-formed request, which must be answered; else the transport may just close. `is_cut`: its
+    end is told at once; else the peer stays and says nothing more, and the server has to end it."""
 
     kind: str
     sent: bytes
     is_http: bool = True
+    is_cut: bool = True
 
 
 def http_input(rng: random.Random) -> Input:
@@ -94,7 +97,9 @@ def _field(rng: random.Random, model: type[BaseModel] | None, name: str) -> obje
 
 
 def _headers(rng: random.Random) -> list[tuple[str, str]]:
-    found = [("content-type", rng.choice(("application/json", "text/plain", "multipart/form-data", "")))]
+    found = [
+        ("content-type", rng.choices(("application/json", "text/plain", "multipart/form-data", ""), (17, 1, 1, 1))[0])
+    ]
     if rng.random() < 0.15:
         ids = [i for i in hostile.IDS if i.isascii()]
         name = rng.choice(
@@ -127,7 +132,18 @@ def _broken(rng: random.Random) -> Input:
             head + b"transfer-encoding: chunked\r\n\r\nZZ\r\nno\r\n0\r\n\r\n",
             head + b"x: " + b"y" * 70_000 + b"\r\n\r\n",
             head + b"\xff\xfe: \x00\r\n\r\n",
+            head + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+            head + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n",
+            head + b"transfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+            head + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+            head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            head + b"a: b\r\n" * rng.choice((10, 1_000, 9_000)) + b"content-length: 0\r\n\r\n",
+            head + b" folded: \r\n\tand more\r\n\r\n",
+            head.replace(b"\r\n", b"\n") + b"content-length: 0\n\n",
+            head + b"upgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+            head + b"expect: 100-continue\r\ncontent-length: 100\r\n\r\n",
+            *(whole[: rng.randrange(len(whole))] for whole in (head + b"content-length: 16\r\n\r\n" + body,)),
             head.replace(b"/v1", b"/\xff") + b"\r\n",
         )
     )
-    return Input("broken", sent, is_http=False)
+    return Input("broken", sent, is_http=False, is_cut=rng.random() < _CUT_SHARE)

@@ -21,10 +21,10 @@ _NEEDS = {
 _WITHOUT_DETAIL = {"ADAPTER_IN_USE", "BAD_POLICY", "FIXED_AT_START", "BAD_LIMIT", "BLOCKS_IN_USE", "UNKNOWN_POLICY"}
 
 
-def wrong_with_error(sent: protos.Input, error: grpc.aio.AioRpcError) -> str:
+def wrong_with_error(sent: protos.Input, error: Any) -> str:
     """Why a call must not have ended so; empty = it may."""
     code = error.code()
-    raw = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    raw = {key: value for key, value in error.trailing_metadata() or ()}.get("grpc-status-details-bin")
     if code in _BUGS:
         return f"{code.name}: {error.details()}"
     if raw is None:

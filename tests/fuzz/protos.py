@@ -24,7 +24,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One call. `kind`: how it was made, for the account of a run."""
+    """One call. `kind`: how it was made, for the account of a run. `more`: what follows `raw` where the client streams."""
 
     kind: str
     path: str
@@ -32,6 +32,7 @@ class Input:
     raw: bytes
     metadata: Metadata = ()
     timeout_s: float = 30.0
+    more: tuple[bytes, ...] | None = None
 
 
 def call_input(rng: random.Random, method: MethodDescriptor, path: str) -> Input:

@@ -13,6 +13,7 @@ SEED = 20_261_122
 NUM_QUICK, NUM_LONG = 400, 100_000
 MOST_GROWTH_BYTES = 96 * 2**20
 # What is looked back on is bounded, and filled early, so that growth would be a leak.
+GATEWAY_ARGUMENTS = ("--http-header-s", "2", "--http-body-s", "2")
 SCHEDULER_ARGUMENTS = ("--record-memory", "4MiB", "--max-logged-steps", "500", "--max-logged-events", "2000")
 ARGUMENTS = ("--time-scale", "0", "--max-model-len", "64", "--num-gpu-blocks", "256", "--max-adapters", "4")
 
@@ -25,7 +26,13 @@ def log() -> traces.Log:
 @pytest.fixture
 def stack(log: traces.Log) -> Iterator[LocalStack]:
     """Short contexts, so that what is accepted ends soon."""
-    with LocalStack(simulated=True, worker_args=ARGUMENTS, scheduler_args=SCHEDULER_ARGUMENTS, on_line=log) as running:
+    with LocalStack(
+        simulated=True,
+        worker_args=ARGUMENTS,
+        scheduler_args=SCHEDULER_ARGUMENTS,
+        gateway_args=GATEWAY_ARGUMENTS,
+        on_line=log,
+    ) as running:
         yield running
 
 

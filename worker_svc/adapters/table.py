@@ -62,7 +62,7 @@ class AdapterTable(Generic[A]):
             raise InvalidArgument.field(
                 "path", "is empty; give the folder of a PEFT adapter on the worker's file system"
             )
-        where, known = Path(path).resolve(), self._sources.get(adapter_id)
+        where, known = _resolved(path), self._sources.get(adapter_id)
         if known is not None and known.path != where:
             raise _taken(adapter_id, f"is the adapter in {known.path}, not {where}")
         if known is not None and adapter_id in self._loaded:
@@ -118,6 +118,21 @@ class AdapterTable(Generic[A]):
         left = [i for i in self._loaded if i not in self._sources and i != adapter_id]
         for old in left[: max(0, len(self._loaded.keys() - {adapter_id}) + 1 - self._max)]:
             del self._loaded[old]
+
+
+def _resolved(path: str) -> Path:
+    """InvalidArgument for what no file system takes: a NUL, too long a name, a loop of links."""
+    try:
+        where = Path(path).resolve()
+        where.stat()
+    except FileNotFoundError:
+        return where
+    except (OSError, ValueError, RuntimeError) as error:
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidArgument.field(
+            "path", f"cannot be opened on the worker: {what}; give the folder of a PEFT adapter"
+        ) from None
+    return where
 
 
 def _users(rows: RowColumns, adapter_id: int) -> list[str]:

@@ -1,0 +1,52 @@
+"""Malformed protobuf as a typed refusal, for handlers of generated code. An interceptor.
+
+grpc would end such a call as INTERNAL or UNKNOWN, with a traceback in the log. Handlers that take raw bytes call `parsing`.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from svc_common.errors import FieldViolation, InvalidArgument
+from svc_common.handlers import Handler, behind
+
+_Deserialize = Callable[[bytes], Any]
+
+
+class MalformedRefused(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Parses messages inside the call: InvalidArgument MALFORMED_MESSAGE for bytes that are none. To be the last interceptor."""
+
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Handler:
+        """The handler, which takes raw bytes from now on."""
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        parse = _parser(details.method.rpartition("/")[2], handler.request_deserializer)
+        if handler.request_streaming:
+            return behind(handler, lambda messages, context: _parse_each(messages, parse), deserializer=None)
+        return behind(handler, lambda raw, context: parse(raw), deserializer=None)
+
+
+def _parser(method: str, deserialize: _Deserialize) -> _Deserialize:
+    def parse(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError:
+            raise malformed(f"a request of {method}") from None
+
+    return parse
+
+
+async def _parse_each(messages: AsyncIterator[bytes], parse: _Deserialize) -> AsyncIterator[Any]:
+    async for raw in messages:
+        yield parse(raw)
+
+
+def malformed(what: str) -> InvalidArgument:
+    """The refusal of bytes that should be `what`."""
+    problem = f"is not {what}: malformed protobuf, or a text field that is not UTF-8"
+    return InvalidArgument(
+        f"the message {problem}", reason="MALFORMED_MESSAGE", violations=[FieldViolation("request", problem)]
+    )
