@@ -91,7 +91,7 @@ class _Gateway:
         self._callers = _callers(settings)
         self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
-        self._catalog = ModelCatalog(settings, self._link.fetch_bundle)
+        self._catalog = ModelCatalog(settings, self._link.fetch_bundle, self._tracing)
         self._metrics = GatewayMetrics(self._tracing)
         self._metrics.watch(self._link)
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
@@ -164,7 +164,9 @@ class _Gateway:
     def _on_state(self) -> None:
         state = self._link.state
         warming = state.warming or state.serving
-        self._catalog.want(state.limits, state.reason, warming=warming, adapters=state.adapters)
+        self._catalog.want(
+            state.limits, state.reason, attached=state.attached, warming=warming, adapters=state.adapters
+        )
         self._health_changed.set()
 
     def _not_ready_because(self) -> str:

@@ -6,14 +6,16 @@ still passes through.
 
 import time
 from asyncio import CancelledError
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, use_span
 
 from gateway_svc.calls import ClientGone
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
+from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.generating.generation import Generation
 from gateway_svc.span_content import OutputContent, finish_reason, input_messages, stop_sequences
 from protos.common.v1 import common_pb2
@@ -63,6 +65,10 @@ class CallSpans:
         """The span of a generation inside a call."""
         return GenerationSpan(self._tracer, server_span, operation, model, request_id, with_content=self._with_content)
 
+    def submission(self, span: Span) -> SubmissionSpans | None:
+        """What `span` shows of a request's way to the scheduler; None where it is not recorded."""
+        return SubmissionSpans(self._tracer, span) if span.is_recording() else None
+
 
 def set_request_id(span: Span, request_id: str) -> None:
     """The call was taken in under that id: what finds its trace."""
@@ -92,7 +98,7 @@ class GenerationSpan:
     `generation`: set once it has begun; what it came to is noted where it ends by no error.
     """
 
-    __slots__ = ("_began_s", "_content", "_is_recording", "_model", "_span", "generation")
+    __slots__ = ("_began_s", "_content", "_is_recording", "_model", "_span", "_tracer", "generation")
 
     def __init__(
         self,
@@ -104,6 +110,7 @@ class GenerationSpan:
         *,
         with_content: bool = False,
     ) -> None:
+        self._tracer = tracer
         self._model = model
         self._began_s = time.monotonic()
         self._is_recording = server_span.is_recording()
@@ -152,6 +159,20 @@ class GenerationSpan:
             self._span.set_attribute(names.INPUT_MESSAGES, input_messages(request))
             if texts := stop_sequences(request):
                 self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, texts)
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Context around everything that is done before the request is submitted."""
+        if not self._is_recording:
+            yield
+            return
+        span = self._tracer.span(names.GATEWAY_PREPARE, parent=telemetry.child_of(self._span))
+        with use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            yield
+
+    def submission(self) -> SubmissionSpans | None:
+        """What it shows of the request's way to the scheduler; None where it is not recorded."""
+        return SubmissionSpans(self._tracer, self._span) if self._is_recording else None
 
     def follow(self, generation: Generation) -> Generation:
         """The generation has begun."""

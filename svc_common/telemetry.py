@@ -28,6 +28,7 @@ __all__ = [
     "context_of",
     "error_numbers",
     "is_sampled",
+    "note_stage",
     "set_error",
     "setup",
     "step_links",
@@ -142,6 +143,12 @@ def set_error(span: Span, reason: str, status: str) -> None:
     span.set_attribute(names.ERROR_TYPE, reason)
     if status not in _CALLERS_FAULTS:
         span.set_status(Status(StatusCode.ERROR, status))
+
+
+def note_stage(name: str, attributes: Mapping[str, str | int]) -> None:
+    """A stage of the work that a span is open around (`trace.use_span`) has ended now. Without such a span, or where it is not
+    recorded, a no-op."""
+    trace.get_current_span().add_event(name, attributes)
 
 
 def error_numbers(error: QuireError) -> dict[str, str | int | float]:

@@ -5,6 +5,9 @@ GenAI names are those of OpenTelemetry's GenAI conventions (status: development)
 
 # --- spans -----------------------------------------------------------------------------------------------------------
 
+GATEWAY_QUEUE = "gateway.queue"
+GATEWAY_PREPARE = "gateway.prepare"
+GATEWAY_LOST = "gateway.lost"
 ADMIT = "scheduler.admit"
 QUEUE = "scheduler.queue"
 PREFILL = "scheduler.prefill"
@@ -15,6 +18,12 @@ WORKER_STEP = "worker.step"
 
 # --- events, beside reasons to wait, which have their own names (docs/explaining.md) -----------------------------------
 
+RECEIVED = "received"
+PARSED = "parsed"
+TEMPLATED = "templated"
+TOKENIZED = "tokenized"
+SUBMITTED = "submitted"
+COMPLETED = "completed"
 CHUNK = "chunk"
 PREEMPTED = "preempted"
 SWAPPED_OUT = "swapped_out"
@@ -30,6 +39,8 @@ PREFIX = "quire."
 REQUEST_ID = "quire.request_id"
 SEED = "quire.seed"
 LABEL = "quire.label."
+WHY = "quire.why"
+CHARACTERS = "quire.characters"
 QUEUE_MS = "quire.queue_ms"
 NUM_PREEMPTIONS = "quire.num_preemptions"
 NUM_MIGRATIONS = "quire.num_migrations"
@@ -78,6 +89,7 @@ RPC_METHOD = "rpc.method"
 HTTP_METHOD = "http.request.method"
 HTTP_PATH = "url.path"
 HTTP_ROUTE = "http.route"
+HTTP_BODY_SIZE = "http.request.body.size"
 HTTP_STATUS = "http.response.status_code"
 
 OPERATION = "gen_ai.operation.name"

@@ -24,6 +24,8 @@ from gateway_svc.checks.wording import compiled_grammar
 from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
+from svc_common import telemetry
+from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument
 
 
@@ -47,9 +49,11 @@ def resolve_chat(
         tools=template_tools(told) or None,
         variables=template_variables(request),
     )
+    telemetry.note_stage(names.TEMPLATED, {names.CHARACTERS: len(prompt)})
     # What is too long by its bytes alone is refused before it costs anything.
     validation.check_prompt_length(text.least_tokens(prompt), limits)
     token_ids = text.encode(prompt, add_special_tokens=False)
+    telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     output = _Output.of(request, told, text, formats, prompt)
     grammar = _call_grammar(request, output, text)
     resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar, draw_seed=draw_seed)

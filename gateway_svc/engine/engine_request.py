@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
+from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.engine.token_runs import TokenRun, committed_message
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
@@ -79,7 +80,8 @@ class EngineRequest:
     `returns_partial`: at its deadline it ends with what there is, if there is anything.
     `was_sent`: the scheduler may know it. `was_started`: it has been scheduled. `is_over`: nothing more comes.
     `is_attaching`: what `submit` names is to be read on; what it is, the scheduler will say. `was_attached`: it has said so; then
-    `submit` is what somebody submitted before. `num_made`: output tokens that each choice had then.
+    `submit` is what somebody submitted before. `num_made`: output tokens that each choice had then. `spans`: what its trace shows
+    of its way to the scheduler, None = nothing.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class EngineRequest:
         *,
         returns_partial: bool = False,
         is_attaching: bool = False,
+        spans: SubmissionSpans | None = None,
     ) -> None:
         self.submit = submit
+        self._spans = spans
         self.num_choices = submit.num_choices or 1
         self.deadline_ns = deadline_ns
         self.returns_partial = returns_partial
@@ -257,7 +261,7 @@ class EngineRequest:
             self._update.choice(finished.choice).finished = finished
         if finished.last:
             self._update.account = finished.account
-            self.is_over = True
+            self._end()
         self._wake()
 
     def fail(self, error: QuireError, account: engine_pb2.RequestAccount | None = None) -> None:
@@ -272,15 +276,29 @@ class EngineRequest:
             self.finish_without_account(account)
             return
         self._error = error
-        self.is_over = True
+        self._end()
         self._wake()
 
     def finish_without_account(self, account: engine_pb2.RequestAccount | None = None) -> None:
         """Ends what is complete, when the scheduler's own account is not coming, or came elsewhere (`account`)."""
         if not self.is_over:
             self._update.account = account or engine_pb2.RequestAccount(prompt_tokens=self.num_prompt_tokens)
-            self.is_over = True
+            self._end()
             self._wake()
+
+    def abandon(self) -> None:
+        """Its reader is gone, or has what it wanted: nothing more is taken."""
+        self._end()
+
+    def wait_for_scheduler(self, why: str) -> None:
+        """The scheduler is away: the request is submitted, or submitted again, when it is back."""
+        if self._spans is not None and not self.is_over:
+            self._spans.away(why, self.num_received_tokens)
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._spans is not None:
+            self._spans.completed()
 
     def _may_end_at_deadline(self) -> bool:
         return self.all_choices_ended or (self.returns_partial and self.num_received_tokens > 0)
@@ -348,7 +366,7 @@ class EngineRequest:
         if self._was_accepted:
             message.resubmitted = True
             message.committed.extend(self._committed())
-        self.was_sent = True
+        self._note_sent()
         return message
 
     @property
@@ -364,8 +382,13 @@ class EngineRequest:
 
     def attach_message(self) -> engine_pb2.Attach:
         """Asks for it by its id."""
-        self.was_sent = True
+        self._note_sent()
         return engine_pb2.Attach(handle=self.handle, request_id=self.request_id, tenant=self.submit.tenant)
+
+    def _note_sent(self) -> None:
+        self.was_sent = True
+        if self._spans is not None:
+            self._spans.sent()
 
     def _committed(self) -> list[engine_pb2.CommittedTokens]:
         if self.is_ranked:

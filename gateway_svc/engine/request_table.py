@@ -5,6 +5,7 @@ import itertools
 
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
+from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.engine.takeover import attached_elsewhere, check_may_take_over
 from gateway_svc.engine.token_runs import read_runs
 from protos.engine.v1 import engine_pb2
@@ -46,6 +47,7 @@ class RequestTable:
         *,
         returns_partial: bool = False,
         is_attaching: bool = False,
+        spans: SubmissionSpans | None = None,
     ) -> EngineRequest:
         """A new request under the next handle; `is_attaching`: one that `submit` names is to be read on.
 
@@ -58,7 +60,9 @@ class RequestTable:
             if not former.is_attaching:
                 submit, is_attaching = former.submit_message_of_another_reader(), False
         submit.handle = next(self._handles)
-        request = EngineRequest(submit, deadline_ns, returns_partial=returns_partial, is_attaching=is_attaching)
+        request = EngineRequest(
+            submit, deadline_ns, returns_partial=returns_partial, is_attaching=is_attaching, spans=spans
+        )
         request.arrival_ns = request.arrival_ns if former is None else former.arrival_ns
         self._by_handle[submit.handle] = request
         self._by_id[request.key] = request
@@ -82,7 +86,7 @@ class RequestTable:
             return
         self._forget(request)
         if not request.is_over:
-            request.is_over = True
+            request.abandon()
             self._tell_gone(request)
 
     def _forget(self, request: EngineRequest) -> None:

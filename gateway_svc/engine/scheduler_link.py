@@ -20,6 +20,7 @@ from gateway_svc.engine.admission import Admission
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -72,23 +73,37 @@ class SchedulerLink:
 
     # --- for the pipeline --------------------------------------------------------------------------------------------
 
-    def submit(self, submit: engine_pb2.Submit, deadline_ns: int, *, returns_partial: bool = False) -> EngineRequest:
+    def submit(
+        self,
+        submit: engine_pb2.Submit,
+        deadline_ns: int,
+        *,
+        returns_partial: bool = False,
+        spans: SubmissionSpans | None = None,
+    ) -> EngineRequest:
         """Takes a request (its handle is filled in); the caller must `requests.release` it in the end. `returns_partial`: at its
-        deadline it ends with what there is.
+        deadline it ends with what there is. `spans`: what its trace shows of it, None = nothing.
 
         AlreadyExists when its id is live here; Unavailable when stopping, or when the scheduler is away and too many wait.
         """
         self._check_open(submit)
-        request = self.requests.add(submit, deadline_ns, returns_partial=returns_partial)
-        self._outbox.submit(request)
+        request = self.requests.add(submit, deadline_ns, returns_partial=returns_partial, spans=spans)
+        self._hand_over(request)
         return request
 
-    def attach(self, tenant: str, request_id: str, deadline_ns: int) -> EngineRequest:
+    def _hand_over(self, request: EngineRequest) -> None:
+        self._outbox.submit(request)
+        if not self.state.attached:
+            request.wait_for_scheduler(self.state.reason)
+
+    def attach(
+        self, tenant: str, request_id: str, deadline_ns: int, *, spans: SubmissionSpans | None = None
+    ) -> EngineRequest:
         """Reads a resumable request on, whoever submitted it; see `submit`. What it is, is known when it is `accepted`."""
         named = engine_pb2.Submit(request_id=request_id, tenant=tenant, resumable=True)
         self._check_open(named)
-        request = self.requests.add(named, deadline_ns, is_attaching=True)
-        self._outbox.submit(request)
+        request = self.requests.add(named, deadline_ns, is_attaching=True, spans=spans)
+        self._hand_over(request)
         return request
 
     def _check_open(self, submit: engine_pb2.Submit) -> None:
@@ -216,6 +231,8 @@ class SchedulerLink:
             log.warning("%s", reason, exc_info=None if expected else error)
         self.state = LinkState(reason=reason, limits=self.state.limits, adapters=self.state.adapters)
         self.admission.forget()
+        for request in self.requests:
+            request.wait_for_scheduler(reason)
         self.on_state()
 
     def _away(self) -> Unavailable:

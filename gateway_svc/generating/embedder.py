@@ -10,11 +10,12 @@ from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import off_loop_if_long, wait_for_model
 from gateway_svc.generating.vectors import as_asked
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.spans import CallSpans
+from gateway_svc.spans import CallSpans, GenerationSpan
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import columns
+from svc_common import trace_names as names
 from svc_common.errors import Cancelled, Internal, InvalidArgument
 
 
@@ -29,6 +30,7 @@ class Embedder:
 
     async def embed(self, call: Call, request: pb.EmbedRequest) -> pb.EmbedResponse:
         """The vectors of all inputs, in order. Raises the error of the first that fails; nothing is left running then."""
+        call.span.add_event(names.PARSED)
         room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
         permitted = call.caller.terms.permit(request.scheduling.priority)
         with self._metrics.request("embeddings", stream=False) as meter, permitted as permit, room:
@@ -42,9 +44,10 @@ class Embedder:
         self, call: Call, request: pb.EmbedRequest, model: ServedModel, permit: Permit
     ) -> pb.EmbedResponse:
         with self._spans.generation(call.span, "embeddings", model.name, call.request_id) as span:
-            validation.check_embed(request, model.limits)
-            resolved = [await _resolve(request, i, model) for i in range(len(request.inputs))]
-            return await self._answer(call, request, resolved, model, span.context, permit)
+            with span.preparing():
+                validation.check_embed(request, model.limits)
+                resolved = [await _resolve(request, i, model) for i in range(len(request.inputs))]
+            return await self._answer(call, request, resolved, model, span, permit)
 
     async def _answer(
         self,
@@ -52,7 +55,7 @@ class Embedder:
         request: pb.EmbedRequest,
         resolved: list[ResolvedRequest],
         model: ServedModel,
-        trace: common_pb2.TraceContext,
+        span: GenerationSpan,
         permit: Permit,
     ) -> pb.EmbedResponse:
         normalize = request.normalize if request.HasField("normalize") else True
@@ -63,9 +66,9 @@ class Embedder:
                 request_id = call.request_id if len(resolved) == 1 else f"{call.request_id}-{i}"
                 submit = one.submit(request_id, model.adapter, call.caller.tenant)
                 permit.charge(submit)
-                submit.trace.CopyFrom(trace)
+                submit.trace.CopyFrom(span.context)
                 submit.resumable = call.idempotent
-                running.append(self._link.submit(submit, call.deadline_ns))
+                running.append(self._link.submit(submit, call.deadline_ns, spans=span.submission()))
             for engine_request in running:
                 values, account = await _vector(engine_request)
                 _add(response, as_asked(values, normalize=normalize), engine_request, account)

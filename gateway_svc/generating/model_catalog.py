@@ -10,11 +10,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from opentelemetry.trace import Span
+
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.text.bundle import TextModel
+from gateway_svc.waiting import NO_MODEL, SCHEDULER_AWAY, Waiting
 from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable
+from svc_common.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +51,10 @@ class ServedModel:
 class ModelCatalog:
     """Owner of the current model and of bundles seen before. `fetch(digest)` brings a bundle; `on_change` follows each change."""
 
-    def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]]) -> None:
+    def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]], tracing: Telemetry) -> None:
         self._settings = settings
         self._fetch = fetch
+        self._tracing = tracing
         self._texts: dict[str, TextModel] = {}
         self._current: ServedModel | None = None
         self._adapters: tuple[str, ...] = ()
@@ -57,8 +62,9 @@ class ModelCatalog:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._heard = asyncio.Event()
-        self._num_waiting = 0
-        self.reason = "no worker has loaded a model yet"
+        self._waiting: set[Waiting] = set()
+        self._is_away = True
+        self.reason = "the scheduler has not been reached yet"
         self.warming = False
         self.on_change: Callable[[], None] = lambda: None
 
@@ -92,16 +98,20 @@ class ModelCatalog:
             resource_name=name[:128],
         )
 
-    async def wait(self, name: str, timeout_s: float) -> ServedModel:
-        """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds."""
+    async def wait(self, name: str, timeout_s: float, span: Span) -> ServedModel:
+        """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds.
+
+        The wait is a child of `span`.
+        """
         if self._current is None:
-            await self._wait_ready(min(timeout_s, self._settings.warm_up_s))
+            await self._wait_ready(min(timeout_s, self._settings.warm_up_s), Waiting(self._tracing, span))
         return self.get(name)
 
-    async def _wait_ready(self, timeout_s: float) -> None:
-        if self._num_waiting >= self._settings.max_waiting_requests:
+    async def _wait_ready(self, timeout_s: float, waiting: Waiting) -> None:
+        if len(self._waiting) >= self._settings.max_waiting_requests:
             raise self._unavailable()
-        self._num_waiting += 1
+        self._waiting.add(waiting)
+        self._explain(waiting)
         try:
             left_s = timeout_s
             while left_s > 0 and not self._ready.is_set():
@@ -112,25 +122,42 @@ class ModelCatalog:
                 if not self.warming:
                     return
         finally:
-            self._num_waiting -= 1
+            self._waiting.remove(waiting)
+            waiting.over()
+
+    def _explain(self, waiting: Waiting) -> None:
+        waiting.because(SCHEDULER_AWAY if self._is_away else NO_MODEL, self.reason)
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(self.reason, reason="NO_MODEL", retry_after_s=RETRY_AFTER_S)
+        return Unavailable(self.reason, reason=NO_MODEL, retry_after_s=RETRY_AFTER_S)
 
     # --- from the link -----------------------------------------------------------------------------------------------
 
     def want(
-        self, limits: common_pb2.ModelLimits | None, reason: str, *, warming: bool, adapters: Sequence[str] = ()
+        self,
+        limits: common_pb2.ModelLimits | None,
+        reason: str,
+        *,
+        attached: bool,
+        warming: bool,
+        adapters: Sequence[str] = (),
     ) -> None:
-        """The scheduler serves this model now, with these adapters; `reason` says why none; `warming`: one is on the way."""
+        """The scheduler, where it is `attached`, serves this model with these adapters.
+
+        `reason`: why it serves none; `warming`: a worker is loading one.
+        """
+        self._is_away = not attached
         self.warming = warming
         self._adapters = tuple(adapters)
         self._heard.set()
         if limits is None or not limits.bundle_digest:
-            self.reason = reason or self.reason
+            self.reason = reason or "no worker has loaded a model yet"
         elif limits != self._wanted:
             self._wanted = limits
+            self.reason = f"the tokenizer of model {limits.model} is being loaded"
             self._changed.set()
+        for waiting in self._waiting:
+            self._explain(waiting)
 
     async def until_known(self, adapter: str) -> None:
         """Returns once the scheduler has said that this adapter may be named, or after KNOWN_WITHIN_S."""

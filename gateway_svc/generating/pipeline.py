@@ -26,6 +26,8 @@ from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
+from svc_common import telemetry
+from svc_common import trace_names as names
 from svc_common.errors import DeadlineExceeded
 
 # Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
@@ -61,6 +63,7 @@ class Pipeline:
 
     async def _begin(self, call: Call, request: AnyRequest, holdings: Holdings) -> Generation:
         """Of `request` nothing is kept but what the scheduler is told, for a scheduler that comes after it."""
+        call.span.add_event(names.PARSED)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
         meter = holdings.enter(self._metrics.request(operation, stream=call.stream))
         permit = holdings.enter(call.caller.terms.permit(request.scheduling.priority))
@@ -70,7 +73,8 @@ class Pipeline:
         model = await wait_for_model(self._catalog, call, request.model)
         meter.model = model.name
         span = holdings.enter(self._spans.generation(call.span, operation, model.name, call.request_id))
-        resolved = await resolve(request, model, self._formats)
+        with span.preparing():
+            resolved = await resolve(request, model, self._formats)
         span.set_request(request, resolved, stream=call.stream)
         engine_request = holdings.enter(self._submitted(call, resolved, model, span, permit))
         if resumable := engine_request.submit.resumable:
@@ -90,7 +94,9 @@ class Pipeline:
         submit.resumable |= call.idempotent
         if submit.resumable:
             submit.frontend_state = _state_of(resolved, model).SerializeToString()
-        request = self._link.submit(submit, call.deadline_ns, returns_partial=resolved.returns_partial)
+        request = self._link.submit(
+            submit, call.deadline_ns, returns_partial=resolved.returns_partial, spans=span.submission()
+        )
         return Submitted(request, self._link.requests, permit)
 
     def resume(self, call: Call, request: inference_pb2.ResumeRequest) -> Running[Generation]:
@@ -101,12 +107,15 @@ class Pipeline:
         return Running(functools.partial(self._begin_again, call, request))
 
     async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, holdings: Holdings) -> Generation:
+        call.span.add_event(names.PARSED)
         meter = holdings.enter(self._metrics.request("resume", stream=call.stream))
         # Whoever submitted it was charged: to read it on costs no tokens, only a place among those that run.
         holdings.enter(call.caller.terms.permit(0))
         holdings.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
         await wait_for_any_model(self._catalog, call, "")
-        attached = self._link.attach(call.caller.tenant, request.request_id, call.deadline_ns)
+        attached = self._link.attach(
+            call.caller.tenant, request.request_id, call.deadline_ns, spans=self._spans.submission(call.span)
+        )
         engine_request = holdings.enter(Submitted(attached, self._link.requests, FreePermit()))
         await engine_request.accepted()
         state = engine_request.frontend_state()
@@ -200,7 +209,7 @@ async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> Served
 
 async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
     """The same, whoever may use it."""
-    model = await catalog.wait(name, call.remaining_s)
+    model = await catalog.wait(name, call.remaining_s, call.span)
     if call.remaining_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
     return model
@@ -225,7 +234,9 @@ async def _prompt_token_ids(
         return list(request.token_ids.ids)
     # Text that is too long by its bytes alone is refused before it costs anything.
     validation.check_prompt_length(text_model.least_tokens(request.text), limits)
-    return await off_loop_if_long(len(request.text), text_model.encode, request.text)
+    token_ids = await off_loop_if_long(len(request.text), text_model.encode, request.text)
+    telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
+    return token_ids
 
 
 async def off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:

@@ -84,6 +84,7 @@ class _Endpoint:
             call = self._call(headers, span, reply)
             is_taken_in = True
             request = HttpRequest(await read_body(receive), scope.get("path_params", {}))
+            span.add_event(names.RECEIVED, {names.HTTP_BODY_SIZE: len(request.body)})
             async with until_left_unread(call):
                 await until_disconnect(receive, self._respond(request, call, reply))
         except ClientGone as error:

@@ -13,7 +13,7 @@ async def settle_roles(requests: AnyRequests, call: Call, catalog: ModelCatalog)
     """Turns of a developer become the system's where the model's template does not speak of developers."""
     for request in requests:
         if isinstance(request, pb.ChatRequest) and (turns := _developers_turns(request)):
-            text = (await catalog.wait(request.model, call.remaining_s)).text
+            text = (await catalog.wait(request.model, call.remaining_s, call.span)).text
             if _NEWER not in text.template_for(has_tools=bool(told_tools(request))):
                 for turn in turns:
                     turn.role = _OLDER

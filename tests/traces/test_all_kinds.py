@@ -13,6 +13,7 @@ from quire.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common import trace_names as names
 from tests.traces import checks
 from tests.traces.asks import CLIENTS_OWN, Ask, asks
+from tests.traces.coverage import STAGES
 from tests.traces.page import undocumented
 from tests.traces.serving import Ran, exporting, run_apart, run_here, tenants_file
 from tests.traces.step_index import StepIndex
@@ -84,7 +85,10 @@ def _check_one(ask: Ask, trace: ReceivedTrace, log: StepIndex) -> Counter[str]:
 def _check_end(ask: Ask, trace: ReceivedTrace) -> None:
     """What ended it is an event of its root, and of its last phase."""
     [root] = trace.roots
-    told, error = [event.name for event in root.events], root.attributes.get(names.ERROR_TYPE, "")
+    told, error = (
+        [event.name for event in root.events if event.name not in STAGES],
+        root.attributes.get(names.ERROR_TYPE, ""),
+    )
     phases = checks.phases_of(trace)
     last = [event.name for event in phases[-1].events] if phases else []
     if ask.end not in (None, CLIENTS_OWN):

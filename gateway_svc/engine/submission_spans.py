@@ -1,0 +1,44 @@
+"""What a trace shows of a request's way to the scheduler: `submitted`, `completed`, and what a scheduler that is away costs."""
+
+from opentelemetry.trace import Span
+
+from gateway_svc.waiting import SCHEDULER_AWAY, Waiting
+from svc_common import telemetry
+from svc_common import trace_names as names
+from svc_common.clock import wall_ns
+from svc_common.telemetry import Telemetry
+
+
+class SubmissionSpans:
+    """Events on `span`, and children of it, as the request table learns of them. Where `span` is not recorded nothing is made."""
+
+    __slots__ = ("_sent_ns", "_span", "_tracer", "_waiting")
+
+    def __init__(self, tracer: Telemetry, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._waiting = Waiting(tracer, span)
+        self._sent_ns = 0
+
+    def sent(self) -> None:
+        """The request is in a message to the scheduler."""
+        self._waiting.over()
+        if self._span.is_recording():
+            self._sent_ns = wall_ns()
+            self._span.add_event(names.SUBMITTED, timestamp=self._sent_ns)
+
+    def away(self, why: str, num_output_tokens: int) -> None:
+        """The scheduler cannot be reached; `num_output_tokens` came before. What it measured of the request may be lost with it."""
+        if self._sent_ns:
+            attributes = {names.OUTPUT_TOKENS: num_output_tokens, names.REASON: SCHEDULER_AWAY}
+            parent = telemetry.child_of(self._span)
+            lost = self._tracer.span(names.GATEWAY_LOST, parent=parent, attributes=attributes, start_ns=self._sent_ns)
+            lost.end()
+            self._sent_ns = 0
+        self._waiting.because(SCHEDULER_AWAY, why)
+
+    def completed(self) -> None:
+        """The scheduler's last word has come, or what ended the request here."""
+        self._waiting.over()
+        if self._span.is_recording():
+            self._span.add_event(names.COMPLETED)

@@ -1,0 +1,186 @@
+"""A trace explains where a request's time went: no more than 5 % of it is without a span or an event, whatever it waited for."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+
+from gateway_svc import app as gateway_app
+from gateway_svc.settings import GatewaySettings
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from quire import SamplingParams, ports
+from quire.client import Client
+from quire.otlp_receiver import OtlpReceiver, ReceivedTrace
+from svc_common import trace_names as names
+from tests.e2e.supervised import Case, Readings, supervised
+from tests.scheduler.harness import run_async, scheduler, service, worker
+from tests.traces.coverage import gaps, unexplained_share
+from tests.traces.page import undocumented
+from tests.traces.serving import exporting
+
+MOST = 0.05
+_NUM_TOKENS = 250
+"""A second's work of a simulated worker."""
+_ROUNDS = 3
+"""Another process may take the machine away in any of them; what is never explained is missing in all."""
+Ask = Callable[[tuple[str, str], str], Any]
+
+
+def _trace(otlp: OtlpReceiver, request_id: str) -> ReceivedTrace:
+    """The trace of the call with that id."""
+    return next(
+        trace
+        for trace in otlp.traces().values()
+        if any(span.kind == "SERVER" and span.attributes.get(names.REQUEST_ID) == request_id for span in trace.spans)
+    )
+
+
+def _reasons(trace: ReceivedTrace) -> list[str]:
+    return [event.name for span in trace.named("gateway.queue") for event in span.events]
+
+
+def _check(otlp: OtlpReceiver, request_ids: list[str]) -> list[ReceivedTrace]:
+    """The traces; the best of them leaves little unexplained, and the page knows every name."""
+    traces = [_trace(otlp, request_id) for request_id in request_ids]
+    best = min(traces, key=unexplained_share)
+    [root] = best.roots
+    told = [((start - root.start_ns) / 1e6, (end - start) / 1e6) for start, end in gaps(best)]
+    assert unexplained_share(best) < MOST, (told, root.duration_s)
+    assert undocumented(otlp.spans()) == []
+    return traces
+
+
+async def _generate(doors: tuple[str, str], request_id: str) -> None:
+    stop = pb.StopConditions(max_tokens=_NUM_TOKENS, ignore_eos=True)
+    request = pb.GenerateRequest(text="word " * 600, stop=stop)
+    async with grpc.aio.insecure_channel(doors[0]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await stub.Generate(request, timeout=60, metadata=(("x-request-id", request_id),))
+
+
+async def _chat_stream(doors: tuple[str, str], request_id: str) -> None:
+    stop = pb.StopConditions(max_tokens=_NUM_TOKENS, ignore_eos=True)
+    request = pb.ChatRequest(messages=[pb.Message(role="user", content="word " * 600)], stop=stop)
+    async with grpc.aio.insecure_channel(doors[0]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        async for _ in stub.ChatStream(request, timeout=60, metadata=(("x-request-id", request_id),)):
+            pass
+
+
+async def _post(doors: tuple[str, str], request_id: str, path: str, **fields: Any) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(
+            f"http://{doors[1]}/v1/{path}",
+            json={"max_tokens": _NUM_TOKENS, "ignore_eos": True, **fields},
+            headers={"x-request-id": request_id},
+        )
+        assert answer.status_code == 200, answer.text
+
+
+async def _complete_over_http(doors: tuple[str, str], request_id: str) -> None:
+    await _post(doors, request_id, "completions", prompt="word " * 600)
+
+
+async def _chat_over_http(doors: tuple[str, str], request_id: str) -> None:
+    turns = [{"role": "developer", "content": "be short"}, {"role": "user", "content": "word " * 600}]
+    await _post(doors, request_id, "chat/completions", messages=turns, stream=True)
+
+
+ASKS = [_generate, _chat_stream, _complete_over_http, _chat_over_http]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_an_ordinary_request(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    """A long prompt at either door, with and without template."""
+    request_ids = [f"ordinary-{i}" for i in range(_ROUNDS)]
+
+    @run_async
+    async def scenario() -> None:
+        async with (
+            worker(time_scale=1.0) as (worker_address,),
+            scheduler(worker_address) as (address, _),
+            _gateway(address) as doors,
+        ):
+            await _post(doors, "warm", "completions", prompt="a")
+            for request_id in request_ids:
+                await ask(doors, request_id)
+
+    with exporting(otlp, monkeypatch):
+        scenario()
+    for trace in _check(otlp, request_ids):
+        told = [event.name for span in trace.spans for event in span.events]
+        assert {"parsed", "tokenized", "submitted", "completed"} <= set(told)
+        assert ("templated" in told) == (ask in (_chat_stream, _chat_over_http))
+        assert ("received" in told) == (ask in (_complete_over_http, _chat_over_http))
+        assert not trace.named("gateway.queue"), "it waited for nothing"
+
+
+@contextlib.asynccontextmanager
+async def _gateway(scheduler_address: str) -> AsyncIterator[tuple[str, str]]:
+    doors = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
+    settings = GatewaySettings(scheduler=scheduler_address, drain_s=0.0, **doors)
+    async with service(lambda ready, stop: gateway_app.serve(settings, on_ready=ready, stop=stop)) as addresses:
+        yield addresses[:2]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_request_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    """NO_MODEL at the gateway, with what the scheduler says of it."""
+
+    @run_async
+    async def scenario() -> None:
+        with ports.reserved("127.0.0.1", {"--port": 0}) as chosen:
+            async with scheduler(f"127.0.0.1:{chosen['--port']}") as (address, _), _gateway(address) as doors:
+                asked = asyncio.create_task(ask(doors, "cold"))
+                async with worker(port=chosen["--port"], time_scale=1.0, load_s=1.0):
+                    await asked
+
+    with exporting(otlp, monkeypatch):
+        scenario()
+    [trace] = _check(otlp, ["cold"])
+    assert set(_reasons(trace)) <= {"NO_MODEL", "SCHEDULER_AWAY"} and "NO_MODEL" in _reasons(trace)
+    waits = trace.named("gateway.queue")
+    assert sum(span.duration_s for span in waits) > 1.0
+    assert all(event.attributes["quire.why"] for span in waits for event in span.events)
+
+
+def test_a_request_before_the_scheduler_is_there(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCHEDULER_AWAY first, until it can be reached."""
+
+    @run_async
+    async def scenario() -> None:
+        with ports.reserved("127.0.0.1", {"--port": 0}) as chosen:
+            async with worker() as (worker_address,), _gateway(f"127.0.0.1:{chosen['--port']}") as doors:
+                asked = asyncio.create_task(_generate(doors, "early"))
+                await asyncio.sleep(1.0)  # what it has to explain
+                async with scheduler(worker_address, port=chosen["--port"]):
+                    await asked
+
+    with exporting(otlp, monkeypatch):
+        scenario()
+    [trace] = _check(otlp, ["early"])
+    assert _reasons(trace)[0] == "SCHEDULER_AWAY"
+
+
+def test_a_request_whose_scheduler_is_killed(otlp: OtlpReceiver) -> None:
+    """The time at the one that died is a span of the gateway's, as is the time until the next one can be reached."""
+    params = SamplingParams(temperature=0, max_tokens=3 * _NUM_TOKENS, ignore_eos=True)
+    environ = {**os.environ, **otlp.environ()}
+    with supervised(simulated=True, environ=environ) as running, Client(running.stack.grpc_address) as client:
+        readings = Readings()
+        with ThreadPoolExecutor(1) as threads:
+            readings.futures.append(threads.submit(readings.follow, client, Case("word " * 600, params)))
+            readings.wait_for(_NUM_TOKENS)
+            running.kill("scheduler")
+            survived = readings.futures[0].result()
+    [trace] = _check(otlp, [survived.request_id])
+    [lost] = trace.named("gateway.lost")
+    assert lost.attributes[names.OUTPUT_TOKENS] >= _NUM_TOKENS
+    assert _reasons(trace) and set(_reasons(trace)) == {"SCHEDULER_AWAY"}
