@@ -1,11 +1,13 @@
 """A request's timeline as JSON values and as text for people: where its time went, and why. Used by `quire why`."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
 from protos.inference.v1 import admin_pb2
+from quire.folding import folded
 
 _NS_PER_MS = 1e6
 _TEXTS = {
@@ -45,15 +47,27 @@ def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
 
 
 def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
-    """One row per episode, oldest first."""
+    """One row per episode, oldest first; episodes that alternate share one."""
     several = len({episode.sample for episode in response.episodes}) > 1
     table = Table(title=f"request {response.id}", title_justify="left")
     for name in (*(("sample",) if several else ()), "steps", "ms", "queue", "reason", "because"):
         table.add_column(name, justify="right" if name in ("steps", "ms") else "left", overflow="fold")
-    for episode in response.episodes:
-        sample = (str(episode.sample),) if several else ()
-        table.add_row(*sample, _steps(episode), _ms(episode), episode.queue, episode.reason, _because(episode))
+    for episodes in folded(response.episodes, _key):
+        first = episodes[0]
+        sample = (str(first.sample),) if several else ()
+        reason = " / ".join(dict.fromkeys(episode.reason for episode in episodes))
+        table.add_row(*sample, _steps(episodes), _ms(episodes), first.queue, reason, _because_of_all(episodes))
     return table
+
+
+def _key(episode: admin_pb2.Episode) -> tuple[object, ...]:
+    """Episodes of one key may be told as one. What holds still is like nothing else."""
+    return episode.sample, _label(episode), None if episode.HasField("to_ns") else episode.from_ns
+
+
+def _label(episode: admin_pb2.Episode) -> tuple[str, ...]:
+    """Behind different heads that lack the same, it waits for the same."""
+    return episode.queue, episode.reason, str(_numbers(episode.numbers).get("head_reason", ""))
 
 
 def summary(response: admin_pb2.ExplainRequestResponse) -> str:
@@ -93,12 +107,25 @@ def _numbers(numbers: Any) -> dict[str, Any]:
     return {number.name: getattr(number, number.WhichOneof("value")) for number in numbers}
 
 
-def _steps(episode: admin_pb2.Episode) -> str:
-    return f"{episode.from_step}..{episode.to_step}" if episode.HasField("to_step") else f"{episode.from_step}.."
+def _steps(episodes: Sequence[admin_pb2.Episode]) -> str:
+    first, last = episodes[0], episodes[-1]
+    return f"{first.from_step}..{last.to_step}" if last.HasField("to_step") else f"{first.from_step}.."
 
 
-def _ms(episode: admin_pb2.Episode) -> str:
-    return f"{(episode.to_ns - episode.from_ns) / _NS_PER_MS:.1f}" if episode.HasField("to_ns") else "..."
+def _ms(episodes: Sequence[admin_pb2.Episode]) -> str:
+    first, last = episodes[0], episodes[-1]
+    return f"{(last.to_ns - first.from_ns) / _NS_PER_MS:.1f}" if last.HasField("to_ns") else "..."
+
+
+def _because_of_all(episodes: Sequence[admin_pb2.Episode]) -> str:
+    """Of folded ones how many they are, and each reason's longest."""
+    if len(episodes) == 1:
+        return _because(episodes[0])
+    longest: dict[tuple[str, ...], admin_pb2.Episode] = {}
+    for episode in sorted(episodes, key=lambda episode: episode.from_ns - episode.to_ns):
+        longest.setdefault(_label(episode), episode)
+    how = f"alternating {len(episodes)} times" if len(longest) > 1 else f"{len(episodes)} times in a row"
+    return f"{how}; at the longest: {'; '.join(map(_because, longest.values()))}"
 
 
 def _because(episode: admin_pb2.Episode) -> str:

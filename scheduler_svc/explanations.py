@@ -1,5 +1,7 @@
 """Why requests waited: the core's timelines beside what only the service knows, that no worker was there (design.md 4, Explain)."""
 
+import functools
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Place
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import NotFound
+from svc_common.public_ids import meanings
 
 _NUM_OUTAGES = 256
 
@@ -62,13 +65,17 @@ class Explanations:
         event = now_of(event, self._heads.get(queue))
         return queue, event.reason, event.numbers
 
-    def core_id(self, tenant: str, request_id: str) -> str:
-        """The core's id of a public one; ids of the core are taken as they are. NotFound."""
-        live = self._book.find(tenant, request_id)
-        names = [live.core_id] if live is not None else [f"{tenant}:{request_id}" if tenant else request_id]
-        for name in names:
-            if name in self._timelines or self._book.in_core(name) is not None:
-                return name
+    def core_ids(self, tenant: str, request_id: str) -> list[str]:
+        """The core's id of a public one, as a door printed it; of a call with several prompts that of each. NotFound.
+
+        Ids of the core are taken as they are.
+        """
+        for meant in meanings(request_id):
+            if name := self._known(tenant, meant):
+                return [name]
+            parts = map(functools.partial(self._known, tenant), (f"{meant}-{i}" for i in itertools.count()))
+            if names := list(itertools.takewhile(bool, parts)):
+                return names
         raise NotFound(
             f"request {request_id} is not known here: it never came, or it ended too long ago (the last "
             f"{self._timelines.num_logged} events are kept); `quire replay` reads recordings",
@@ -76,6 +83,12 @@ class Explanations:
             resource_type="request",
             resource_name=request_id,
         )
+
+    def _known(self, tenant: str, request_id: str) -> str:
+        """The core's id of exactly that public one; "" where it is not known."""
+        live = self._book.find(tenant, request_id)
+        name = live.core_id if live is not None else f"{tenant}:{request_id}" if tenant else request_id
+        return name if name in self._timelines or self._book.in_core(name) is not None else ""
 
     def episodes(self, core_id: str) -> list[Episode]:
         """Its timeline, oldest first, sample by sample; of one that has not reached the core its wait alone."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import sys
 import tempfile
 from collections import OrderedDict
@@ -20,6 +21,10 @@ from scheduler_svc.recording.tape import Tape
 log = logging.getLogger(__name__)
 
 _MAX_KNOWN = 10_000
+_PLAIN = (Reason.NEED_BLOCKS, Reason.TOKEN_BUDGET)
+"""Searched first: most often one number of the reason's own keys is the answer."""
+_NUM_IN_ROUND = 16
+"""A round is a replay of its own, so the first answers come soon, and replays do not add up."""
 _TIMEOUT_S = 25.0
 _PROGRAM = (sys.executable, "-m", "scheduler_svc.recording.inquiry")
 
@@ -38,7 +43,7 @@ class Inquirer:
 
         As far as the ring holds their steps; nothing where nothing is recorded.
         """
-        waits = {i: _question(core_id, e) for i, e in enumerate(episodes) if _hangs_on_a_knob(e)}
+        waits = {i: _question(core_id, episodes[i]) for i in by_worth(episodes)}
         if not waits or not self._tape.is_on:
             return {}, 0
         async with self._lock:
@@ -73,7 +78,8 @@ class Inquirer:
 
     async def _read(self, process: asyncio.subprocess.Process, questions: list[Question]) -> None:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(as_json(questions).encode())
+        rounds = [questions[i : i + _NUM_IN_ROUND] for i in range(0, len(questions), _NUM_IN_ROUND)]
+        process.stdin.write(as_json(rounds).encode())
         process.stdin.close()
         async for line in process.stdout:
             number, needs = json.loads(line)
@@ -97,6 +103,17 @@ class Inquirer:
                 writer.write(packed.frame)
                 num_segments, num_steps = num_segments + 1, num_steps + packed.num_steps
             writer.finish(num_segments=num_segments, num_steps=num_steps)
+
+
+def by_worth(episodes: Sequence[Episode]) -> list[int]:
+    """Positions of the waits that some number could have ended: plain ones first, longest first."""
+    waits = [i for i, episode in enumerate(episodes) if _hangs_on_a_knob(episode)]
+    return sorted(waits, key=lambda i: (episodes[i].reason not in _PLAIN, -_length_s(episodes[i])))
+
+
+def _length_s(episode: Episode) -> float:
+    """A wait that is not over is longer than any other."""
+    return math.inf if episode.to_time is None else episode.to_time - episode.from_time
 
 
 def _question(core_id: str, episode: Episode) -> Question:

@@ -6,6 +6,7 @@ from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.outputs import Json, Output, OutputEvent, Prompt
 from gateway_svc.openai.token_entries import TokenEntries
 from protos.inference.v1 import inference_pb2 as pb
+from svc_common import public_ids
 
 
 class Shape(Protocol):
@@ -38,7 +39,7 @@ class Shape(Protocol):
 class CompletionShape:
     """/v1/completions."""
 
-    prefix = "cmpl"
+    prefix = public_ids.COMPLETION
     whole = chunk = "text_completion"
     tells_marks = True
 
@@ -96,7 +97,7 @@ def _likeliest(entry: Json) -> Json | None:
 class ChatShape:
     """/v1/chat/completions."""
 
-    prefix = "chatcmpl"
+    prefix = public_ids.CHAT
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
     tells_marks = False

@@ -21,9 +21,15 @@ app = new_app()
 @gathers(credentials=a.credentials)
 def why(
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id, as in its response and its trace.")
+        str,
+        typer.Argument(
+            metavar="ID", help="The request's id: x-request-id, cmpl-..., chatcmpl-..., or as in its trace."
+        ),
     ],
     tenant: Annotated[str, typer.Option(help="Tenant that the id belongs to.")] = "",
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Search what would have ended each wait; takes up to 25 s.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
@@ -31,11 +37,12 @@ def why(
 ) -> None:
     """Show why a request waited: every state and reason, with the numbers that decided.
 
-    [bold]quire why 7c9e6679[/bold]         a table, oldest first
-    [bold]quire why 7c9e6679 --json[/bold]  for a program
+    [bold]quire why 7c9e6679[/bold]            a table, oldest first
+    [bold]quire why 7c9e6679 --what-if[/bold]  with the settings that would have ended each wait
+    [bold]quire why 7c9e6679 --json[/bold]     for a program
     """
     with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
-        response = client.explain(request_id, tenant=tenant, needs=True)
+        response = client.explain(request_id, tenant=tenant, needs=what_if)
     if as_json:
         typer.echo(json.dumps(timeline.why_json(response)))
     else:
@@ -45,3 +52,5 @@ def why(
         if response.num_waits_not_searched:
             num = response.num_waits_not_searched
             console.print(f"what would have ended {num} of these waits was not found in time; ask again to go on")
+        if response.others:
+            console.print(f"the call had more prompts; see also: {', '.join(response.others)}")

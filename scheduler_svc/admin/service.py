@@ -151,11 +151,11 @@ class AdminService:
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is empty: which request is to be explained?")
         explanations = self._parts.explanations
-        core_id = explanations.core_id(request.tenant, request.request_id)
+        core_id, *others = explanations.core_ids(request.tenant, request.request_id)
         episodes = explanations.episodes(core_id)
         needs, num_open = await self._inquirer.needs(core_id, episodes) if request.needs else ({}, 0)
         messages = [episode_message(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
-        return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open)
+        return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open, others=others)
 
     def drain(self, request: pb.DrainRequest) -> Message:
         """No more requests, or requests again."""

@@ -1,7 +1,8 @@
 """Answers for waits of the past: which knob, at which value, would have let a request in at its step, and one unit less not.
 
-Also a program, for services that must not stop to answer: `python -m scheduler_svc.recording.inquiry FILE` reads questions as JSON
-from standard input and writes a line of JSON for each as it is found: [its place, what would have done].
+Also a program, for services that must not stop to answer: `python -m scheduler_svc.recording.inquiry FILE` reads rounds of
+questions as JSON from standard input and writes a line of JSON for each answer as it is found: [its place among all questions,
+what would have done]. Each round is a replay of its own, in the order of steps.
 """
 
 import json
@@ -126,15 +127,18 @@ def _answer(probe: StepProbe, question: Question, *, forks: bool) -> Needs:
 
 def main(path: str) -> None:
     """The program."""
-    questions = [Question(**values) for values in json.load(sys.stdin)]
-    for number, needs in answers(list(Recording(Path(path)).segments()), questions, forks=True):
-        sys.stdout.write(json.dumps([number, needs]) + "\n")
-        sys.stdout.flush()
+    segments, first = list(Recording(Path(path)).segments()), 0
+    for values in json.load(sys.stdin):
+        questions = [Question(**value) for value in values]
+        for number, needs in answers(segments, questions, forks=True):
+            sys.stdout.write(json.dumps([first + number, needs]) + "\n")
+            sys.stdout.flush()
+        first += len(questions)
 
 
-def as_json(questions: Iterable[Question]) -> str:
-    """Questions as the program reads them."""
-    return json.dumps([asdict(question) for question in questions])
+def as_json(rounds: Iterable[Sequence[Question]]) -> str:
+    """Rounds of questions as the program reads them."""
+    return json.dumps([[asdict(question) for question in questions] for questions in rounds])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
+from quire.admin import AdminClient
 from quire.cli import main
 from quire.stack import LocalStack
 from tests.e2e.commands import ROOT
@@ -191,3 +193,25 @@ def test_doctor_sees_the_service(doors: LocalStack, monkeypatch: pytest.MonkeyPa
     assert status == 0, out + err
     names = {finding["name"] for finding in values["findings"] if finding["state"] == "ok"}
     assert {"gateway", "models", "scheduler", "worker", "gateway's build"} <= names
+
+
+def test_why_takes_the_id_of_an_answer_and_searches_only_on_request(
+    doors: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cmpl-ID` and `chatcmpl-ID` as OpenAI's clients have them; `--what-if` alone asks what would have let it in."""
+    asked: list[bool] = []
+    explain = AdminClient.explain
+
+    def watched(client: AdminClient, request_id: str, *, tenant: str = "", needs: bool = False) -> object:
+        asked.append(needs)
+        return explain(client, request_id, tenant=tenant, needs=needs)
+
+    monkeypatch.setattr(AdminClient, "explain", watched)
+    turns = {"messages": [{"role": "user", "content": "hello"}]}
+    for path, prompt in (("completions", {"prompt": ["hello", "you"]}), ("chat/completions", turns)):
+        printed = httpx.post(f"{doors.http_url}/v1/{path}", json={**prompt, "max_tokens": 3}, timeout=60).json()["id"]
+        status, out, err = run(monkeypatch, "why", printed)
+        assert status == 0 and "RUNNING" in out, err
+        assert ("see also" in out) == (path == "completions")
+    assert asked == [False, False]
+    assert run(monkeypatch, "why", printed, "--what-if")[0] == 0 and asked[2:] == [True]

@@ -71,6 +71,20 @@ async def test_time_without_a_worker_has_its_own_reason() -> None:
 
 
 @run_async
+async def test_any_id_that_a_door_printed_finds_its_request() -> None:
+    """OpenAI's answers have a prefix before the id; the parts of a call with several prompts have a number behind it."""
+    async with stack() as s:
+        for request_id in ("mine", "cmpl-own", "two-0", "two-1", "two-2"):
+            await s.gateway.end_of(await s.gateway.submit(PROMPT, request_id=request_id))
+        for printed in ("mine", "cmpl-mine", "chatcmpl-mine", "embd-mine"):
+            assert (await explain(s.admin, printed)).id == "mine"
+        assert (await explain(s.admin, "cmpl-own")).id == "cmpl-own", "a caller's own id"
+        several = await explain(s.admin, "cmpl-two")
+        assert (several.id, list(several.others)) == ("two-0", ["two-1", "two-2"])
+        assert not (await explain(s.admin, "two-1")).others
+
+
+@run_async
 async def test_who_is_not_known_is_told_so() -> None:
     """An unknown id is NOT_FOUND, an empty one INVALID_ARGUMENT; the tenant belongs to the id."""
     async with stack() as s:

@@ -10,6 +10,8 @@ from quire import recordings
 from quire.admin import AdminClient
 from quire.why import why_json
 from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.timelines import Episode
+from scheduler_svc.inquirer import by_worth
 from scheduler_svc.recording.file_format import Recording
 from scheduler_svc.recording.probe import StepProbe
 from tests.scheduler.harness import run_async, stack
@@ -61,3 +63,14 @@ def fetch(admin_address: str, path: Path) -> None:
 def is_let_in(probe: StepProbe, request_id: str, values: dict[str, int]) -> bool:
     events = [e for plan in probe(values) for e in plan.events if e.request_id == request_id]
     return any(e.reason is Reason.RUNNING for e in events)
+
+
+def test_plain_waits_are_searched_first_and_long_ones_before_short_ones() -> None:
+    """The time of a search is bounded: what most often has an answer, and explains most, comes first."""
+    reasons = [Reason.MAX_SEQS, Reason.NEED_BLOCKS, Reason.RESULT_PENDING, Reason.TOKEN_BUDGET, Reason.NEED_BLOCKS]
+    lengths = [9.0, 1.0, 9.0, 2.0, None]
+    episodes = [
+        Episode("waiting", reason, 0, i, i + 1, 0.0, length)
+        for i, (reason, length) in enumerate(zip(reasons, lengths, strict=True))
+    ]
+    assert by_worth(episodes) == [4, 3, 1, 0]

@@ -263,14 +263,16 @@ class ExplainRequestRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., needs: bool = ...) -> None: ...
 
 class ExplainRequestResponse(_message.Message):
-    __slots__ = ("id", "episodes", "num_waits_not_searched")
+    __slots__ = ("id", "episodes", "num_waits_not_searched", "others")
     ID_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITS_NOT_SEARCHED_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     episodes: _containers.RepeatedCompositeFieldContainer[Episode]
     num_waits_not_searched: int
-    def __init__(self, id: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., num_waits_not_searched: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., num_waits_not_searched: _Optional[int] = ..., others: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("from_step", "to_step", "from_ns", "to_ns", "queue", "reason", "numbers", "sample", "needs")
