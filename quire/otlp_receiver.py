@@ -173,13 +173,17 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._goes_on.wait()
         if self.fail is not None:
             context.abort(self.fail, "told to fail")
+        self.take(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def take(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
+        """Decodes and keeps, whichever way it came."""
         spans = [span for resource in request.resource_spans for span in _spans_of(resource)]
         with self._changed:
             room = max(0, self._max_spans - len(self._spans))
             self._spans.extend(spans[:room])
             self.num_dropped += len(spans[room:])
             self._changed.notify_all()
-        return trace_service_pb2.ExportTraceServiceResponse()
 
     def spans(self) -> list[ReceivedSpan]:
         """Everything received so far, in order of arrival."""

@@ -1,7 +1,7 @@
 """Traces: one OpenTelemetry set-up for all services, and W3C context in and out of messages (design.md 9).
 
 Off unless the standard variables name a destination (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
-`OTEL_TRACES_EXPORTER=otlp`); then spans go out in batches by OTLP/gRPC, and a dead collector costs nothing but dropped spans.
+`OTEL_TRACES_EXPORTER=otlp`); then spans go out in batches by OTLP over gRPC or HTTP; a dead collector costs spans alone.
 Off, every call here is a no-op of the API package. What spans, events and attributes are called: svc_common.trace_names. Not here:
 how they are sent (svc_common.trace_export), which are recorded (svc_common.trace_sampling).
 """

@@ -1,19 +1,21 @@
-"""Where spans go: batches by OTLP/gRPC from a thread of the SDK, bounded in memory and in time, and what is lost is counted.
+"""Where spans go: batches by OTLP over gRPC or HTTP from a thread of the SDK, bounded in memory and in time; losses are counted.
 
 Imports the SDK and the exporter, which costs start-up time: only where traces are wanted.
 """
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Sampler
+
+from svc_common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,11 @@ _SHUTDOWN_S = 2.0
 _BREAK_OFF_S = 0.5
 _EXPORT_TIMEOUT_S = 2
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_GRPC, _HTTP = "grpc", "http/protobuf"
+_SECONDS_PER_LINE = 60.0
+_LIBRARY_LOGS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
+"""Where the libraries write a line or more about each batch that does not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,55 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return default
 
 
+class _LastWord(logging.Handler):
+    """Keeps the last warning of the libraries instead of writing each."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See Handler."""
+        self.text = record.getMessage()
+
+    def listen(self) -> None:
+        """From now on these lines come here and nowhere else."""
+        for name in _LIBRARY_LOGS:
+            logger = logging.getLogger(name)
+            logger.handlers[:] = [self]
+            logger.propagate = False
+
+
+class LossLog:
+    """Logs that spans do not arrive: at once, then once a minute while that lasts, and that they do again. `why()`: the cause."""
+
+    def __init__(self, why: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._why = why
+        self._clock = clock
+        self._is_losing = False
+        self._said_at = 0.0
+        self._num_lost = 0
+
+    def sent(self, num_spans: int, *, arrived: bool) -> None:
+        """What became of a batch."""
+        if arrived:
+            if self._is_losing:
+                log.warning("spans reach the collector again; %d were lost since the last line", self._num_lost)
+            self._is_losing, self._num_lost = False, 0
+            return
+        self._num_lost += num_spans
+        if self._is_losing and self._clock() - self._said_at < _SECONDS_PER_LINE:
+            return
+        log.warning("%d spans did not reach the collector: %s", self._num_lost, self._why() or "no answer")
+        self._is_losing, self._said_at, self._num_lost = True, self._clock(), 0
+
+
 class CountingExporter(SpanExporter):
     """An exporter that counts what it was given, and what of that did not arrive. Called by one thread at a time."""
 
-    def __init__(self, inner: SpanExporter) -> None:
+    def __init__(self, inner: SpanExporter, losses: LossLog) -> None:
         self._inner = inner
+        self._losses = losses
         self._is_shut = False
         self.num_taken = 0
         self.num_lost = 0
@@ -68,6 +119,7 @@ class CountingExporter(SpanExporter):
         finally:
             if result is not SpanExportResult.SUCCESS:
                 self.num_lost += len(spans)
+            self._losses.sent(len(spans), arrived=result is SpanExportResult.SUCCESS)
         return result
 
     def shutdown(self) -> None:
@@ -80,11 +132,13 @@ class CountingExporter(SpanExporter):
 class BoundedProcessor(SpanProcessor):
     """The SDK's batches, with two bounds more: a span that finds the queue full is left out, and shutting down takes 2.5 s at most.
 
-    `num_dropped`: spans that were left out or did not arrive.
+    `num_dropped`: spans that were left out or did not arrive. `why_lost()`: why the last batch did not arrive, for the log.
     """
 
-    def __init__(self, exporter: SpanExporter, settings: BatchSettings) -> None:
-        self._exporter = CountingExporter(exporter)
+    def __init__(
+        self, exporter: SpanExporter, settings: BatchSettings, why_lost: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._exporter = CountingExporter(exporter, LossLog(why_lost))
         self._max_queue_size = settings.max_queue_size
         self._num_queued = self._num_left_out = 0
         self._batches = BatchSpanProcessor(
@@ -132,6 +186,27 @@ def provider(
 
 
 def exporting(environ: Mapping[str, str]) -> BoundedProcessor:
-    """The way to the collector that the variables name."""
+    """The way to the collector that the variables name. ConfigError for a protocol that is not offered."""
     timeout_s = None if any(environ.get(name) for name in _TIMEOUTS) else _EXPORT_TIMEOUT_S
-    return BoundedProcessor(OTLPSpanExporter(timeout=timeout_s), BatchSettings.of(environ))
+    exporter, last_word = _exporter(environ, timeout_s), _LastWord()
+    last_word.listen()
+    return BoundedProcessor(exporter, BatchSettings.of(environ), lambda: last_word.text)
+
+
+def _exporter(environ: Mapping[str, str], timeout_s: float | None) -> SpanExporter:
+    """Of the protocol that the variables name; one of them is imported."""
+    name = next((name for name in _PROTOCOLS if environ.get(name)), _PROTOCOLS[-1])
+    protocol = environ.get(name) or _GRPC
+    if protocol == _GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc  # noqa: PLC0415
+
+        return over_grpc.OTLPSpanExporter(timeout=timeout_s)
+    if protocol == _HTTP:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http  # noqa: PLC0415
+
+        return over_http.OTLPSpanExporter(timeout=timeout_s)
+    raise ConfigError(
+        f"{name}={protocol} is not offered; use {_GRPC} or {_HTTP}",
+        reason="INVALID_SETTING",
+        metadata={"setting": name, "value": protocol},
+    )

@@ -10,8 +10,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quire.otlp_receiver import OtlpReceiver
 from svc_common import telemetry, trace_export
-from svc_common.trace_export import BatchSettings, BoundedProcessor
+from svc_common.errors import ConfigError
+from svc_common.trace_export import BatchSettings, BoundedProcessor, LossLog
 from tests.scheduler.harness import run_async, stack
+from tests.traces.http_collector import posted_to
 from tests.traces.serving import exporting
 
 _FREE_S = 0.5
@@ -26,6 +28,64 @@ def sending(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Otl
     monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
     with exporting(otlp, monkeypatch, OTEL_EXPORTER_OTLP_TIMEOUT="1", OTEL_BSP_SCHEDULE_DELAY="50"):
         yield otlp
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_spans_go_out_over_http_where_the_variables_say_so(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """`http/protobuf`, for all signals or for traces alone: POST /v1/traces."""
+    with posted_to(otlp) as environ, exporting(otlp, monkeypatch, **environ):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv(variable, "http/protobuf")
+        service = telemetry.setup("worker")
+        service.span("worker.step").end()
+        service.shutdown()
+    assert [(span.service, span.name) for span in otlp.spans()] == [("quire-worker", "worker.step")]
+    assert otlp.num_calls == 0 and service.num_dropped_spans == 0, "over HTTP alone"
+
+
+@pytest.mark.parametrize("protocol", ["http/json", "GRPC", "zipkin"])
+def test_a_protocol_that_is_not_offered_is_refused(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """With its name and what there is instead."""
+    words = f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} .* use grpc or http/protobuf"
+    with exporting(otlp, monkeypatch, OTEL_EXPORTER_OTLP_PROTOCOL=protocol), pytest.raises(ConfigError, match=words):
+        telemetry.setup("gateway")
+
+
+def test_a_dead_collector_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """At once, each minute with how many more were lost, and when they arrive again."""
+    now_s = 100.0
+    losses = LossLog(lambda: "connection refused", lambda: now_s)
+    for now_s in range(100, 230):  # noqa: B007
+        losses.sent(2, arrived=False)
+    losses.sent(2, arrived=True)
+    losses.sent(2, arrived=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 spans did not reach the collector: connection refused",
+        "120 spans did not reach the collector: connection refused",
+        "120 spans did not reach the collector: connection refused",
+        "spans reach the collector again; 18 were lost since the last line",
+    ]
+
+
+def test_what_the_libraries_write_of_each_batch_is_in_that_line(
+    sending: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten batches that nobody takes are one line, which says why."""
+    sending.fail = grpc.StatusCode.INVALID_ARGUMENT
+    service = telemetry.setup("gateway")
+    for i in range(10):
+        service.span("chat").end()
+        deadline = time.monotonic() + 20
+        while service.num_dropped_spans <= i and time.monotonic() < deadline:
+            time.sleep(0.01)
+    service.shutdown()
+    told = [record.getMessage() for record in caplog.records if "telemetry" in record.name or "trace" in record.name]
+    assert len(told) == 1 and "INVALID_ARGUMENT" in told[0] and service.num_dropped_spans == 10
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
 def test_settings_are_ours_unless_the_variables_say_otherwise() -> None:
