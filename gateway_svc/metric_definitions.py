@@ -1,20 +1,27 @@
 """All metrics of a gateway, with what each counts (svc_common.metrics).
 
-Names and buckets of the `gen_ai_*` ones are OpenTelemetry's (operations.md 2.1), with underscores and units as Prometheus has them.
+Names of the `gen_ai_*` ones are OpenTelemetry's, with underscores and units as Prometheus has them. So are their buckets, but that
+those of times go on to minutes: a request that waits under load is as long as that.
 Labels have few values each: served models, kinds of operations, statuses, documented reasons; never what a caller wrote.
 """
 
 from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec
 
-_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_DURATION_S = tuple(0.01 * 2**i for i in range(18))
+_TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
 # Steps on a GPU take less than the 10 ms that the convention begins with.
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TOKENS = tuple(4**i for i in range(14))
 
+PROVIDER = "quire"
+"""`gen_ai.provider.name`, on spans too."""
 _OPERATIONS = "`chat`, `text_completion`, `resume`, `embeddings`"
 _OPERATION = {
     "gen_ai_operation_name": _OPERATIONS,
+    "gen_ai_provider_name": f"`{PROVIDER}`",
     "gen_ai_request_model": "the served models and adapters; empty where the request failed before one was found",
 }
 _REASON = "one of [errors](errors.md)"

@@ -1,4 +1,4 @@
-"""Metrics of one gateway, in Prometheus' text form for GET /metrics. One registry, made in the composition root and passed in.
+"""Metrics of one gateway for GET /metrics, in Prometheus' text form or in OpenMetrics. One registry, made in the composition root.
 
 What each counts is said where it is defined: metric_definitions.
 """
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from opentelemetry.trace import Span
+from prometheus_client.exposition import choose_encoder
 
 from gateway_svc import metric_definitions as d
 from gateway_svc.calls import ClientGone
@@ -17,7 +18,7 @@ from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import QuireError
-from svc_common.metrics import DroppedSpans, MetricSpec, new_registry
+from svc_common.metrics import DroppedSpans, MetricSpec, exemplar_of, new_registry
 from svc_common.reasons import known_reason
 from svc_common.telemetry import Telemetry
 
@@ -47,9 +48,12 @@ class GatewayMetrics:
         if error is not None:
             self._refused.labels(status, reason).inc()
 
-    def request(self, operation: str, *, stream: bool) -> "RequestMeter":
-        """Context around one request that generates or embeds. `operation`: chat, text_completion, resume or embeddings."""
-        return RequestMeter(self, operation, stream=stream)
+    def request(self, operation: str, *, stream: bool, span: Span) -> "RequestMeter":
+        """Context around one request that generates or embeds. `operation`: chat, text_completion, resume or embeddings.
+
+        `span`: of its call; where it is recorded, the request's times are exemplars that name the trace.
+        """
+        return RequestMeter(self, operation, stream=stream, exemplar=exemplar_of(span))
 
     def begun(self, meter: "RequestMeter") -> None:
         """A request has come."""
@@ -60,12 +64,12 @@ class GatewayMetrics:
         """A request is over, by `error` where it failed."""
         self._in_flight.labels(meter.operation).dec()
         self._streams.dec(meter.stream)
-        labels = (meter.operation, meter.model)
-        self._duration.labels(*labels, _kind_of(error)[1]).observe(meter.seconds)
+        labels = (meter.operation, d.PROVIDER, meter.model)
+        self._duration.labels(*labels, _kind_of(error)[1]).observe(meter.seconds, meter.exemplar)
         if meter.first_output_s is not None:
-            self._ttft.labels(*labels).observe(meter.first_output_s)
+            self._ttft.labels(*labels).observe(meter.first_output_s, meter.exemplar)
         if meter.token_s is not None:
-            self._tpot.labels(*labels).observe(meter.token_s)
+            self._tpot.labels(*labels).observe(meter.token_s, meter.exemplar)
         if meter.usage is not None:
             self._tokens.labels(*labels, "input").observe(meter.usage.prompt_tokens)
             self._tokens.labels(*labels, "output").observe(meter.usage.completion_tokens)
@@ -83,24 +87,29 @@ class GatewayMetrics:
     def _gauge(self, spec: MetricSpec, value: Callable[[], float]) -> None:
         spec.gauge(self.registry).set_function(value)
 
-    def text(self) -> tuple[bytes, str]:
-        """All of it in Prometheus' text form, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """All of it in the form that the Accept header asks for, and its content type. Exemplars are in OpenMetrics alone."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
 
 class RequestMeter:
     """What is measured of one request while its context lasts. `model`: the served name, empty before it is known.
 
-    `generation`: the one that it began, where it is one that generates; else `usage` is set at its end.
+    `generation`: the one that it began, where it is one that generates; else `usage` is set at its end. `exemplar`: its trace, None
+    where it is not recorded.
     """
 
-    __slots__ = ("_began_s", "_metrics", "generation", "model", "operation", "stream", "usage")
+    __slots__ = ("_began_s", "_metrics", "exemplar", "generation", "model", "operation", "stream", "usage")
 
-    def __init__(self, metrics: GatewayMetrics, operation: str, *, stream: bool) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, operation: str, *, stream: bool, exemplar: dict[str, str] | None
+    ) -> None:
         self._metrics = metrics
         self._began_s = time.monotonic()
         self.operation = operation
         self.stream = stream
+        self.exemplar = exemplar
         self.model = ""
         self.generation: Generation | None = None
         self.usage: inference_pb2.Usage | None = None

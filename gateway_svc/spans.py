@@ -17,6 +17,7 @@ from gateway_svc.calls import ClientGone
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.generating.generation import Generation
+from gateway_svc.metric_definitions import PROVIDER
 from gateway_svc.span_content import OutputContent, finish_reason, input_messages, stop_sequences
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
@@ -25,7 +26,6 @@ from svc_common import trace_names as names
 from svc_common.errors import QuireError
 from svc_common.telemetry import SpanKind, Telemetry
 
-PROVIDER = "quire"
 CLIENT_GONE = "CLIENT_GONE"
 _MAX_SEED = 2**63
 _GONE = (ClientGone, CancelledError)

@@ -7,9 +7,10 @@ what only grows, labels of few values each.
 
 import asyncio
 import enum
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import Span, format_span_id, format_trace_id
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -17,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from svc_common.telemetry import Telemetry
 
 READ_TIMEOUT_S = 5.0
+MODEL_NAME = "model_name"
 Values = Mapping[tuple[str, ...], float]
 """Of one metric: label values, in the order of its labels, to its value."""
 Sums = Mapping[str, Values]
@@ -36,7 +38,8 @@ class MetricSpec:
     """One metric. `text`: what it is, in a sentence; `formula`: what is counted when, or what it is the value of.
 
     `unit`: of its values, "seconds", "tokens", ...; "1" = a number without one. `labels`: the values of each, for people.
-    `buckets`: upper bounds, of histograms. `serves`: the requirements that ask for it, else what it is for. `query`: some PromQL.
+    `of_model`: it has the label `model_name` too. `buckets`: upper bounds, of histograms. `serves`: the requirements that ask for
+    it, else what it is for. `query`: some PromQL.
     """
 
     name: str
@@ -48,6 +51,7 @@ class MetricSpec:
     query: str
     labels: Mapping[str, str] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
+    of_model: bool = False
 
     def counter(self, registry: CollectorRegistry) -> Counter:
         """One that is counted."""
@@ -76,15 +80,41 @@ def seconds_from(least: float, count: int) -> tuple[float, ...]:
     return tuple(float(f"{least * steps[i % 5] * 10 ** (i // 5):.3g}") for i in range(count))
 
 
-def new_registry() -> CollectorRegistry:
-    """An empty one with what the operating system says of the process.
+class _ModelRegistry(CollectorRegistry):
+    """Adds the label `model_name` to the metrics that are about the model, as they are read: the one that is served then."""
+
+    def __init__(self, specs: Iterable[MetricSpec], model: Callable[[], str]) -> None:
+        super().__init__()
+        self._of_model = frozenset(spec.name.removesuffix("_total") for spec in specs if spec.of_model)
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """See CollectorRegistry."""
+        label = {MODEL_NAME: self._model()}
+        for metric in super().collect():
+            if metric.name in self._of_model:
+                metric.samples = [sample._replace(labels={**sample.labels, **label}) for sample in metric.samples]
+            yield metric
+
+
+def new_registry(specs: Iterable[MetricSpec] = (), model: Callable[[], str] = lambda: "") -> CollectorRegistry:
+    """An empty one with what the operating system says of the process. `model()`: name of the served model, for those of `specs`
+    that are about it.
 
     The library's `_created` series are off: they double what is scraped, and Prometheus sees resets by itself.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
+    registry = _ModelRegistry(specs, model)
     ProcessCollector(registry=registry)
     return registry
+
+
+def exemplar_of(span: Span) -> dict[str, str] | None:
+    """What an observation says of its trace, in OpenMetrics; None where the span is not recorded."""
+    if not span.is_recording():
+        return None
+    context = span.get_span_context()
+    return {"trace_id": format_trace_id(context.trace_id), "span_id": format_span_id(context.span_id)}
 
 
 def sums_of(metrics: Iterable[Counter]) -> Sums:

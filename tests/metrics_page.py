@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway_svc import metric_definitions as gateway
 from scheduler_svc.metrics import definitions as scheduler
-from svc_common.metrics import Kind, MetricSpec, new_registry
+from svc_common.metrics import MODEL_NAME, Kind, MetricSpec, new_registry
 from worker_svc import metric_definitions as worker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +39,11 @@ requests at a time, so that a long queue does not hold a step up; the answer is 
 
 No label has a value that a caller wrote. Counters begin at 0 with the process; `rate` and `increase` know that. Histograms
 have the series `_bucket`, `_sum` and `_count`.
+
+Who asks for OpenMetrics (`Accept: application/openmetrics-text; version=1.0.0`, as Prometheus does with
+`--enable-feature=exemplar-storage`) gets exemplars too: the histograms of a request's times, at the gateway and
+`quire_queue_time_seconds`, name the `trace_id` and `span_id` of one request in each bucket, of those whose
+[trace](tracing.md) is recorded.
 """
 _LOGS = """\
 ## The process
@@ -96,6 +101,8 @@ def _entry(spec: MetricSpec) -> Iterator[str]:
     yield "| | |\n|---|---|"
     yield f"| type | {spec.kind.value} |"
     yield f"| unit | {'a number' if spec.unit == '1' else spec.unit} |"
+    if spec.of_model:
+        yield f"| label `{MODEL_NAME}` | the model that is served; empty before the first is loaded |"
     for label, values in spec.labels.items():
         yield f"| label `{label}` | {_cell(values)} |"
     if spec.kind is Kind.HISTOGRAM:

@@ -3,12 +3,12 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from svc_common.metrics import Kind, MetricSpec
+from svc_common.metrics import MODEL_NAME, Kind, MetricSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _OTHER_UNITS = ("milliseconds", "ms", "minutes", "kilobytes", "megabytes", "percent")
@@ -21,13 +21,17 @@ class Scrape:
         self.text = text
         self.families: list[Metric] = list(text_string_to_metric_families(text))
         self._values = {
-            (sample.name, frozenset(sample.labels.items())): sample.value
+            (sample.name, frozenset(_own(sample.labels).items())): sample.value
             for family in self.families
             for sample in family.samples
         }
 
     def value(self, name: str, **labels: str) -> float:
         return self._values.get((name, frozenset(labels.items())), 0.0)
+
+    def labels_of(self, name: str) -> list[dict[str, str]]:
+        """Labels of each series of that name, with the model's."""
+        return [sample.labels for family in self.families for sample in family.samples if sample.name == name]
 
     def total(self, name: str) -> float:
         """Of all series of that name."""
@@ -36,6 +40,11 @@ class Scrape:
     def labels(self, name: str, label: str) -> set[str]:
         """Values that a label has."""
         return {dict(labels)[label] for found, labels in self._values if found == name and label in dict(labels)}
+
+
+def _own(labels: Mapping[str, str]) -> dict[str, str]:
+    """Without the model's name, which is the same for all of a service."""
+    return {name: value for name, value in labels.items() if name != MODEL_NAME}
 
 
 async def scrape(address: str) -> Scrape:
@@ -63,4 +72,5 @@ def check_names(families: Iterable[Metric], specs: Sequence[MetricSpec]) -> None
         assert (spec.unit == "seconds") == spec.name.endswith("_seconds"), spec.name
         assert bool(spec.buckets) == (spec.kind is Kind.HISTOGRAM) and list(spec.buckets) == sorted(spec.buckets)
         for sample in family.samples:
-            assert set(sample.labels) - {"le"} == set(spec.labels), (sample.name, sample.labels)
+            labels = {*spec.labels, *([MODEL_NAME] if spec.of_model else [])}
+            assert set(sample.labels) - {"le"} == labels, (sample.name, sample.labels)

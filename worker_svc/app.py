@@ -28,6 +28,7 @@ from worker_svc.engine import Engine
 from worker_svc.engine_thread import EngineThread
 from worker_svc.leases import Ownership
 from worker_svc.lifecycle import READY, Lifecycle
+from worker_svc.metric_definitions import METRICS
 from worker_svc.metrics import StepMeter
 from worker_svc.pipeline import Pipeline
 from worker_svc.service import WorkerService
@@ -120,7 +121,7 @@ class _Worker:
         self.thread = EngineThread(asyncio.get_running_loop())
         self._announced: set[asyncio.Task[None]] = set()
         self._watchers = watchers
-        self.registry = new_registry()
+        self.registry = new_registry(METRICS, lambda: self.lifecycle.limits.model if self.lifecycle.limits else "")
         self.registry.register(DroppedSpans(self.tracing))
         self.lifecycle = Lifecycle(
             make_engine,

@@ -47,6 +47,8 @@ OVERVIEW = Dashboard(
             kind="stat",
             width=4,
             queries=(Query('sum(quire_scheduler_requests{queue="waiting"})'),),
+            yellow=10,
+            red=100,
         ),
         Panel(
             title="Device blocks in use",
@@ -94,7 +96,7 @@ OVERVIEW = Dashboard(
         Panel(
             title="Time to first token",
             text="From a request's arrival at the gateway to its first output. It grows with the queue: see beside it. "
-            "OpenTelemetry's buckets end at 10 s: more is shown as 10 s.",
+            "Buckets end at ten minutes.",
             unit="s",
             queries=quantiles("gen_ai_server_time_to_first_token_seconds"),
         ),

@@ -33,7 +33,8 @@ class Embedder:
         call.span.add_event(names.PARSED)
         room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
         permitted = call.caller.terms.permit(request.scheduling.priority)
-        with self._metrics.request("embeddings", stream=False) as meter, permitted as permit, room:
+        metered = self._metrics.request("embeddings", stream=False, span=call.span)
+        with metered as meter, permitted as permit, room:
             model = await wait_for_model(self._catalog, call, request.model)
             meter.model = model.name
             response = await self._traced(call, request, model, permit)

@@ -65,7 +65,7 @@ class Pipeline:
         """Of `request` nothing is kept but what the scheduler is told, for a scheduler that comes after it."""
         call.span.add_event(names.PARSED)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
-        meter = holdings.enter(self._metrics.request(operation, stream=call.stream))
+        meter = holdings.enter(self._metrics.request(operation, stream=call.stream, span=call.span))
         permit = holdings.enter(call.caller.terms.permit(request.scheduling.priority))
         # Before any work: room for it here, and, as far as is known, at the scheduler.
         admission = self._link.admission
@@ -108,7 +108,7 @@ class Pipeline:
 
     async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, holdings: Holdings) -> Generation:
         call.span.add_event(names.PARSED)
-        meter = holdings.enter(self._metrics.request("resume", stream=call.stream))
+        meter = holdings.enter(self._metrics.request("resume", stream=call.stream, span=call.span))
         # Whoever submitted it was charged: to read it on costs no tokens, only a place among those that run.
         holdings.enter(call.caller.terms.permit(0))
         holdings.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))

@@ -21,12 +21,12 @@ from svc_common.errors import InvalidArgument, QuireError
 PAGE = Path(__file__).parent / "page"
 MOST_STEPS = 200
 
-Measured = Callable[[], tuple[bytes, str]]
+Measured = Callable[[str], tuple[bytes, str]]
 """Metrics in Prometheus' text form, and its content type."""
 
 
 def lab_app(source: LabSource, *, play: ASGIApp | None = None, measured: Measured | None = None) -> Starlette:
-    """The application. `play`: the OpenAI door, for the playground; `measured`: what GET /metrics answers."""
+    """The application. `play`: the OpenAI door, for the playground; `measured`: what GET /metrics answers to an Accept header."""
     routes = _Routes(source)
     others: Sequence[BaseRoute] = [
         *([] if play is None else [Mount("/lab/api", play)]),
@@ -53,8 +53,8 @@ async def _index(request: Request) -> Response:
 
 def _metrics(measured: Measured) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
-        """Metrics in Prometheus' text form."""
-        text, kind = measured()
+        """Metrics in the form that is asked for."""
+        text, kind = measured(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     return answer

@@ -79,8 +79,8 @@ def _described() -> Callable[[Request], object]:
 
 def _measured(metrics: GatewayMetrics) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
-        """Metrics in Prometheus' text form."""
-        text, kind = metrics.text()
+        """Metrics in the form that is asked for."""
+        text, kind = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     return answer

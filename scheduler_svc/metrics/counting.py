@@ -10,6 +10,7 @@ from scheduler_svc.step_log import StepRecord
 from svc_common import columns
 from svc_common.clock import NS_PER_S
 from svc_common.errors import QuireError
+from svc_common.metrics import exemplar_of
 from svc_common.reasons import known_reason
 
 _UNSPECIFIED = common_pb2.FINISH_REASON_UNSPECIFIED
@@ -80,7 +81,9 @@ class RequestCounts:
         """See RequestListener."""
         time = live.time
         if time.first_scheduled_ns is not None:
-            self._queue_time.observe((time.first_scheduled_ns - time.arrival_ns) / NS_PER_S)
+            queued_s = (time.first_scheduled_ns - time.arrival_ns) / NS_PER_S
+            span = None if live.trace is None else live.trace.span
+            self._queue_time.observe(queued_s, None if span is None else exemplar_of(span))
         self._queried.inc(len(live.submission.prompt))
         self._hit.inc(live.cached_prompt_tokens)
 

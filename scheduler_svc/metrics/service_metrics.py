@@ -25,7 +25,8 @@ class SchedulerMetrics:
     def __init__(
         self, watched: Watched, step_log: StepLog, tape: Tape, tracing: Telemetry, admin_address: Callable[[], str]
     ) -> None:
-        self.registry = new_registry()
+        readiness = watched.readiness
+        self.registry = new_registry(d.METRICS, lambda: readiness.limits.model if readiness.limits else "")
         self._steps, self._requests = StepCounts(self.registry), RequestCounts(self.registry)
         readings = Readings(watched)
         self.registry.register(OnLoop(asyncio.get_running_loop(), d.READ, readings.read))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -163,3 +164,54 @@ def test_grafana_and_prometheus_find_them_in_the_containers() -> None:
         "collector": ["collector:8888"],
     }
     assert jobs["worker"]["dns_sd_configs"][0]["port"] == 8003
+
+
+COLOURS: dict[tuple[str, str], dict[float, str]] = {
+    ("overview", "State"): {0: "red", 1: "green"},
+    ("overview", "Workers"): {0: "red", 1: "green", 8: "green"},
+    ("overview", "Waiting"): {0: "green", 9: "green", 10: "yellow", 330: "red"},
+    ("overview", "Device blocks in use"): {0.5: "green", 0.95: "yellow", 1: "red"},
+    ("overview", "Errors"): {0: "green", 0.1: "yellow", 2: "red"},
+    ("gateway", "Attached"): {0: "red", 1: "green"},
+    ("gateway", "Tokens held for slow readers"): {0: "green", 200_000: "yellow", 3_000_000: "red"},
+    ("workers", "Ready"): {0: "red", 1: "green"},
+    ("workers", "Reached"): {0: "red", 1: "green"},
+    ("scheduler", "How full the queue is"): {0.1: "green", 0.9: "yellow", 1: "red"},
+    ("cache", "Blocks in use"): {0.1: "green", 0.9: "yellow", 1: "red"},
+    ("workers", "Output that is no number"): {0: "green", 0.1: "red"},
+}
+"""Of each panel that is coloured by its value: some values, from good to bad or from bad to good."""
+
+
+def _colour(dashboard: str, title: str, value: float) -> str:
+    """What Grafana shows that value of a panel in: the last threshold that it reaches."""
+    [model] = [d.model() for d in DASHBOARDS if d.name == dashboard]
+    [panel] = [panel for panel in model["panels"] if panel["title"] == title]
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    return [step["color"] for step in steps if step["value"] is None or value >= step["value"]][-1]
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "title", "values"),
+    [(*of, values) for of, values in COLOURS.items()],
+)
+def test_what_is_worse_is_redder(dashboard: str, title: str, values: dict[float, str]) -> None:
+    """Every panel with thresholds, from good to bad."""
+    assert {value: _colour(dashboard, title, value) for value in values} == values
+
+
+def test_all_thresholds_are_checked() -> None:
+    """The test above has each panel that is coloured by its value."""
+    coloured = {(d.name, p.title) for d in DASHBOARDS for p in d.panels if (p.yellow, p.red) != (None, None)}
+    assert coloured == COLOURS.keys()
+
+
+@pytest.mark.parametrize(
+    "spec", [of_gateway.TTFT, of_gateway.DURATION, of_scheduler.QUEUE_TIME], ids=lambda spec: spec.name
+)
+def test_times_that_grow_with_the_queue_are_counted_to_minutes(spec: MetricSpec) -> None:
+    """Under load a request waits longer than ten seconds; a quantile is never beyond the last bucket."""
+    assert spec.buckets[-1] >= 600 and list(spec.buckets) == sorted(set(spec.buckets))
+    assert all(after <= 2.5 * before or after <= 0.005 for before, after in pairwise(spec.buckets)), (
+        "no gap hides an order"
+    )

@@ -231,7 +231,7 @@ async def test_metrics_count_calls_tokens_and_errors_and_no_texts() -> None:
         )
         values = await _metrics(http)
         check_names(text_string_to_metric_families((await http.get("/metrics")).text), METRICS)
-    of_model = f'gen_ai_operation_name="text_completion",gen_ai_request_model="{model}"'
+    of_model = f'gen_ai_operation_name="text_completion",gen_ai_provider_name="quire",gen_ai_request_model="{model}"'
     assert values[f"gen_ai_server_time_to_first_token_seconds_count{{{of_model}}}"] == 1
     assert values[f'gen_ai_server_request_duration_seconds_count{{error_type="",{of_model}}}'] == 1
     assert values[f'gen_ai_client_token_usage_sum{{{of_model},gen_ai_token_type="output"}}'] == 3

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway_svc import app as gateway_app
@@ -34,23 +35,36 @@ def exporting(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, **environ: st
         yield
 
 
+def gateway(scheduler_address: str, **values: Any) -> contextlib.AbstractAsyncContextManager[tuple[str, ...]]:
+    """A gateway on this loop; addresses of its doors: gRPC, HTTP, and the operators'."""
+    ports = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
+    settings = GatewaySettings(scheduler=scheduler_address, **{**ports, "drain_s": 0.0, **values})
+    return service(lambda ready, stop: gateway_app.serve(settings, on_ready=ready, stop=stop))
+
+
+async def post(doors: tuple[str, ...], request_id: str, path: str, **fields: Any) -> None:
+    """A request to the HTTP door, to its end."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        url, headers = f"http://{doors[1]}/v1/{path}", {"x-request-id": request_id}
+        answer = await client.post(url, json=fields, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+
 @contextlib.asynccontextmanager
 async def in_process(
     worker_values: dict[str, Any], scheduler_values: dict[str, Any], **gateway_values: Any
 ) -> AsyncIterator[tuple[str, str]]:
     """All three on this loop; addresses of the gateway's gRPC door and of the scheduler's admin door."""
-    ports = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "admin_http_port": 0, "drain_s": 0.0}
     async with (
         worker(**worker_values) as (worker_address,),
         scheduler(worker_address, **scheduler_values) as (address, admin_address),
+        gateway(address, **gateway_values) as doors,
     ):
-        settings = GatewaySettings(scheduler=address, **{**ports, **gateway_values})
-        async with service(lambda ready, stop: gateway_app.serve(settings, on_ready=ready, stop=stop)) as doors:
-            async with Admin(admin_address) as admin:
-                await eventually(lambda: True, "services are there")
-                while not (await admin.stub.GetLoad(admin_pb2.GetLoadRequest(), wait_for_ready=True)).serving:
-                    await asyncio.sleep(0.005)
-            yield doors[0], admin_address
+        async with Admin(admin_address) as admin:
+            await eventually(lambda: True, "services are there")
+            while not (await admin.stub.GetLoad(admin_pb2.GetLoadRequest(), wait_for_ready=True)).serving:
+                await asyncio.sleep(0.005)
+        yield doors[0], admin_address
 
 
 def tenants_file(folder: Path) -> Path:

@@ -1,18 +1,14 @@
 """A trace explains where a request's time went: no more than 5 % of it is without a span or an event, whatever it waited for."""
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc.aio
-import httpx
 import pytest
 
-from gateway_svc import app as gateway_app
-from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire import SamplingParams, ports
@@ -20,17 +16,18 @@ from quire.client import Client
 from quire.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common import trace_names as names
 from tests.e2e.supervised import Case, Readings, supervised
-from tests.scheduler.harness import run_async, scheduler, service, worker
+from tests.scheduler.harness import run_async, scheduler, worker
 from tests.traces.coverage import gaps, unexplained_share
 from tests.traces.page import undocumented
-from tests.traces.serving import exporting
+from tests.traces.serving import exporting, gateway, post
 
 MOST = 0.05
 _NUM_TOKENS = 250
 """A second's work of a simulated worker."""
+_LENGTH = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}
 _ROUNDS = 3
 """Another process may take the machine away in any of them; what is never explained is missing in all."""
-Ask = Callable[[tuple[str, str], str], Any]
+Ask = Callable[[tuple[str, ...], str], Any]
 
 
 def _trace(otlp: OtlpReceiver, request_id: str) -> ReceivedTrace:
@@ -57,7 +54,7 @@ def _check(otlp: OtlpReceiver, request_ids: list[str]) -> list[ReceivedTrace]:
     return traces
 
 
-async def _generate(doors: tuple[str, str], request_id: str) -> None:
+async def _generate(doors: tuple[str, ...], request_id: str) -> None:
     stop = pb.StopConditions(max_tokens=_NUM_TOKENS, ignore_eos=True)
     request = pb.GenerateRequest(text="word " * 600, stop=stop)
     async with grpc.aio.insecure_channel(doors[0]) as channel:
@@ -65,7 +62,7 @@ async def _generate(doors: tuple[str, str], request_id: str) -> None:
         await stub.Generate(request, timeout=60, metadata=(("x-request-id", request_id),))
 
 
-async def _chat_stream(doors: tuple[str, str], request_id: str) -> None:
+async def _chat_stream(doors: tuple[str, ...], request_id: str) -> None:
     stop = pb.StopConditions(max_tokens=_NUM_TOKENS, ignore_eos=True)
     request = pb.ChatRequest(messages=[pb.Message(role="user", content="word " * 600)], stop=stop)
     async with grpc.aio.insecure_channel(doors[0]) as channel:
@@ -74,23 +71,13 @@ async def _chat_stream(doors: tuple[str, str], request_id: str) -> None:
             pass
 
 
-async def _post(doors: tuple[str, str], request_id: str, path: str, **fields: Any) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        answer = await client.post(
-            f"http://{doors[1]}/v1/{path}",
-            json={"max_tokens": _NUM_TOKENS, "ignore_eos": True, **fields},
-            headers={"x-request-id": request_id},
-        )
-        assert answer.status_code == 200, answer.text
+async def _complete_over_http(doors: tuple[str, ...], request_id: str) -> None:
+    await post(doors, request_id, "completions", prompt="word " * 600, **_LENGTH)
 
 
-async def _complete_over_http(doors: tuple[str, str], request_id: str) -> None:
-    await _post(doors, request_id, "completions", prompt="word " * 600)
-
-
-async def _chat_over_http(doors: tuple[str, str], request_id: str) -> None:
+async def _chat_over_http(doors: tuple[str, ...], request_id: str) -> None:
     turns = [{"role": "developer", "content": "be short"}, {"role": "user", "content": "word " * 600}]
-    await _post(doors, request_id, "chat/completions", messages=turns, stream=True)
+    await post(doors, request_id, "chat/completions", messages=turns, stream=True, **_LENGTH)
 
 
 ASKS = [_generate, _chat_stream, _complete_over_http, _chat_over_http]
@@ -106,9 +93,9 @@ def test_an_ordinary_request(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
         async with (
             worker(time_scale=1.0) as (worker_address,),
             scheduler(worker_address) as (address, _),
-            _gateway(address) as doors,
+            gateway(address) as doors,
         ):
-            await _post(doors, "warm", "completions", prompt="a")
+            await post(doors, "warm", "completions", prompt="a", max_tokens=1)
             for request_id in request_ids:
                 await ask(doors, request_id)
 
@@ -122,14 +109,6 @@ def test_an_ordinary_request(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
         assert not trace.named("gateway.queue"), "it waited for nothing"
 
 
-@contextlib.asynccontextmanager
-async def _gateway(scheduler_address: str) -> AsyncIterator[tuple[str, str]]:
-    doors = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
-    settings = GatewaySettings(scheduler=scheduler_address, drain_s=0.0, **doors)
-    async with service(lambda ready, stop: gateway_app.serve(settings, on_ready=ready, stop=stop)) as addresses:
-        yield addresses[:2]
-
-
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_request_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     """NO_MODEL at the gateway, with what the scheduler says of it."""
@@ -137,7 +116,7 @@ def test_a_request_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: p
     @run_async
     async def scenario() -> None:
         with ports.reserved("127.0.0.1", {"--port": 0}) as chosen:
-            async with scheduler(f"127.0.0.1:{chosen['--port']}") as (address, _), _gateway(address) as doors:
+            async with scheduler(f"127.0.0.1:{chosen['--port']}") as (address, _), gateway(address) as doors:
                 asked = asyncio.create_task(ask(doors, "cold"))
                 async with worker(port=chosen["--port"], time_scale=1.0, load_s=1.0):
                     await asked
@@ -157,7 +136,7 @@ def test_a_request_before_the_scheduler_is_there(otlp: OtlpReceiver, monkeypatch
     @run_async
     async def scenario() -> None:
         with ports.reserved("127.0.0.1", {"--port": 0}) as chosen:
-            async with worker() as (worker_address,), _gateway(f"127.0.0.1:{chosen['--port']}") as doors:
+            async with worker() as (worker_address,), gateway(f"127.0.0.1:{chosen['--port']}") as doors:
                 asked = asyncio.create_task(_generate(doors, "early"))
                 await asyncio.sleep(1.0)  # what it has to explain
                 async with scheduler(worker_address, port=chosen["--port"]):
