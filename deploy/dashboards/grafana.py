@@ -128,6 +128,7 @@ def _target(panel: Panel, query: Query, ref: str) -> dict[str, Any]:
         "format": "heatmap" if panel.kind == "heatmap" else "time_series",
         "instant": panel.kind == "stat",
         "range": panel.kind != "stat",
+        "exemplar": panel.kind == "timeseries" and "histogram_quantile" in query.expr,
         "legendFormat": "{{le}}" if panel.kind == "heatmap" else query.legend or "__auto",
     }
 

@@ -156,6 +156,9 @@ def test_grafana_and_prometheus_find_them_in_the_containers() -> None:
         "jaeger": "http://jaeger:16686",
     }
     assert sources["jaeger"]["jsonData"]["tracesToMetrics"]["datasourceUid"] == "prometheus"
+    exemplars = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert exemplars == [{"name": "trace_id", "datasourceUid": "jaeger"}]
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     assert {name: job["static_configs"][0]["targets"] for name, job in jobs.items() if name != "worker"} == {
