@@ -15,6 +15,7 @@ from quire.llm import LLM
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from worker_svc.invariance import FREE
+from worker_svc.model import checkpoint
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.made_up import Chunk, pack
@@ -118,7 +119,7 @@ def test_models_that_are_not_fused(tmp_path):
 def test_refused_where_nothing_packs_weights(tmp_path, monkeypatch):
     """Other kernels, no compiled library, float16, module by module: each refused in words, before weights are read."""
     path = make_checkpoint("llama", tmp_path / "llama")
-    (path / "model.safetensors").write_bytes(b"not looked at")
+    monkeypatch.setattr(checkpoint, "load_model", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match="--quantization int8 needs the compiled CPU kernels"):
         loaded(path, backend="reference", quantization="int8")
     with pytest.raises(ConfigError, match="--quantization int8 does not go with float16: use --dtype bfloat16 or"):
