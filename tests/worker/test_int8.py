@@ -14,6 +14,7 @@ from quire.cli.worker_options import WorkerOptions
 from quire.llm import LLM
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
+from worker_svc.device.devices import HOST
 from worker_svc.invariance import FREE
 from worker_svc.model import checkpoint
 from worker_svc.model.input_batch import model_inputs
@@ -26,7 +27,7 @@ BLOCK_SIZE = 16
 
 def loaded(path: Path, *, backend: str = "cpu", **options: object) -> LoadedModel:
     settings = WorkerSettings.of(model=path, device="cpu", backend=backend, block_size=BLOCK_SIZE, **options)
-    return load(settings, "cpu", backend, lambda _stage, _fraction: None)
+    return load(settings, HOST, backend, lambda _stage, _fraction: None)
 
 
 def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
