@@ -72,6 +72,7 @@ async def test_outputs_of_several_choices() -> None:
 @asynchronous
 async def test_what_a_client_says_reaches_the_scheduler() -> None:
     """The whole set, by vLLM's names."""
+    (begins,) = tiny().encode("a")
     params = SamplingParams(
         n=1,
         best_of=3,
@@ -80,7 +81,7 @@ async def test_what_a_client_says_reaches_the_scheduler() -> None:
         frequency_penalty=-1,
         repetition_penalty=1.5,
         logit_bias={9: 1, 5: -2},
-        allowed_token_ids=[8, 5],
+        allowed_token_ids=[begins, 5],
         bad_words=["two"],
         structured_outputs=StructuredOutputsParams(choice=["a", "b"]),
     )
@@ -92,7 +93,7 @@ async def test_what_a_client_says_reaches_the_scheduler() -> None:
     assert (submit.num_choices, submit.best_of, sampling.min_p) == (1, 3, 0.25)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
     assert columns.unpack(sampling.logit_bias_ids, "x").tolist() == [5, 9]
-    assert columns.unpack(sampling.allowed_token_ids, "x").tolist() == [5, 8]
+    assert columns.unpack(sampling.allowed_token_ids, "x").tolist() == [5, begins]
     assert columns.unpack(sampling.bad_words[0].token_ids, "x").tolist() == tiny().encode("two")
     assert sampling.grammar == common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_CHOICE, text='["a","b"]')
 
