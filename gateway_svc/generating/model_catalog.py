@@ -129,7 +129,7 @@ class ModelCatalog:
         waiting.because(SCHEDULER_AWAY if self._is_away else NO_MODEL, self.reason)
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(self.reason, reason=NO_MODEL, retry_after_s=RETRY_AFTER_S)
+        return Unavailable(self.reason, reason="NO_MODEL", retry_after_s=RETRY_AFTER_S)
 
     # --- from the link -----------------------------------------------------------------------------------------------
 
