@@ -1,17 +1,25 @@
 """What an operator can set about a gateway. Nothing here reads the environment: the command line passes values in."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gateway_svc.access.origins import known_origin
 from gateway_svc.chat.formats import AUTO, known_reasoning_parser, known_tool_parser
 from gateway_svc.openai.http_limits import HttpLimits
 from svc_common.tls_settings import DoorSettings, PeerSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+
+
+def _known_origin(text: str) -> str:
+    """`text` where it is an origin as browsers send it, or `*`; else ValueError."""
+    if text != "*" and not _ORIGIN.fullmatch(text):
+        raise ValueError(f"{text!r} is no web origin; write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
+    return text
 
 
 class GatewaySettings(BaseModel):
@@ -30,7 +38,7 @@ class GatewaySettings(BaseModel):
     admin_http_names: tuple[str, ...] = ()
     """Names by which browsers may call that, beside addresses and localhost."""
 
-    allowed_origins: tuple[Annotated[str, AfterValidator(known_origin)], ...] = ()
+    allowed_origins: tuple[Annotated[str, AfterValidator(_known_origin)], ...] = ()
     """Web origins whose pages may call the OpenAI API from a browser; `*` = every page, none = no page."""
     max_connections_per_peer: Annotated[int, Field(ge=1)] = HttpLimits().connections_per_peer
     """HTTP connections that one address may have open; raise it where a proxy is the only peer."""
