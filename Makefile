@@ -127,8 +127,12 @@ test-compose: setup ## docker-compose.yml in a real engine, with images made wit
 	$(VENV_PYTHON) -m tests.compose $(ARGS)
 
 .PHONY: test-install
-test-install: setup ## a wheel of this tree in an empty environment: without extras, and serving its built-in model
-	$(VENV_PYTHON) -m tests.install $(ARGS)
+test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
+	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)
+
+.PHONY: test-aarch64
+test-aarch64: $(ZIG) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
+	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)
 
 .PHONY: soak
 soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds

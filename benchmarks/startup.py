@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,25 +52,33 @@ class Start:
             self.ready_s, self.address = at_s, found["grpc"]
 
 
-def run_once(model: str, environ: dict[str, str] | None = None) -> dict[str, float]:
-    """Starts, asks for one token, reads memory, stops."""
+@contextmanager
+def up(model: str, environ: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[tuple[Start, float]]:
+    """`quire up` once it is ready, and when it was started (`time.perf_counter`); stopped at the end."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     command = [sys.executable, "-m", "quire", "up", "--model", model, *ports]
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=cwd
+    )
     watchdog = threading.Timer(_TIMEOUT_S, process.kill)
     watchdog.start()
     try:
-        start = _watch(process, started)
-        _first_token(start.address)
-        first_token_s = time.perf_counter() - started
-        memory = {f"{name}_rss_mb": psutil.Process(pid).memory_info().rss / 1e6 for name, pid in start.pids.items()}
+        yield _watch(process, started), started
     finally:
         watchdog.cancel()
         process.terminate()
         process.wait(30)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def run_once(model: str, environ: dict[str, str] | None = None) -> dict[str, float]:
+    """Starts, asks for one token, reads memory, stops."""
+    with up(model, environ) as (start, started):
+        first_token(start.address)
+        first_token_s = time.perf_counter() - started
+        memory = {f"{name}_rss_mb": psutil.Process(pid).memory_info().rss / 1e6 for name, pid in start.pids.items()}
     listening = {f"{name}_listening_s": at_s for name, at_s in start.listening_s.items()}
     return {**listening, "ready_s": start.ready_s, "first_token_s": first_token_s, **memory}
 
@@ -82,7 +92,8 @@ def _watch(process: subprocess.Popen[str], started: float) -> Start:
     raise RuntimeError(f"`quire up` ended with status {process.wait()} before it was ready")
 
 
-def _first_token(address: str) -> None:
+def first_token(address: str) -> None:
+    """Returns when a request has got one."""
     request = inference_pb2.GenerateRequest(text="import ", stop=inference_pb2.StopConditions(max_tokens=8))
     with grpc.insecure_channel(address) as channel:
         for event in inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(request, timeout=60):

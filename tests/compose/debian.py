@@ -92,12 +92,13 @@ def mirror() -> str:
 class Apt:
     """apt with lists, cache and status of its own under `folder`, for `release`; the machine's are not touched.
 
-    `installed` is a dpkg status file: what counts as being there already.
+    `installed` is a dpkg status file: what counts as being there already. `architecture`: where it is not this machine's.
     """
 
     folder: Path
     release: str
     installed: Path | None = None
+    architecture: str | None = None
 
     def fetch(self, *packages: str, with_dependencies: bool) -> list[Path]:
         """The .deb files of `packages`, newest of the release."""
@@ -117,7 +118,7 @@ class Apt:
     def _options(self) -> list[str]:
         status = self.installed or self.folder / "status"
         status.touch()
-        values = {
+        values: dict[str, Path | str] = {
             "Dir::State": self.folder / "state",
             "Dir::State::status": status,
             "Dir::State::lists": self.folder / "lists",
@@ -127,6 +128,8 @@ class Apt:
             "APT::Sandbox::User": "root",
             "Debug::NoLocking": "true",
         }
+        if self.architecture is not None:
+            values |= {"APT::Architecture": self.architecture, "APT::Architectures::": self.architecture}
         return [word for name, value in values.items() for word in ("-o", f"{name}={value}")]
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.install [--wheel FILE]`: a wheel of this tree in an empty environment, as `make test-install` and CI run it.
+"""`python -m tests.install WHEEL`: what `make wheel` built in an empty environment, as `make test-install` and CI run it.
 
 Needs a package index, or pip settings that name one, and about 2 GB of disk for as long as it runs. Exit status 0 when all passed.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from tests.compose.commands import Failure, Progress
 from tests.install.checks import CHECKS, Check
-from tests.install.environment import Environment, make_wheel
+from tests.install.environment import Environment
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.install", description=__doc__)
-    parser.add_argument("--wheel", type=Path, help="a wheel that exists, instead of one made here")
+    parser.add_argument("wheel", type=Path, help="what `make wheel` built")
     given = parser.parse_args()
     progress = Progress()
     with tempfile.TemporaryDirectory(prefix="quire-install-") as folder:
@@ -31,11 +31,9 @@ def main() -> int:
     return min(failed, 1)
 
 
-def _prepare(wheel: Path | None, folder: Path, progress: Progress) -> Environment:
-    with progress.step("wheel"):
-        made = wheel.resolve() if wheel else make_wheel(folder)
-    progress.say(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB")
-    environment = Environment(made, folder / "environment")
+def _prepare(wheel: Path, folder: Path, progress: Progress) -> Environment:
+    progress.say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    environment = Environment(wheel.resolve(), folder / "environment")
     with progress.step("installation without extras"):
         environment.make()
     return environment

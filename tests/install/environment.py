@@ -1,7 +1,6 @@
-"""A wheel of this tree, and an environment of its own that it is installed into, as on a machine that never saw Quire."""
+"""A wheel, and an environment of its own that it is installed into, as on a machine that never saw Quire."""
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -71,17 +70,3 @@ class Environment:
         return subprocess.run(
             command, cwd=self.empty, env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-
-
-def make_wheel(folder: Path) -> Path:
-    """The wheel of what version control sees, built from a copy, so that nothing old in a build folder gets into it."""
-    source = folder / "source"
-    names = run("git", "ls-files", "-co", "--exclude-standard", "-z").split("\0")
-    for name in filter(None, names):
-        target = source / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(ROOT / name):
-            shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
-    [wheel] = folder.glob("quire-*.whl")
-    return wheel

@@ -63,7 +63,7 @@ struct Plain {
   static constexpr bool IS_EXPANDED = true;
   static constexpr int DEPTH = per_unit<E>();  // of a unit
 
-  // `out` [ROWS][PANELS * 16], float32. Unrolled by order: GCC would keep sums in memory.
+  // `out` [ROWS][PANELS * 16], float32. Unrolled by order: compilers would keep sums in memory.
   template <int ROWS, int PANELS>
   __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out,
                                              Fetch fetch) {
@@ -73,6 +73,7 @@ struct Plain {
       for (int p = 0; p < PANELS; ++p) acc[r][p] = Vec{};
     for (int k = 0; k < units; ++k, w += PANEL_UNIT, a += DEPTH) {
       fetch.some();
+#pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
         uint32_t x;
         std::memcpy(&x, a + r * stride, sizeof x);
