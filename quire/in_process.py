@@ -108,7 +108,14 @@ class InProcessEngine:
 
     def _text(self, resolved: validation.ResolvedRequest, choice: int) -> TextStream:
         parser = None if resolved.parsing is None else resolved.parsing.parser(choice)
-        return TextStream(self.text_model, resolved.stop_strings, min_tokens=resolved.stop.min_tokens, parser=parser)
+        return TextStream(
+            self.text_model,
+            resolved.stop_strings,
+            min_tokens=resolved.stop.min_tokens,
+            parser=parser,
+            include_stop=resolved.include_stop,
+            special_tokens=resolved.special_tokens,
+        )
 
     def _resolved(
         self, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions

@@ -48,16 +48,29 @@ def resolve_chat(
         template_messages(request.messages),
         tools=template_tools(told) or None,
         variables=template_variables(request),
+        add_generation_prompt=_begins_answer(request),
+        continue_final_message=request.continue_final_message,
     )
     telemetry.note_stage(names.TEMPLATED, {names.CHARACTERS: len(prompt)})
     # What is too long by its bytes alone is refused before it costs anything.
-    validation.check_prompt_length(text.least_tokens(prompt), limits)
-    token_ids = text.encode(prompt, add_special_tokens=False)
+    validation.check_least_length(text.least_tokens(prompt), request, limits)
+    token_ids = validation.truncated(request, text.encode(prompt, add_special_tokens=False), limits)
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     output = _Output.of(request, told, text, formats, prompt)
     grammar = _call_grammar(request, output, text)
     resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar, draw_seed=draw_seed)
     return dataclasses.replace(resolved, parsing=output.parsing())
+
+
+def _begins_answer(request: pb.ChatRequest) -> bool:
+    """Whether the prompt ends where an answer begins. InvalidArgument where it should also go on with the last message."""
+    if not request.HasField("add_generation_prompt"):
+        return not request.continue_final_message
+    if request.add_generation_prompt and request.continue_final_message:
+        raise InvalidArgument.field(
+            "continue_final_message", "cannot be set together with add_generation_prompt; set one"
+        )
+    return request.add_generation_prompt
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

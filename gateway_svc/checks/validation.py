@@ -65,7 +65,8 @@ class ResolvedRequest:
     """A request with every default applied. `priority` has the public polarity: higher = sooner.
 
     `num_choices` are returned of `best_of` sequences, which are beams where `beam` is there. `task`: tokens, or a kind of vector.
-    `returns_partial`: at its deadline it ends with what there is. `resumable`: it outlives its reader for a while.
+    `returns_partial`: at its deadline it ends with what there is. `resumable`: it outlives its reader for a while. `include_stop`,
+    `special_tokens`: what has text, see TextStream.
     """
 
     prompt_token_ids: list[int]
@@ -83,6 +84,8 @@ class ResolvedRequest:
     parsing: ChatParsing | None = None
     returns_partial: bool = False
     resumable: bool = False
+    include_stop: bool = False
+    special_tokens: bool = False
 
     def submit(self, request_id: str, adapter: str = "", tenant: str = "") -> engine_pb2.Submit:
         """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
@@ -146,6 +149,12 @@ def check_token_ids(token_ids: Sequence[int], field: str, limits: common_pb2.Mod
     found.raise_if_any()
 
 
+def check_least_length(least_tokens: int, request: AnyRequest, limits: common_pb2.ModelLimits) -> None:
+    """`check_prompt_length` of a lower bound, unless the request has its prompt truncated."""
+    if not request.HasField("truncate_prompt_tokens"):
+        check_prompt_length(least_tokens, limits)
+
+
 def check_prompt_length(num_tokens: int, limits: common_pb2.ModelLimits) -> None:
     """OutOfRange, with limit and length in its metadata, when no output token would fit behind the prompt."""
     longest = limits.max_model_len - 1
@@ -203,7 +212,21 @@ def resolve(
         beam=_beam(request.sampling),
         returns_partial=request.scheduling.on_deadline == inference_pb2.ON_DEADLINE_RETURN_PARTIAL,
         resumable=request.resumable,
+        include_stop=request.stop.include_in_output,
+        special_tokens=request.response.special_tokens,
     )
+
+
+def truncated(request: AnyRequest, token_ids: list[int], limits: common_pb2.ModelLimits) -> list[int]:
+    """The tokens of the prompt that are used: the last ones, where the request allows that. InvalidArgument for a wrong number."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return token_ids
+    most = request.truncate_prompt_tokens or limits.max_model_len - 1
+    if most > limits.max_model_len:
+        raise InvalidArgument.field(
+            "truncate_prompt_tokens", f"is {most}; the model's context is {limits.max_model_len}, use at most that"
+        )
+    return token_ids[-most:]
 
 
 def resolve_embed(

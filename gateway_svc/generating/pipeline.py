@@ -138,7 +138,14 @@ class Pipeline:
             request,
             self._link.requests,
             [
-                TextStream(model.text, state.stop_strings, min_tokens=min_tokens, parser=parsing.parser(choice))
+                TextStream(
+                    model.text,
+                    state.stop_strings,
+                    min_tokens=min_tokens,
+                    parser=parsing.parser(choice),
+                    include_stop=state.include_stop,
+                    special_tokens=state.special_tokens,
+                )
                 for choice in range(request.num_choices)
             ],
             state.model,
@@ -197,6 +204,8 @@ def _state_of(resolved: ResolvedRequest, model: ServedModel) -> engine_pb2.Front
         stop_strings=resolved.stop_strings,
         partial_at_deadline=resolved.returns_partial,
         chat_parsing=b"" if resolved.parsing is None else resolved.parsing.to_json().encode(),
+        include_stop=resolved.include_stop,
+        special_tokens=resolved.special_tokens,
     )
 
 
@@ -231,10 +240,11 @@ async def _prompt_token_ids(
     request: inference_pb2.GenerateRequest, text_model: TextModel, limits: common_pb2.ModelLimits
 ) -> list[int]:
     if request.WhichOneof("prompt") == "token_ids":
-        return list(request.token_ids.ids)
+        return validation.truncated(request, list(request.token_ids.ids), limits)
     # Text that is too long by its bytes alone is refused before it costs anything.
-    validation.check_prompt_length(text_model.least_tokens(request.text), limits)
+    validation.check_least_length(text_model.least_tokens(request.text), request, limits)
     token_ids = await off_loop_if_long(len(request.text), text_model.encode, request.text)
+    token_ids = validation.truncated(request, token_ids, limits)
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     return token_ids
 

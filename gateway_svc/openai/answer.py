@@ -129,7 +129,7 @@ class Answer:
             entries, offsets = self._prompt_entries(asked)
             output.entries, output.offsets = entries + output.entries, offsets + output.offsets
         choice = {"index": index, **self._shape.choice(output, self._take_logprobs(output)), **_finish(output.finished)}
-        return choice | {"token_ids": output.token_ids} if self._options.token_ids else choice
+        return choice | {"token_ids": output.token_ids if self._options.token_ids else None}
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ from pydantic import Field
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.chat_messages import MAX_MESSAGES, ChatMessage, add_message
 from gateway_svc.openai.chat_tools import MAX_TOOLS, ChatTool, ToolChoiceField, set_tools
-from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields
+from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields, TopLogprobs
 from gateway_svc.openai.json_body import U32, json_text, refuse, set_given
-from gateway_svc.openai.requests import MAX_TOP_LOGPROBS
 from protos.inference.v1 import inference_pb2 as pb
 
 
@@ -18,11 +17,9 @@ class ChatCompletionRequest(GenerationFields):
     """The body. `reasoning_effort` is given to the chat template, beside `chat_template_kwargs`."""
 
     NEUTRAL: ClassVar = NEUTRAL | {
-        "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
         "audio": (),
         "chat_template": (),
-        "continue_final_message": (False,),
         "documents": ([],),
         "echo": (False,),
         "modalities": (["text"],),
@@ -35,13 +32,15 @@ class ChatCompletionRequest(GenerationFields):
         alias="messages"
     )
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
     max_completion_tokens: U32 | None = None
     tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
@@ -63,6 +62,8 @@ class ChatCompletionRequest(GenerationFields):
         self.fill(request)
         set_given(request.response, logprobs=self.logprobs or None, num_top_logprobs=self.top_logprobs or None)
         set_tools(request, self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
+        set_given(request, add_generation_prompt=self.add_generation_prompt)
+        set_given(request, continue_final_message=self.continue_final_message)
         if arguments := self._template_arguments():
             request.template_arguments_json = json_text(arguments, "chat_template_kwargs")
         return [request]

@@ -8,13 +8,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway_svc.checks.parameter_checks import MAX_LABEL_BYTES, MAX_LABELS
+from gateway_svc.checks.sampling_checks import MAX_TOP_LOGPROBS
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.json_body import I32, U32, Ids, Texts, refuse, set_given
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
+from svc_common.clipping import clip
+from svc_common.errors import InvalidArgument
 
 _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
     None: common_pb2.BEAM_STOP_UNSPECIFIED,
@@ -24,21 +27,28 @@ _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
 }
 _ON_DEADLINE = {"fail": pb.ON_DEADLINE_FAIL, "return_partial": pb.ON_DEADLINE_RETURN_PARTIAL}
 
+
+def _bounded_tops(number: int) -> int:
+    if number == -1:
+        raise ValueError(f"-1 asks for the whole vocabulary; at most {MAX_TOP_LOGPROBS} are given")
+    return number
+
+
+TopLogprobs = Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), AfterValidator(_bounded_tops)]
+
 AnyRequests = Sequence[pb.GenerateRequest | pb.ChatRequest]
 
 # Values that change nothing; any other value of these fields is refused. None is always one of them.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "prediction": (),
     "prompt_embeds": (),
     "repetition_detection": (),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "thinking_token_budget": (-1,),
-    "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "vllm_xargs": ({},),
     "guided_whitespace_pattern": (),
 }
@@ -83,7 +93,10 @@ class GenerationFields(BaseModel):
     stop_token_ids: Ids | None = None
     min_tokens: U32 | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     priority: I32 | None = None
     cache_salt: str | None = None
     metadata: dict[str, str] | None = None
@@ -116,12 +129,19 @@ class GenerationFields(BaseModel):
     def fill(self, request: pb.GenerateRequest | pb.ChatRequest) -> None:
         """Everything but prompt, structured output and log probabilities of the output; absent stays absent."""
         request.model = self.model
+        if self.stream_options is not None and not self.stream:
+            raise InvalidArgument.field("stream_options", "is for streams alone; send stream=true, or leave it out")
         self._fill_sampling(request.sampling)
         if self.use_beam_search:
             self._fill_beam(request.sampling.beam)
         elif self.length_penalty not in (None, 1) or self.early_stopping is not None:
             refuse("length_penalty", "and early_stopping need use_beam_search")
         set_given(request.stop, max_tokens=self.max_tokens, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
+        set_given(request.stop, include_in_output=self.include_stop_str_in_output)
+        set_given(
+            request.response, special_tokens=None if self.skip_special_tokens is None else not self.skip_special_tokens
+        )
+        set_given(request, truncate_prompt_tokens=_kept_tokens(self.truncate_prompt_tokens))
         request.stop.stop_strings.extend([self.stop] if isinstance(self.stop, str) else self.stop or [])
         request.stop.stop_token_ids.extend(self.stop_token_ids or [])
         if self.stream and self.prompt_logprobs is not None:
@@ -156,9 +176,18 @@ class GenerationFields(BaseModel):
         beam.early_stopping = _EARLY_STOPPING[self.early_stopping]
 
 
+def _kept_tokens(given: int | None) -> int | None:
+    """vLLM's -1 (as many as fit) is our 0."""
+    if given == 0:
+        refuse(
+            "truncate_prompt_tokens", "is 0, which leaves no prompt; send at least 1, or -1 for as many tokens as fit"
+        )
+    return 0 if given == -1 else given
+
+
 def _token_id(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32):
-        refuse("logit_bias", "has a key that is no token id")
+        refuse("logit_bias", f"has the key {clip(text, 64)!r}, which is no token id; keys are whole numbers as text")
     return int(text)
 
 

@@ -4,7 +4,7 @@ Lists stop at their first wrong element: a list of a million wrong ones would ot
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import pydantic
@@ -24,16 +24,25 @@ MAX_PART_DEPTH = 100
 T = TypeVar("T", bound=BaseModel)
 
 
-def parse_body(cls: type[T], body: bytes, neutral: Mapping[str, tuple[Any, ...]]) -> tuple[T, Mapping[str, Any]]:
+def parse_body(
+    cls: type[T],
+    body: bytes,
+    neutral: Mapping[str, tuple[Any, ...]],
+    *,
+    instead: Mapping[str, str] | None = None,
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields,
+) -> tuple[T, Mapping[str, Any]]:
     """A request body as `cls`, and all of its fields. InvalidArgument for what is no JSON object and for wrong types.
 
-    neutral: fields that are not supported, with the values that change nothing (None is always one); others are refused.
+    neutral: fields that are not supported, with the values that change nothing (None is always one); others are refused, with what
+    to send `instead`. `translate`: others' names to those of `cls`.
     """
-    fields = _json_object(body)
+    fields = translate(_json_object(body))
     for name, allowed in neutral.items():
         value = fields.get(name)
         if value is not None and value not in allowed:
-            refuse(name, "this value is not supported by this server; leave the field out")
+            advice = (instead or {}).get(name, "leave the field out")
+            refuse(name, f"this value is not supported by this server; {advice}")
     try:
         return cls.model_validate(fields), fields
     except pydantic.ValidationError as error:

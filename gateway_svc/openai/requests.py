@@ -5,18 +5,16 @@ alone; one token is made for it, which nobody sees.
 """
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from pydantic import Field
-
+from gateway_svc.openai import foreign_fields
 from gateway_svc.openai.answer_options import AnswerOptions
-from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields
+from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields, TopLogprobs
 from gateway_svc.openai.json_body import Prompts, parse_body, prompts_of, refuse, set_given
 from gateway_svc.openai.structured import set_structured_output
 from protos.inference.v1 import inference_pb2 as pb
 
 MAX_PROMPTS = 128
-MAX_TOP_LOGPROBS = 20
 
 R = TypeVar("R", bound=GenerationFields)
 
@@ -34,7 +32,7 @@ class CompletionRequest(GenerationFields):
     }
 
     prompt: Prompts
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
     def options(self) -> AnswerOptions:
@@ -77,7 +75,10 @@ class CompletionRequest(GenerationFields):
 
 def parse_request(cls: type[R], body: bytes) -> tuple[R, AnyRequests]:
     """A request body, and what it asks of our API. InvalidArgument for no JSON object, wrong types and unsupported wishes."""
-    request, fields = parse_body(cls, body, cls.NEUTRAL)
+    neutral = foreign_fields.NEUTRAL | cls.NEUTRAL
+    request, fields = parse_body(
+        cls, body, neutral, instead=foreign_fields.INSTEAD, translate=foreign_fields.translated
+    )
     messages = request.messages()
     for message in messages:
         set_structured_output(message, fields)

@@ -63,21 +63,17 @@ class CompletionShape:
 
     def logprobs(self, entries: list[Json], offsets: list[int]) -> Json:
         """See Shape. The first token of a prompt has neither a log probability nor likelier ones."""
-        with_tops = any(entry["top_logprobs"] for entry in entries)
         return {
             "tokens": [_name(entry) for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [_likeliest(entry) for entry in entries] if with_tops else None,
+            "top_logprobs": [_likeliest(entry) for entry in entries],
             "text_offset": offsets,
         }
 
     def add_prompts(self, answer: Json, prompts: list[Prompt], entries: TokenEntries, options: AnswerOptions) -> None:
         """See Shape."""
         for choice, prompt in zip(answer["choices"], prompts, strict=True):
-            if options.prompt_logprobs:
-                choice["prompt_logprobs"] = entries.vllm_prompt_logprobs(prompt.logprobs)
-            if options.token_ids:
-                choice["prompt_token_ids"] = prompt.token_ids
+            choice.update(_of_prompt(prompt, entries, options))
 
 
 def _name(entry: Json) -> str:
@@ -136,10 +132,15 @@ class ChatShape:
 
     def add_prompts(self, answer: Json, prompts: list[Prompt], entries: TokenEntries, options: AnswerOptions) -> None:
         """See Shape. A conversation is one prompt."""
-        if options.prompt_logprobs:
-            answer["prompt_logprobs"] = entries.vllm_prompt_logprobs(prompts[0].logprobs)
-        if options.token_ids:
-            answer["prompt_token_ids"] = prompts[0].token_ids
+        answer |= _of_prompt(prompts[0], entries, options)
+
+
+def _of_prompt(prompt: Prompt, entries: TokenEntries, options: AnswerOptions) -> Json:
+    """vLLM's fields; null where they were not asked for."""
+    return {
+        "prompt_logprobs": entries.vllm_prompt_logprobs(prompt.logprobs) if options.prompt_logprobs else None,
+        "prompt_token_ids": prompt.token_ids if options.token_ids else None,
+    }
 
 
 def _thought(text: str) -> Json:

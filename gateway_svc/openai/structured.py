@@ -1,7 +1,8 @@
 """Structured output as OpenAI's and vLLM's clients ask for it, as our own oneof. Pure.
 
 OpenAI: `response_format`. vLLM: `structured_outputs` {json, regex, choice, grammar, json_object} and the older `guided_json`,
-`guided_regex`, `guided_choice`, `guided_grammar`. At most one of all.
+`guided_regex`, `guided_choice`, `guided_grammar`. SGLang and llama.cpp: `regex`, `json_schema`. TGI: `grammar` {type, value}. At
+most one of all.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,11 @@ FIELDS = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "regex",
+    "json_schema",
+    "grammar",
 )
+_KINDS = {"json_schema": "json"}
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -34,8 +39,10 @@ def set_structured_output(request: pb.GenerateRequest | pb.ChatRequest, fields: 
             request.json_schema = _response_format(value)
         elif name == "structured_outputs":
             _set_vllm(request, name, value)
+        elif name == "grammar":
+            _set_tgi(request, name, value)
         else:
-            _set(request, name, name.removeprefix("guided_"), value)
+            _set(request, name, _KINDS.get(name) or name.removeprefix("guided_"), value)
 
 
 def _response_format(value: Any) -> str:
@@ -59,6 +66,19 @@ def _set_vllm(request: pb.GenerateRequest | pb.ChatRequest, field: str, value: A
         request.json_schema = _ANY_OBJECT
     else:
         _set(request, f"{field}.{kind}", kind, wish)
+
+
+def _set_tgi(request: pb.GenerateRequest | pb.ChatRequest, field: str, value: Any) -> None:
+    match value:
+        case {"type": "json", "value": wish} | {"type": "json_schema", "value": {"schema": wish}}:
+            _set(request, f"{field}.value", "json", wish)
+        case {"type": "regex", "value": wish}:
+            _set(request, f"{field}.value", "regex", wish)
+        case _:
+            refuse(
+                field,
+                'must be {"type": "json" | "regex", "value": ...}; GBNF is not read: send guided_grammar with a Lark grammar',
+            )
 
 
 def _set(request: pb.GenerateRequest | pb.ChatRequest, field: str, kind: str, value: Any) -> None:

@@ -116,6 +116,7 @@ class TextModel:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation; see ChatTemplate.render. InvalidArgument when the model has no template or it refuses."""
@@ -124,7 +125,13 @@ class TextModel:
             raise template
         if template is None:
             raise InvalidArgument.field("messages", "this model has no chat template; send a plain prompt instead")
-        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        return template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
 
     def word_sequences(self, word: str) -> list[list[int]]:
         """Token sequences that `word` appears as in text: as it begins a text, and behind a space."""
@@ -159,9 +166,14 @@ class TextModel:
         """Text of `token_ids`; special and unknown ones are left out, incomplete UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder for one token stream."""
-        return ByteLevelDetokenizer(self._text_bytes) if self._is_byte_level else WindowDetokenizer(self.decode)
+    def _decode_all(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def detokenizer(self, *, special_tokens: bool = False) -> Detokenizer:
+        """A fresh incremental decoder for one token stream. `special_tokens`: they have their names as text."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self.token_bytes if special_tokens else self._text_bytes)
+        return WindowDetokenizer(self._decode_all if special_tokens else self.decode)
 
     def special_ids(self, texts: Iterable[str]) -> dict[int, str]:
         """Those of `texts` that are special tokens, by their ids: they have no text in any output."""

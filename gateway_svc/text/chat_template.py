@@ -53,11 +53,13 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for `messages`, which may call `tools`; both in OpenAI's form. `variables`: further ones of the template.
 
-        InvalidArgument naming `messages` when the template refuses them or takes too long.
+        `continue_final_message`: the prompt ends with the last message's text, so that the answer goes on with it.
+        InvalidArgument naming `messages` when the template refuses them or takes too long, or does not show that text.
         """
         given = {
             "documents": None,
@@ -79,7 +81,7 @@ class ChatTemplate:
             raise InvalidArgument.field(
                 "messages", f"do not fit the chat template: {self._words.of_error(error)}"
             ) from error
-        return prompt
+        return _left_open(prompt, messages[-1]["content"]) if continue_final_message else prompt
 
     def _bounded(self, given: Mapping[str, Any]) -> str:
         parts: list[str] = []
@@ -151,6 +153,17 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise _RefusedError(message)
+
+
+def _left_open(prompt: str, last: str) -> str:
+    """The prompt up to the end of the last message's text, as transformers cuts it: templates may trim what they show."""
+    begin = prompt.rfind(last.strip())
+    if not last.strip() or begin < 0:
+        raise InvalidArgument.field(
+            "continue_final_message", "needs a last message with text that the chat template shows as it is"
+        )
+    kept = last.lstrip()
+    return prompt[: begin + len(kept if prompt.startswith(kept, begin) else last.strip())]
 
 
 def _refused(why: str) -> InvalidArgument:

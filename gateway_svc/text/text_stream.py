@@ -40,6 +40,7 @@ class TextStream:
     Stop strings count only in text made by tokens after the first `min_tokens`, so at least that many tokens come out. `parser`:
     says what is reasoning and what calls; None = all is content. Then stop strings are looked for in the content alone, each
     stretch of it between reasoning and calls by itself: markup is no text, and a model's thoughts and arguments are not cut.
+    `include_stop`: the text ends with the stop string, and has the text of a stop token; `special_tokens`: they have text.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class TextStream:
         *,
         min_tokens: int = 0,
         parser: OutputParser | None = None,
+        include_stop: bool = False,
+        special_tokens: bool = False,
     ) -> None:
-        self._detokenizer = text_model.detokenizer()
+        self._detokenizer = text_model.detokenizer(special_tokens=special_tokens)
+        self._include_stop = include_stop
         self._marker_of = {} if parser is None else text_model.special_ids(parser.markers)
         self._partition = None if parser is None else Partition(parser)
         self._stops = tuple(stop_strings)
@@ -64,7 +68,7 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> Piece:
         """Takes the next tokens; `ends_with_stop_token`: the last one ended the sequence and has no text."""
-        num_spoken = len(token_ids) - ends_with_stop_token
+        num_spoken = len(token_ids) - (ends_with_stop_token and not self._include_stop)
         for i, token_id in enumerate(token_ids):
             if self.stopped_by is not None:
                 break
@@ -119,7 +123,10 @@ class TextStream:
         if self._num_segmented < self._min_tokens:
             return None
         match = matcher.feed(segment.text)
-        return None if match is None else (match.stop, self._num_held_chars + match.end - len(match.stop))
+        if match is None:
+            return None
+        cut = match.end if self._include_stop else match.end - len(match.stop)
+        return match.stop, self._num_held_chars + cut
 
     def _cut(self, num_chars: int) -> None:
         """Keeps the first `num_chars` held characters and the tokens that are part of them, or have no text and come before."""

@@ -182,7 +182,7 @@ async def test_every_answer_has_an_id_and_the_right_shape() -> None:
             await asyncio.sleep(0.01)
         for method, path, status in PATHS:
             for sent in ({}, {"x-request-id": "mine"}):
-                answer = await http.request(method, path, headers=sent)
+                answer = await http.request(method, path, headers={"content-type": "application/json", **sent})
                 assert answer.status_code == status, (method, path, answer.text)
                 assert answer.headers["x-request-id"] == (sent.get("x-request-id") or answer.headers["x-request-id"])
                 assert len(answer.headers["x-request-id"]) >= 4

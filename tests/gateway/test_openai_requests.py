@@ -102,6 +102,7 @@ def test_fields_that_say_nothing_about_the_output() -> None:
         safety_identifier="s",
         prompt_cache_key="k",
         service_tier="auto",
+        stream=True,
         stream_options={"include_usage": True, "include_obfuscation": False},
     )
     assert dict(found.labels) == {"run": "7"}
@@ -164,9 +165,11 @@ REFUSED += [
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-    ({"skip_special_tokens": False}, "skip_special_tokens"),
-    ({"continue_final_message": True}, "continue_final_message"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"logit_bias": {"none": 1}}, "logit_bias"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncation_side": "right"}, "truncation_side"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"metadata": {"a": 1}}, "metadata"),
     ({"on_deadline": "wait"}, "on_deadline"),
 ]

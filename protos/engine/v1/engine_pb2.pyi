@@ -232,16 +232,20 @@ class HeldRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_offsets: _Optional[bytes] = ..., frontend_state: _Optional[bytes] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
 
 class FrontendState(_message.Message):
-    __slots__ = ("model", "stop_strings", "chat_parsing", "partial_at_deadline")
+    __slots__ = ("model", "stop_strings", "chat_parsing", "partial_at_deadline", "include_stop", "special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     CHAT_PARSING_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_AT_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     chat_parsing: bytes
     partial_at_deadline: bool
-    def __init__(self, model: _Optional[str] = ..., stop_strings: _Optional[_Iterable[str]] = ..., chat_parsing: _Optional[bytes] = ..., partial_at_deadline: bool = ...) -> None: ...
+    include_stop: bool
+    special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., stop_strings: _Optional[_Iterable[str]] = ..., chat_parsing: _Optional[bytes] = ..., partial_at_deadline: bool = ..., include_stop: bool = ..., special_tokens: bool = ...) -> None: ...
 
 class ServiceState(_message.Message):
     __slots__ = ("adapters", "serving", "reason", "limits", "warming")

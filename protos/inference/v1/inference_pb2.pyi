@@ -38,7 +38,7 @@ POOLING_MEAN: Pooling
 POOLING_LAST: Pooling
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable")
+    __slots__ = ("model", "text", "token_ids", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable", "truncate_prompt_tokens")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class GenerateRequest(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     LARK_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -74,10 +75,11 @@ class GenerateRequest(_message.Message):
     choice: ChoiceList
     lark: str
     resumable: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ...) -> None: ...
+    truncate_prompt_tokens: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("model", "messages", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable", "tools", "tool_choice", "parallel_tool_calls", "template_arguments_json")
+    __slots__ = ("model", "messages", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable", "tools", "tool_choice", "parallel_tool_calls", "template_arguments_json", "truncate_prompt_tokens", "continue_final_message", "add_generation_prompt")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,9 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     sampling: SamplingParams
@@ -119,7 +124,10 @@ class ChatRequest(_message.Message):
     tool_choice: ToolChoice
     parallel_tool_calls: bool
     template_arguments_json: str
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., template_arguments_json: _Optional[str] = ...) -> None: ...
+    truncate_prompt_tokens: int
+    continue_final_message: bool
+    add_generation_prompt: bool
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., template_arguments_json: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., continue_final_message: bool = ..., add_generation_prompt: bool = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters_json")
@@ -225,28 +233,32 @@ class BeamSearch(_message.Message):
     def __init__(self, length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[_common_pb2.BeamStop, str]] = ...) -> None: ...
 
 class StopConditions(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "stop_strings", "stop_token_ids", "ignore_eos")
+    __slots__ = ("max_tokens", "min_tokens", "stop_strings", "stop_token_ids", "ignore_eos", "include_in_output")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+    include_in_output: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_in_output: bool = ...) -> None: ...
 
 class ResponseOptions(_message.Message):
-    __slots__ = ("logprobs", "num_top_logprobs", "num_prompt_logprobs")
+    __slots__ = ("logprobs", "num_top_logprobs", "num_prompt_logprobs", "special_tokens")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     logprobs: bool
     num_top_logprobs: int
     num_prompt_logprobs: int
-    def __init__(self, logprobs: bool = ..., num_top_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    special_tokens: bool
+    def __init__(self, logprobs: bool = ..., num_top_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., special_tokens: bool = ...) -> None: ...
 
 class Scheduling(_message.Message):
     __slots__ = ("priority", "on_deadline")
