@@ -109,7 +109,7 @@ class Figures:
 
 
 class Harms:
-    """What befalls a running stack whose streams are read, and the figures of it."""
+    """Harm done to a running stack whose streams are read, and how long they pause."""
 
     def __init__(self, stack: LocalStack, streams: Sequence[Stream], seed: int, rest_s: float) -> None:
         self._stack = stack

@@ -1,4 +1,4 @@
-"""The model that comes with Quire: what everything runs on where nobody names another."""
+"""The model that comes with Quire: served where no other is named."""
 
 from importlib.resources import files
 from pathlib import Path

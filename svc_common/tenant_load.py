@@ -1,4 +1,4 @@
-"""How much of a bounded room each tenant holds, and who may still have some when it is full.
+"""How much of a bounded room each tenant holds, and which tenant may still take some when it is full.
 
 Counts only: requests, and their size in whatever the room is bounded by beside (tokens, bytes).
 """

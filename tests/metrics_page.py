@@ -40,7 +40,7 @@ requests at a time, so that a long queue does not hold a step up; the answer is 
 No label has a value that a caller wrote. Counters begin at 0 with the process; `rate` and `increase` know that. Histograms
 have the series `_bucket`, `_sum` and `_count`.
 
-Who asks for OpenMetrics (`Accept: application/openmetrics-text; version=1.0.0`, as Prometheus does with
+Clients that ask for OpenMetrics (`Accept: application/openmetrics-text; version=1.0.0`, as Prometheus does with
 `--enable-feature=exemplar-storage`) gets exemplars too: the histograms of a request's times, at the gateway and
 `quire_queue_time_seconds`, name the `trace_id` and `span_id` of one request in each bucket, of those whose
 [trace](tracing.md) is recorded.

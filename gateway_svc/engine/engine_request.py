@@ -80,7 +80,7 @@ class EngineRequest:
     `returns_partial`: at its deadline it ends with what there is, if there is anything.
     `was_sent`: the scheduler may know it. `was_started`: it has been scheduled. `is_over`: nothing more comes.
     `is_attaching`: what `submit` names is to be read on; what it is, the scheduler will say. `was_attached`: it has said so; then
-    `submit` is what somebody submitted before. `num_made`: output tokens that each choice had then. `spans`: what its trace shows
+    `submit` is what was submitted before. `num_made`: output tokens that each choice had then. `spans`: what its trace shows
     of its way to the scheduler, None = nothing.
     """
 

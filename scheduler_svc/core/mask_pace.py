@@ -48,7 +48,7 @@ class MaskPace:
         return True
 
     def begin_plan(self, running: Sequence[Group], steady: SteadyRows) -> None:
-        """Decides who sits out the next plan."""
+        """Decide which groups sit out the next plan."""
         if not self._owing:
             return
         for group in self._owing:

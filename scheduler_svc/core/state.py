@@ -24,7 +24,7 @@ class CoreState:
     `left`: sequences that the worker has not been told to forget yet, with their lanes. `on_worker`: names of those it holds.
     `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
     `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
-    `lengths`: of outputs that ended; `costs`: of work on the worker; `masks`: who sits out for what its grammar costs.
+    `lengths`: of outputs that ended; `costs`: of work on the worker; `masks`: which groups sit out for what their grammars cost.
     `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
     `num_lost_tokens`: computed ones that preempted groups compute again.
     `is_warming_up`: the workers are; said by `Scheduler.warm_up`. `account`: of what tenants were served, where that counts.
