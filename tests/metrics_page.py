@@ -41,7 +41,7 @@ No label has a value that a caller wrote. Counters begin at 0 with the process; 
 have the series `_bucket`, `_sum` and `_count`.
 
 Clients that ask for OpenMetrics (`Accept: application/openmetrics-text; version=1.0.0`, as Prometheus does with
-`--enable-feature=exemplar-storage`) gets exemplars too: the histograms of a request's times, at the gateway and
+`--enable-feature=exemplar-storage`) get exemplars too: the histograms of a request's times, at the gateway and
 `quire_queue_time_seconds`, name the `trace_id` and `span_id` of one request in each bucket, of those whose
 [trace](tracing.md) is recorded.
 """
