@@ -130,8 +130,8 @@ test-compose: setup ## docker-compose.yml in a real engine, with images made wit
 test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
 	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)
 
-.PHONY: test-aarch64
-test-aarch64: $(ZIG) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
+.PHONY: test-arm
+test-arm: $(ZIG) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
 	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)
 
 .PHONY: soak

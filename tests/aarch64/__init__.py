@@ -1,1 +1,1 @@
-"""`make test-aarch64`: the kernel tests with aarch64's build, Python and torch, under qemu-user."""
+"""`make test-arm`: the kernel tests with aarch64's build, Python and torch, under qemu-user."""
