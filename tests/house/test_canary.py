@@ -153,6 +153,9 @@ def _told_to_operators(watched: Watched, folder: Path) -> dict[str, bytes]:
     }
 
 
+NAMED_KEY = f"logit_bias: has the key '{CANARY}'"
+
+
 def _search(watched: Watched, otlp: OtlpReceiver, folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """Everything that was said, and in which of it the canary is."""
     said = _told_to_operators(watched, folder)
@@ -162,7 +165,8 @@ def _search(watched: Watched, otlp: OtlpReceiver, folder: Path) -> tuple[dict[st
     watched.stack.stop()
     spans = [repr((s.name, s.status_message, dict(s.attributes), s.events, s.links)) for s in otlp.spans()]
     said |= {f"span {i}": span.encode() for i, span in enumerate(spans)}
-    said |= {f"error {i}": error.encode() for i, error in enumerate(watched.errors)}
+    # The caller is told which key of logit_bias is wrong, as with vLLM; of its other words errors tell nothing.
+    said |= {f"error {i}": error.replace(NAMED_KEY, "").encode() for i, error in enumerate(watched.errors)}
     said |= {f"log {i}": line.encode() for i, line in enumerate(watched.lines)}
     needle = CANARY.encode()
     return said, [f"{place}: {_around(text, needle)}" for place, text in said.items() if needle in text]
