@@ -86,7 +86,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
                 else:
                     [message async for message in call]
             error = rpc.from_rpc_error(caught.value)
-            assert (error.status, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD"), method.name
+            assert (error.status, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_MESSAGE"), method.name
 
 
 @run_async
