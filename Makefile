@@ -134,6 +134,12 @@ test-install: wheel ## that wheel in an empty environment: without extras, and s
 test-arm: $(ZIG) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
 	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)
 
+VLLM_TESTS ?= vllm-0.33.0/tests
+
+.PHONY: vllm-tests
+vllm-tests: setup ## vLLM's own HTTP tests (VLLM_TESTS: the folder of its sdist) against the built-in model
+	$(VENV_PYTHON) -m tests.clients.vllm_tests $(VLLM_TESTS) $(ARGS)
+
 .PHONY: soak
 soak: setup ## random lives of the scheduler core for as long as you like; each run goes on with new seeds
 	$(VENV_PYTHON) -m tests.soak $(ARGS)

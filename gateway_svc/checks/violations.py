@@ -29,7 +29,9 @@ class Violations:
         if not token_ids or max(token_ids) < limits.vocab_size:
             return
         i = next(i for i, token_id in enumerate(token_ids) if token_id >= limits.vocab_size)
-        self.add(f"{field}[{i}]", f"is {token_ids[i]}; the vocabulary has {limits.vocab_size} tokens, from 0")
+        self.add(
+            f"{field}[{i}]", f"is {token_ids[i]}, out of vocabulary: the model has {limits.vocab_size} tokens, from 0"
+        )
 
     def raise_if_any(self) -> None:
         """InvalidArgument with all of them."""

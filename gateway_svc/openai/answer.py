@@ -83,7 +83,8 @@ class Answer:
         return [chunk]
 
     def _chunk(self, index: int, fields: Json, finished: pb.Finished | None = None) -> Json:
-        choice = {"index": index, **fields, **_finish(finished)}
+        made: Json = {"token_ids": []} if self._options.token_ids else {}
+        choice = {"index": index, **made, **fields, **_finish(finished)}
         return {**self._head, "object": self._shape.chunk, "choices": [choice], **self._usage_so_far()}
 
     def _usage_so_far(self) -> Json:
@@ -141,7 +142,9 @@ class Answer:
 
     def _prompt_entries(self, prompt: Prompt) -> tuple[list[Json], list[int]]:
         entries = self._entries.of_prompt(prompt.token_ids, prompt.known_logprobs)
-        return entries, [min(start, len(prompt.text)) for start in self._text.char_starts(prompt.token_ids)]
+        return entries, [
+            min(start, len(prompt.text)) for start in self._text.char_starts(prompt.token_ids, special_tokens=True)
+        ]
 
     def _add_entries(self, output: Output, event: OutputEvent) -> None:
         """Log probabilities are told of what the text is made of, not of reasoning and calls."""

@@ -25,6 +25,8 @@ _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
     True: common_pb2.BEAM_STOP_WHEN_ENOUGH,
     "never": common_pb2.BEAM_STOP_NEVER,
 }
+MAX_KEY_BYTES = 64
+MAX_NAMED_KEYS = 8
 _ON_DEADLINE = {"fail": pb.ON_DEADLINE_FAIL, "return_partial": pb.ON_DEADLINE_RETURN_PARTIAL}
 
 
@@ -165,8 +167,8 @@ class GenerationFields(BaseModel):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
         )
-        for token_id, bias in (self.logit_bias or {}).items():
-            sampling.logit_bias[_token_id(token_id)] = bias
+        for token_id, bias in _by_token(self.logit_bias or {}).items():
+            sampling.logit_bias[token_id] = bias
         sampling.allowed_token_ids.extend(self.allowed_token_ids or [])
         sampling.bad_words.extend(self.bad_words or [])
 
@@ -185,10 +187,12 @@ def _kept_tokens(given: int | None) -> int | None:
     return 0 if given == -1 else given
 
 
-def _token_id(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32):
-        refuse("logit_bias", f"has the key {clip(text, 64)!r}, which is no token id; keys are whole numbers as text")
-    return int(text)
+def _by_token(biases: dict[str, float]) -> dict[int, float]:
+    bad = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32)]
+    if bad:
+        named = ", ".join(repr(clip(key, MAX_KEY_BYTES)) for key in bad[:MAX_NAMED_KEYS])
+        refuse("logit_bias", f"has keys that are no token ids: {named}; keys are whole numbers as text")
+    return {int(key): bias for key, bias in biases.items()}
 
 
 def _labels(metadata: dict[str, str]) -> dict[str, str]:

@@ -90,7 +90,7 @@ def _prompt(
     token_ids = generation.prompt_token_ids
     if not options.echo or not isinstance(message, pb.GenerateRequest):
         return Prompt(num_tokens, token_ids)
-    text = message.text if message.WhichOneof("prompt") == "text" else model.text.decode(token_ids)
+    text = message.text if message.WhichOneof("prompt") == "text" else model.text.decode(token_ids, special_tokens=True)
     return Prompt(num_tokens, token_ids, text, awaits_logprobs=options.echo_logprobs)
 
 

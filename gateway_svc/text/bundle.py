@@ -162,18 +162,15 @@ class TextModel:
 
     # --- tokens to text ----------------------------------------------------------------------------------------------
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`; special and unknown ones are left out, incomplete UTF-8 becomes U+FFFD."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-
-    def _decode_all(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        """Text of `token_ids`; unknown ones are left out, special ones too unless asked for. Incomplete UTF-8 becomes U+FFFD."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
     def detokenizer(self, *, special_tokens: bool = False) -> Detokenizer:
         """A fresh incremental decoder for one token stream. `special_tokens`: they have their names as text."""
         if self._is_byte_level:
             return ByteLevelDetokenizer(self.token_bytes if special_tokens else self._text_bytes)
-        return WindowDetokenizer(self._decode_all if special_tokens else self.decode)
+        return WindowDetokenizer(functools.partial(self.decode, special_tokens=special_tokens))
 
     def special_ids(self, texts: Iterable[str]) -> dict[int, str]:
         """Those of `texts` that are special tokens, by their ids: they have no text in any output."""
@@ -187,9 +184,9 @@ class TextModel:
             return b""
         return _bytes_of(token) if self._is_byte_level else token.encode()
 
-    def char_starts(self, token_ids: Sequence[int]) -> list[int]:
+    def char_starts(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> list[int]:
         """For each token the index, in the text of all, of the first character it is part of."""
-        detokenizer, size = self.detokenizer(), 0
+        detokenizer, size = self.detokenizer(special_tokens=special_tokens), 0
         starts: list[int] = []
         segments = [detokenizer.push(token_id) for token_id in token_ids]
         for segment in [*segments, detokenizer.flush()]:

@@ -110,7 +110,7 @@ def _changes() -> Iterator[dict[str, Any]]:
     yield {"user": CANARY, "stop": [CANARY], "cache_salt": CANARY, "bad_words": [CANARY]}
     yield {"stop": [CANARY * 100]}
     yield {"temperature": CANARY}
-    yield {"logit_bias": {CANARY: 1}}
+    yield {"logit_bias": {"no token": CANARY}}  # bad keys, which should be token ids, are named
     yield {"logprobs": CANARY, "n": [CANARY]}
     yield {"response_format": {"type": CANARY}}
     yield {"response_format": {"type": "json_schema", "json_schema": {"name": CANARY, "schema": {"type": CANARY}}}}
