@@ -104,6 +104,14 @@ WORKERS = Dashboard(
             queries=(rate("quire_worker_blocks_moved_total", "kind"),),
         ),
         Panel(
+            title="Processor time of grammar masks",
+            text="Processors kept busy by computing grammar masks, beside the model. Sequences with costly grammars sit out steps.",
+            unit="percentunit",
+            width=12,
+            may_be_empty=True,
+            queries=(Query(f"sum by (instance) (rate(quire_worker_mask_seconds_sum[{RATE}]))", "{{instance}}"),),
+        ),
+        Panel(
             title="Failed steps",
             text="Steps a second that failed as a whole, by reason.",
             unit="suffix: /s",
