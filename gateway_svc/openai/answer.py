@@ -48,24 +48,39 @@ class Answer:
     # --- in chunks ---------------------------------------------------------------------------------------------------
 
     def chunks(self, prompt: int, events: list[Event]) -> list[Json]:
-        """What a prompt's new events are in a stream."""
-        return [chunk for event in self._prompts[prompt].in_order(events) for chunk in self._chunks_of(prompt, event)]
+        """What a prompt's new events are in a stream. An end that is known with the last output is told with it."""
+        made: list[Json] = []
+        for event in self._prompts[prompt].in_order(events):
+            last = made[-1]["choices"][0] if made else None
+            if isinstance(event, pb.Finished) and last is not None and last["index"] == self._index(prompt, event):
+                last |= _finish(event)
+                made[-1] |= self._usage_so_far()
+            else:
+                made += self._chunks_of(prompt, event)
+        return made
+
+    def _index(self, prompt: int, event: pb.Finished | OutputEvent) -> int:
+        return prompt * self._num_choices + event.choice
 
     def _chunks_of(self, prompt: int, event: Event) -> list[Json]:
         if not isinstance(event, pb.Finished | OutputEvent):
             return []
-        index = prompt * self._num_choices + event.choice
+        index = self._index(prompt, event)
         if isinstance(event, pb.Finished):
             return [*self._opening(index, prompt), self._chunk(index, self._shape.end(), event)]
+        fields = None if self._options.only_echo else self._delta(index, event)
+        is_told = fields is not None or self._options.only_echo
+        opening = self._opening(index, prompt) if is_told else []
+        self._outputs[index].num_tokens += len(event.token_ids)
+        return opening if fields is None else [*opening, self._chunk(index, fields)]
+
+    def _delta(self, index: int, event: OutputEvent) -> Json | None:
         output = self._outputs[index]
-        output.num_tokens += len(event.token_ids)
-        if self._options.only_echo:
-            return self._opening(index, prompt)
         self._add_entries(output, event)
         fields = self._shape.delta(event, self._take_logprobs(output), self._options)
         if self._options.token_ids:
             fields = (fields or self._shape.end()) | {"token_ids": list(event.token_ids)}
-        return [] if fields is None else [*self._opening(index, prompt), self._chunk(index, fields)]
+        return fields
 
     def _opening(self, index: int, prompt: int) -> list[Json]:
         """The first chunk of a choice, before its first output: until then everything can still become an error's status."""

@@ -5,6 +5,7 @@ vLLM (`vllm_stand_in`) into a temporary folder; nothing of them is in this repos
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.worker.adapter_folders import make_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).parent / "vllm_stand_in"
+CONTEXT = 16_384
 FILES = (
     "openai/chat_completion/test_chat.py",
     "openai/chat_completion/test_chat_completion.py",
@@ -56,6 +58,15 @@ def lay_out(vllm_tests: Path, folder: Path) -> None:
         shutil.copyfile(STAND_IN / name, folder / name)
 
 
+def long_model(folder: Path) -> Path:
+    """The built-in model with a context as long as vLLM's tests ask for."""
+    shutil.copytree(default_model(), folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def main() -> int:
     """The command; its status is pytest's."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -72,7 +83,7 @@ def main() -> int:
             "PYTHONPATH": folder,
             "QUIRE_PYTHON": sys.executable,
             "QUIRE_ROOT": str(ROOT),
-            "QUIRE_MODEL": str(default_model()),
+            "QUIRE_MODEL": str(long_model(Path(folder) / "model")),
             "QUIRE_ADAPTER": str(make_adapter(default_model(), Path(folder) / "adapter", 0, r=4)),
             "QUIRE_VERSION": VERSION,
             "HF_HUB_OFFLINE": "1",

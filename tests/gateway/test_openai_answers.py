@@ -55,7 +55,8 @@ def accumulated(chunks: list[dict[str, Any]]) -> ChatCompletion:
 
 
 def test_tool_calls_chunk_by_chunk() -> None:
-    """Role first; of each call one chunk with id, type and name, then arguments alone; the marks in between are no chunk."""
+    """Role first; of each call one chunk with id, type and name, then arguments alone; marks are no chunk, and the end
+    is told with what was made last."""
     chunks = answer().chunks(0, TOOLS)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [
@@ -74,9 +75,8 @@ def test_tool_calls_chunk_by_chunk() -> None:
                 {"index": 1, "id": "call_b", "type": "function", "function": {"name": "time", "arguments": "{}"}}
             ]
         },
-        {},
     ]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 7 + ["tool_calls"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 6 + ["tool_calls"]
     assert all("usage" not in chunk and chunk["object"] == "chat.completion.chunk" for chunk in chunks)
 
 
@@ -130,11 +130,11 @@ def test_usage_in_streams() -> None:
     events = [pb.Delta(text="a", token_ids=[5]), pb.Delta(text="b", token_ids=[6, 7]), TOOLS[8], usage(3)]
     made = answer(options=AnswerOptions(usage_last=True))
     chunks = made.chunks(0, events[:3]) + made.chunks(0, events[3:]) + made.last_chunks()
-    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 4
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 3
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["total_tokens"]) == ([], 3 + len(PROMPT))
     made = answer(options=AnswerOptions(usage_last=True, usage_always=True))
     counts = [chunk["usage"]["completion_tokens"] for event in events for chunk in made.chunks(0, [event])]
-    assert counts == [1, 1, 3, 3]
+    assert counts == [0, 1, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Every CPU backend against the reference, for prefill, chunks and decode mixed; and what makes them invariant."""
 
 import itertools
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 import torch
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.cpu_compiled import CompiledCpuBackend
-from paged_kernels.cpu_library import load_library
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.reference import ReferenceBackend
 from worker_svc.container import peak_bytes
@@ -19,8 +16,9 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}
 SHAPES = [(4, 4, 16, 16), (8, 2, 64, 16), (9, 3, 64, 32), (7, 1, 80, 8), (4, 2, 24, 5), (2, 2, 128, 1), (5, 5, 96, 48)]
 
 
-def backends():
-    return [CompiledCpuBackend(load_library(os.environ, lambda _: None)), TiledCpuBackend()]
+@pytest.fixture
+def backends(compiled):
+    return [compiled, TiledCpuBackend()]
 
 
 @dataclass
@@ -94,25 +92,25 @@ class Case:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_equals_reference(heads, kv_heads, dim, block_size, dtype):
+def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype):
     """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window and softcap; stale NaNs ignored."""
     case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, CacheShape(block_size, kv_heads, dim), dtype)
     for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
         expected = case.run(ReferenceBackend(), rule)
-        for backend in backends():
+        for backend in backends:
             for one, other in zip(expected, case.run(backend, rule, padding=3), strict=True):
                 assert (one.float() - other.float()).abs().max() <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_bits_do_not_depend_on_batch_chunks_or_blocks(heads, kv_heads, dim, block_size, dtype):
+def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads, dim, block_size, dtype):
     """The kernels' part of the invariance contract."""
     rng = np.random.default_rng(block_size)
     sequences = [(int(rng.integers(0, 90)), int(rng.integers(1, 40))) for _ in range(4)]
     shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 61)
     case = Case(sequences, heads, shape, dtype)
-    for backend in backends():
+    for backend in backends:
         expected = case.run(backend, rule)
         for other in (
             case.run(backend, rule, chunks=1, shuffle=2),
@@ -123,12 +121,12 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(heads, kv_heads, dim, bloc
         assert torch.equal(single.run(backend, rule)[0], expected[0])
 
 
-def test_thread_count_changes_nothing():
+def test_thread_count_changes_nothing(backends):
     """Threads decide who computes, not how."""
     case = Case([(100, 30), (0, 50)], 8, CacheShape(16, 2, 32))
     before = torch.get_num_threads()
     try:
-        for backend in backends():
+        for backend in backends:
             results = []
             for threads in (1, 2, 5):
                 torch.set_num_threads(threads)
@@ -139,12 +137,12 @@ def test_thread_count_changes_nothing():
         torch.set_num_threads(before)
 
 
-def test_nan_stays_in_its_sequence():
+def test_nan_stays_in_its_sequence(backends):
     """A sequence whose keys are NaN gives NaN; its neighbours are untouched."""
     case = Case([(20, 4), (20, 4)], 4, CacheShape(16, 2, 16))
     clean = case.run(ReferenceBackend(), AttentionRule(0.25))[1]
     case.contents[0][1][3] = float("nan")
-    for backend in backends():
+    for backend in backends:
         spoiled, other = case.run(backend, AttentionRule(0.25))
         assert spoiled.isnan().any()
         assert torch.allclose(other, clean, atol=3e-6)
@@ -162,7 +160,7 @@ class Measured:
         return found[0]
 
 
-def test_long_context_is_not_gathered():
+def test_long_context_is_not_gathered(backends):
     """Decoding over a long context needs memory for a tile, not for the context."""
     tokens, shape = 32_768, CacheShape(16, 4, 64)
     context_bytes = 2 * tokens * 4 * 64 * 4
@@ -170,7 +168,7 @@ def test_long_context_is_not_gathered():
     reference = Measured(ReferenceBackend())
     expected = case.run(reference, AttentionRule(0.125))[0]
     assert reference.peak_bytes > context_bytes / 2, "the measurement sees gathering"
-    for backend in map(Measured, backends()):
+    for backend in map(Measured, backends):
         assert (case.run(backend, AttentionRule(0.125))[0] - expected).abs().max() < 1e-6
         assert backend.peak_bytes < context_bytes / 8
 
@@ -178,7 +176,7 @@ def test_long_context_is_not_gathered():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(9, 3, 64, 16), (4, 2, 24, 5), (2, 1, 40, 48)])
 @pytest.mark.parametrize("window", [None, 300])
-def test_bits_beside_sequences_that_share_blocks(heads, kv_heads, dim, block_size, dtype, window):
+def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim, block_size, dtype, window):
     """Rows whose sequences begin with the same blocks, some for longer than others: each as if it were alone."""
     shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, window)
     keys, rng = [700, 523, 700, 600, 610, 20, 540], torch.Generator().manual_seed(0)
@@ -197,7 +195,7 @@ def test_bits_beside_sequences_that_share_blocks(heads, kv_heads, dim, block_siz
         batch = AttentionBatch(torch.tensor(rows, dtype=torch.int32), positions[rows], slots, tables, offsets)
         return backend.paged_attention(query[rows], elements, batch, shape, rule)
 
-    for backend in backends():
+    for backend in backends:
         together = attended(backend, [*range(len(keys))])
         alone = torch.cat([attended(backend, [row]) for row in range(len(keys))])
         assert torch.isfinite(together).all()

@@ -38,7 +38,6 @@ _IGNORED = {
     "--tool-call-parser": 1,
 }
 _OURS = {"--enable-prefix-caching": 0, "--no-enable-prefix-caching": 0}
-_LONGEST = 2048
 
 
 class RemoteOpenAIServer:
@@ -86,7 +85,7 @@ def _translated(arguments: list[str]) -> list[str]:
     while arguments:
         name, _, value = arguments.pop(0).partition("=")
         if name == "--max-model-len":
-            ours += [name, str(min(int(value or arguments.pop(0)), _LONGEST))]
+            ours += [name, value or arguments.pop(0)]
         elif name == "--lora-modules":
             ours += ["--adapter", value or arguments.pop(0)]
         elif name in _OURS:

@@ -38,6 +38,9 @@ class _Absent:
     def __or__(self, other: object) -> Any:
         return object
 
+    def __add__(self, other: object) -> Any:
+        return self()
+
     __ror__ = __or__
     __getitem__ = __or__
 
