@@ -17,7 +17,6 @@ class ChatCompletionRequest(GenerationFields):
     """The body. `reasoning_effort` is given to the chat template, beside `chat_template_kwargs`."""
 
     NEUTRAL: ClassVar = NEUTRAL | {
-        "add_special_tokens": (False,),
         "audio": (),
         "chat_template": (),
         "documents": ([],),
@@ -41,6 +40,7 @@ class ChatCompletionRequest(GenerationFields):
     function_call: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
@@ -64,6 +64,7 @@ class ChatCompletionRequest(GenerationFields):
         set_tools(request, self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
         set_given(request, add_generation_prompt=self.add_generation_prompt)
         set_given(request, continue_final_message=self.continue_final_message)
+        set_given(request, add_special_tokens=self.add_special_tokens)
         if arguments := self._template_arguments():
             request.template_arguments_json = json_text(arguments, "chat_template_kwargs")
         return [request]

@@ -58,7 +58,7 @@ class TextRoutes:
         else:
             token_ids = await _encode(model, request.prompt, add_special_tokens=request.add_special_tokens is not False)
         answer = {"count": len(token_ids), "max_model_len": model.limits.max_model_len, "tokens": token_ids}
-        await reply.json(answer | {"token_strs": _names(model, token_ids) if request.return_token_strs else None})
+        await reply.json(answer | {"token_strs": model.text.names(token_ids) if request.return_token_strs else None})
 
     async def _conversation(self, body: bytes, call: Call) -> Sequence[int]:
         """As a chat would have it; what says how to answer is left out."""
@@ -77,7 +77,3 @@ class TextRoutes:
 async def _encode(model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
     encode = functools.partial(model.text.encode, add_special_tokens=add_special_tokens)
     return await off_loop_if_long(len(text), encode, text)
-
-
-def _names(model: ServedModel, token_ids: Sequence[int]) -> list[str]:
-    return [model.text.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]

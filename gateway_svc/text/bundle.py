@@ -184,6 +184,10 @@ class TextModel:
             return b""
         return _bytes_of(token) if self._is_byte_level else token.encode()
 
+    def names(self, token_ids: Iterable[int]) -> list[str]:
+        """What the vocabulary calls them: byte level ones have "Ġ" for a space. Empty for unknown ids."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
     def char_starts(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> list[int]:
         """For each token the index, in the text of all, of the first character it is part of."""
         detokenizer, size = self.detokenizer(special_tokens=special_tokens), 0

@@ -5,9 +5,16 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from gateway_svc.chat.formats import FormatChoice
+from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.checks.validation import SamplingDefaults
+from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.chat_template import ChatTemplate
 from gateway_svc.text.text_stream import TextStream
+from protos.inference.v1 import inference_pb2 as pb
+from protos.worker.v1 import worker_pb2
 from quire.built_in_model import default_model
 from quire.stack import LocalStack
 from svc_common.errors import InvalidArgument
@@ -122,6 +129,21 @@ def test_a_chat_goes_on_with_its_last_message(tiny: httpx.Client) -> None:
     both = {"messages": PREFIX, "continue_final_message": True, "add_generation_prompt": True}
     assert tiny.post("/v1/chat/completions", json=both).status_code == 400
     assert chat(tiny, messages=PREFIX, continue_final_message=True)["choices"][0]["message"]["content"]
+
+
+def test_a_chat_may_have_the_special_tokens_of_its_tokenizer() -> None:
+    """`add_special_tokens`: those before what the template made; else the template's own alone."""
+    tokenizer = models.tiny_tokenizer()
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    bundle = worker_pb2.ModelBundle.FromString(models.tiny_bundle())
+    bundle.tokenizer_json = tokenizer.to_str().encode()
+    text = TextModel.from_bundle(bundle.SerializeToString())
+
+    def token_ids(**fields: bool) -> list[int]:
+        request = pb.ChatRequest(messages=[pb.Message(role="user", content="Hi")], **fields)
+        return resolve_chat(request, text, text.limits, SamplingDefaults(), FormatChoice()).prompt_token_ids
+
+    assert token_ids(add_special_tokens=True) == [0, *token_ids()]
 
 
 @pytest.mark.parametrize("last", ["  spaced out  ", "Sure, ", "x"])

@@ -79,7 +79,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("model", "messages", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable", "tools", "tool_choice", "parallel_tool_calls", "template_arguments_json", "truncate_prompt_tokens", "continue_final_message", "add_generation_prompt")
+    __slots__ = ("model", "messages", "sampling", "stop", "response", "scheduling", "cache", "labels", "json_schema", "regex", "choice", "lark", "resumable", "tools", "tool_choice", "parallel_tool_calls", "template_arguments_json", "truncate_prompt_tokens", "continue_final_message", "add_generation_prompt", "add_special_tokens")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class ChatRequest(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     sampling: SamplingParams
@@ -127,7 +128,8 @@ class ChatRequest(_message.Message):
     truncate_prompt_tokens: int
     continue_final_message: bool
     add_generation_prompt: bool
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., template_arguments_json: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., continue_final_message: bool = ..., add_generation_prompt: bool = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., lark: _Optional[str] = ..., resumable: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., template_arguments_json: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., continue_final_message: bool = ..., add_generation_prompt: bool = ..., add_special_tokens: bool = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters_json")

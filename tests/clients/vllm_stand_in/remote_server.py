@@ -3,9 +3,12 @@
 Runs in the environment of vLLM's tests, without Quire: `QUIRE_PYTHON` is the interpreter that has it, `QUIRE_MODEL` the model.
 """
 
+import hashlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import openai
@@ -23,6 +26,7 @@ _IGNORED = {
     "--enable-lora": 0,
     "--enable-per-request-metrics": 0,
     "--enable-prompt-tokens-details": 0,
+    "--enable-request-id-headers": 0,
     "--enable-server-load-tracking": 0,
     "--enable-tokenizer-info-endpoint": 0,
     "--enforce-eager": 0,
@@ -30,14 +34,19 @@ _IGNORED = {
     "--max-cpu-loras": 1,
     "--max-logprobs": 1,
     "--max-lora-rank": 1,
-    "--max-num-seqs": 1,
     "--reasoning-parser": 1,
     "--runner": 1,
     "--seed": 1,
     "--structured-outputs-config.backend": 1,
     "--tool-call-parser": 1,
 }
-_OURS = {"--enable-prefix-caching": 0, "--no-enable-prefix-caching": 0}
+_OURS = {
+    "--enable-prefix-caching": 0,
+    "--max-model-len": 1,
+    "--max-num-batched-tokens": 1,
+    "--max-num-seqs": 1,
+    "--no-enable-prefix-caching": 0,
+}
 
 
 class RemoteOpenAIServer:
@@ -79,19 +88,27 @@ class RemoteOpenAIServer:
         return openai.AsyncOpenAI(**{"base_url": self.url_for("v1"), "api_key": API_KEY, "max_retries": 0, **changes})
 
 
+def _tenants_file(api_key: str) -> str:
+    """One tenant with one key, in a file that lives as long as the process."""
+    digest = hashlib.sha256(api_key.encode()).hexdigest()
+    path = Path(tempfile.mkdtemp()) / "tenants.toml"
+    path.write_text(f'[[tenants.tester.keys]]\nsha256 = "{digest}"\nadmin = true\n', encoding="utf-8")
+    return str(path)
+
+
 def _translated(arguments: list[str]) -> list[str]:
     """Options of Quire; skips the tests of a server with an option that Quire has not."""
     ours: list[str] = []
     while arguments:
         name, _, value = arguments.pop(0).partition("=")
-        if name == "--max-model-len":
-            ours += [name, value or arguments.pop(0)]
+        number = _IGNORED.get(name, _OURS.get(name, 1))
+        values = [value] if value else [arguments.pop(0) for _ in range(min(number, len(arguments)))]
+        if name in _OURS:
+            ours += [name, *values]
         elif name == "--lora-modules":
-            ours += ["--adapter", value or arguments.pop(0)]
-        elif name in _OURS:
-            ours.append(name)
-        elif name in _IGNORED:
-            del arguments[: _IGNORED[name] if not value else 0]
-        else:
+            ours += ["--adapter", *values]
+        elif name == "--api-key":
+            ours += ["--tenants", _tenants_file(*values)]
+        elif name not in _IGNORED:
             pytest.skip(f"vllm serve {name}: no such option here", allow_module_level=True)
     return ours
