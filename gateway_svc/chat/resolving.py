@@ -54,7 +54,9 @@ def resolve_chat(
     telemetry.note_stage(names.TEMPLATED, {names.CHARACTERS: len(prompt)})
     # What is too long by its bytes alone is refused before it costs anything.
     validation.check_least_length(text.least_tokens(prompt), request, limits)
-    token_ids = validation.truncated(request, text.encode(prompt, add_special_tokens=request.add_special_tokens), limits)
+    token_ids = validation.truncated(
+        request, text.encode(prompt, add_special_tokens=request.add_special_tokens), limits
+    )
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     output = _Output.of(request, told, text, formats, prompt)
     grammar = _call_grammar(request, output, text)
