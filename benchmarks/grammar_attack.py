@@ -59,13 +59,13 @@ def main(
     tokens: Annotated[int, typer.Option(min=2, help="Of the plain stream.")] = 600,
     rounds: Annotated[int, typer.Option(min=1, help="Of all kinds of company.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
-    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/grammar_attack.json.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/grammar-attack.json.")] = False,
 ) -> None:
     """Measures a plain stream alone and beside requests with grammars."""
     with LocalStack() as stack:
         result = measure(stack.grpc_address, tokens, rounds)
     if save:
-        report.save("grammar_attack", {"benchmark": "grammar_attack", **result})
+        report.save("grammar-attack", {"benchmark": "grammar_attack", **result})
     if as_json:
         print(json.dumps({**report.provenance(), **result}))
     else:
