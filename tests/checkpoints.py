@@ -99,6 +99,8 @@ CONFIGS: dict[str, dict[str, object]] = {
     "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
     # Its window is in its masks alone: attention is not told.
     "phimoe": _experts("phimoe", sliding_window=SLIDING_WINDOW),
+    # Its router asks what its weights are made of.
+    "hunyuan_v1_moe": _experts("hunyuan_v1_moe", num_experts=4, moe_topk=2, head_dim=16),
 }
 
 

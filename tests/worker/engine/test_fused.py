@@ -160,10 +160,11 @@ STRANGERS = {
     "gelu without tanh": ("llama", {"hidden_act": "gelu"}),
     "heads that fill no panel": ("llama", {"head_dim": 20, "num_key_value_heads": 1}),
     "gates that fill no panel": ("phi3", {"intermediate_size": 24}),
+    "a router that asks for its weights' dtype": ("hunyuan_v1_moe", {}),
 }
 
 
-@pytest.mark.parametrize("name", some_quick(STRANGERS, {"gates that fill no panel", "gelu without tanh"}))
+@pytest.mark.parametrize("name", some_quick(STRANGERS, {"gates that fill no panel", "a router that asks for its weights' dtype"}))
 def test_strangers_are_served_by_their_modules(name, tmp_path, caplog):
     """What is not known is seen before anything runs; packed modules compute."""
     family, config = STRANGERS[name]

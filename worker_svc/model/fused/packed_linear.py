@@ -22,6 +22,12 @@ class PackedLinear(nn.Module):
         return self._kernels.linear(rows, self.weights, wide=self._wide)
 
     @property
+    def weight(self) -> torch.Tensor:
+        """Shape and dtype alone, [out_features, in_features] on the meta device: models ask these of a linear map. Not to
+        compute with: torch refuses it."""
+        return torch.empty(self.out_features, self.in_features, dtype=self.weights.dtype, device="meta")
+
+    @property
     def num_bytes(self) -> int:
         """Of weights, scales and bias."""
         return self.weights.num_bytes
