@@ -25,7 +25,7 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.reasons import Event, Reason
 from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.core.timelines import Timelines
+from scheduler_svc.observe.timelines import Timelines
 
 GOAL = 0.05
 _BLOCK = 16

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks import command_line, report
 from quire import SamplingParams, StructuredOutputsParams
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import Cancelled, QuireError
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "" | e "c" e\n'

@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks import command_line, growth_fit, report
 from benchmarks.growth_fit import Samples
 from benchmarks.growth_load import ADAPTER, KINDS, Load
-from quire.admin import AdminClient
 from quire.built_in_model import default_model
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 
 RUNS = ("simulated", "tiny")
 _NUM_SAMPLES = 50
@@ -120,7 +120,7 @@ def _account(pid: int) -> dict[str, float]:
 
 def _libraries_mib() -> float:
     """Of a process that only imports what a worker imports."""
-    code = "import psutil, worker_svc.app, worker_svc.model_engine; print(psutil.Process().memory_info().rss)"
+    code = "import psutil, worker_svc.app, worker_svc.executor.model_engine; print(psutil.Process().memory_info().rss)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout) / _MIB
 

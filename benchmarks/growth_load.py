@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.client import AsyncClient
-from quire.messages import RequestOptions
-from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.structured_outputs import StructuredOutputsParams
+from quire.client.messages import RequestOptions
+from quire.client.sampling_params import BeamSearchParams, SamplingParams
+from quire.client.structured_outputs import StructuredOutputsParams
+from quire.client.sync_client import AsyncClient
 from svc_common.errors import QuireError
 
 _TIMEOUT_S = 120.0

@@ -27,7 +27,7 @@ from quire.bench.openai_target import OpenAITarget
 from quire.bench.session import Load, Planner
 from quire.bench.targets import GrpcTarget, Target
 from quire.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 ALL = "all"
 # Requests per second of the workloads that spread their arrivals, where none is given.

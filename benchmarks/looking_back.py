@@ -26,10 +26,10 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.core.timelines import Timelines
-from scheduler_svc.recording.tape import Tape
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.timelines import Timelines
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.step_log import StepLog
 from scheduler_svc.workers.result import WorkerResult
 
 BUFFERS = ("steps", "decisions", "recording")

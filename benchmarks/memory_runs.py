@@ -12,13 +12,13 @@ from enum import StrEnum
 
 from block_manager.contiguous import BuddyAllocator, ContiguousMemory, ContiguousServer, Demand, Tenant
 from block_manager.memory_report import PagedMemory
-from scheduler_svc import memory_view
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe import memory_view
 
 # What one request may ask for: as many sequences as run at a time.
 MAX_N = 256

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.overlap_worker import read_log
 from benchmarks.simulated_stack import Arrivals, through_gateway
-from quire.processes import ServiceProcess, child_environment, ignore_line
+from quire.local_stack.processes import ServiceProcess, child_environment, ignore_line
 from svc_common import health_probe
 
 _START_S = 60.0

@@ -94,7 +94,7 @@ def _simulated(step_s: float) -> tuple[ShellSettings, Callable[[], Engine]]:
 
 def _real(model: Path) -> tuple[ShellSettings, Callable[[], Engine]]:
     # Optional backend: the simulated worker needs no torch.
-    from worker_svc.model_engine import ModelEngine  # noqa: PLC0415
+    from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
 
     settings = WorkerSettings.of(port=0, model=model, kv_cache_memory_bytes=_CACHE_BYTES)
     return settings, lambda: ModelEngine(settings)

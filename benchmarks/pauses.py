@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks import report
 from quire import SamplingParams
-from quire.client import Client
-from quire.restarts import RestartRules
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.restarts import RestartRules
+from quire.local_stack.stack import LocalStack
 from svc_common import health_probe
 
 GOALS_S = {

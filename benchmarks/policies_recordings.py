@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks import policies_runs
 from benchmarks.policies_runs import Comparison, Load, Source
-from scheduler_svc.recording.file_format import Recording, RecordingWriter
-from scheduler_svc.recording.ring import Segment
-from scheduler_svc.recording.tape import Tape
-from scheduler_svc.recording.what_if import WhatIf, one_life, what_if
+from scheduler_svc.observe.recording.file_format import Recording, RecordingWriter
+from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.what_if import WhatIf, one_life, what_if
 from scheduler_svc.simulation.cost_model import GPU
 from scheduler_svc.simulation.events import EventQueue
 from scheduler_svc.simulation.history import History

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import relay_bare, report
 from benchmarks.relay_ends import Clients, Feed, Progress, ScriptedScheduler
 from protos.engine.v1 import engine_pb2_grpc
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 from svc_common import rpc
 
 GOALS = {"single": 20_000, "coalesced": 100_000}

@@ -14,7 +14,7 @@ import grpc.aio
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.simulated import bundle
 
@@ -123,11 +123,11 @@ class ScriptedScheduler(engine_pb2_grpc.EngineServiceServicer):
         feed = self._feed
         ids = [LETTERS[(step * feed.run + i) % len(LETTERS)] for i in range(feed.run)]
         return engine_pb2.TokenColumns(
-            handles=columns.pack(self._handles, columns.U32),
-            choices=columns.pack([0] * feed.streams, columns.U32),
-            token_offsets=columns.pack([step * feed.run] * feed.streams, columns.U32),
-            counts=columns.pack([feed.run] * feed.streams, columns.U32),
-            token_ids=columns.pack(ids * feed.streams),
+            handles=wire_arrays.pack(self._handles, wire_arrays.U32),
+            choices=wire_arrays.pack([0] * feed.streams, wire_arrays.U32),
+            token_offsets=wire_arrays.pack([step * feed.run] * feed.streams, wire_arrays.U32),
+            counts=wire_arrays.pack([feed.run] * feed.streams, wire_arrays.U32),
+            token_ids=wire_arrays.pack(ids * feed.streams),
         )
 
     def _finished(self, handle: int) -> engine_pb2.Finished:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from worker_svc.rows.changes import Changes, Limits, read_step
 
 _BATCHES = 9
@@ -62,7 +62,7 @@ def wire(num_rows: int) -> Wire:
 
 def encode(changes: Changes) -> bytes:
     """A step in which those rows change."""
-    pack = columns.pack
+    pack = wire_arrays.pack
     changed = worker_pb2.ChangedRows(
         rows=pack(changes.rows),
         incarnations=pack(changes.incarnations),

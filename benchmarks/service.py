@@ -19,7 +19,7 @@ import typer
 from benchmarks.overlap_stack import until_serving
 from gateway_svc import app as gateway
 from gateway_svc.settings import GatewaySettings
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 from scheduler_svc import app as scheduler
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import garbage

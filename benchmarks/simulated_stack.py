@@ -21,8 +21,8 @@ from benchmarks import report
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from quire.stack import LocalStack
-from svc_common import columns, rpc
+from quire.local_stack.stack import LocalStack
+from svc_common import rpc, wire_arrays
 
 GOAL_STEPS_PER_S = 100.0
 MODEL_TOKENS = 64
@@ -91,7 +91,7 @@ def _submit(index: int, max_tokens: int) -> engine_pb2.Submit:
     return engine_pb2.Submit(
         handle=index + 1,
         request_id=f"bench-{uuid.uuid4().hex[:8]}-{index}",
-        token_ids=columns.pack([(index * 7 + i) % MODEL_TOKENS + 1 for i in range(16)]),
+        token_ids=wire_arrays.pack([(index * 7 + i) % MODEL_TOKENS + 1 for i in range(16)]),
         sampling=common_pb2.ResolvedSampling(temperature=0.0, top_p=1.0, seed=index),
         stop=common_pb2.StopRules(max_tokens=max_tokens, ignore_eos=True),
         num_choices=1,
@@ -101,8 +101,8 @@ def _submit(index: int, max_tokens: int) -> engine_pb2.Submit:
 def _take(message: engine_pb2.EngineMessage, arrivals: Arrivals) -> None:
     if message.failed:
         raise RuntimeError(f"{message.failed[0].error.reason}: {message.failed[0].error.message}")
-    handles = columns.unpack(message.tokens.handles, "handles", columns.U32)
-    counts = columns.unpack(message.tokens.counts, "counts", columns.U32, length=len(handles))
+    handles = wire_arrays.unpack(message.tokens.handles, "handles", wire_arrays.U32)
+    counts = wire_arrays.unpack(message.tokens.counts, "counts", wire_arrays.U32, length=len(handles))
     for handle, count in zip(handles.tolist(), counts.tolist(), strict=True):
         arrivals.add(handle, count)
 

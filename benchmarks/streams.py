@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import report
 from benchmarks.stream_client import STREAMS_PER_CHANNEL
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 GOAL_KIB = 30.0
 SLOW_GOAL_KIB = 256.0

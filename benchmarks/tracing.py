@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.open_load import Flow, OpenLoad, figures, percentiles
 from benchmarks.tracing_sink import Sink, nobody
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 GOALS = {"100 %": 0.98, "1 %": 0.995}
 _OFF, _OFF_AGAIN = "off", "off again"

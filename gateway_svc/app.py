@@ -15,7 +15,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
-from gateway_svc import admin_relay, inference_service, poller
+from gateway_svc import admin_relay, grpc_poller_priority, inference_service
 from gateway_svc.access import grpc_guard
 from gateway_svc.access.doors import Doors
 from gateway_svc.access.grpc_guard import GrpcGuard
@@ -24,7 +24,7 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
-from gateway_svc.chat.formats import FormatChoice
+from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -209,7 +209,7 @@ class _Gateway:
         admin_http_port = self._admin_http.bind(settings.host, settings.admin_http_port, option="--admin-http-port")
         await self._server.start()
         await self._admin.start()
-        poller.wait_its_turn()
+        grpc_poller_priority.wait_its_turn()
         work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]

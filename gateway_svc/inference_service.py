@@ -20,12 +20,12 @@ from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generation import Event, Generation, collect
-from gateway_svc.generating.holdings import Running
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.generating.request_scope import Running
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
-from gateway_svc.unread import until_left_unread
+from gateway_svc.stalled_clients import until_left_unread
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError

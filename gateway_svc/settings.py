@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gateway_svc.chat.formats import AUTO, known_reasoning_parser, known_tool_parser
+from gateway_svc.chat.tool_calls.formats import AUTO, known_reasoning_parser, known_tool_parser
 from gateway_svc.openai.http_limits import HttpLimits
 from svc_common.tls_settings import DoorSettings, PeerSettings
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.tree import Tree
 
-from quire.client import Client
-from quire.otlp_receiver import OtlpReceiver, ReceivedSpan, ReceivedTrace
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan, ReceivedTrace
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import QuireError
 
 SERVICES = ("quire-gateway", "quire-scheduler", "quire-worker")

@@ -17,19 +17,19 @@ from scheduler_svc.adapter_calls import AdapterCalls
 from scheduler_svc.admin.load import LoadReport
 from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
 from scheduler_svc.admin.service import AdminParts, AdminService
-from scheduler_svc.engine_service import EngineServicer
-from scheduler_svc.explanations import Explanations
-from scheduler_svc.frontends.table import FrontendTable
-from scheduler_svc.metrics.reading import Watched
-from scheduler_svc.metrics.service_metrics import SchedulerMetrics
+from scheduler_svc.gateways.engine_service import EngineServicer
+from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.loop.step_loop import StepLoop
+from scheduler_svc.observe.explanations import Explanations
+from scheduler_svc.observe.metrics.reading import Watched
+from scheduler_svc.observe.metrics.service_metrics import SchedulerMetrics
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.spans import RequestSpans
+from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.policy.choice import PolicyChoice
-from scheduler_svc.readiness import Readiness
-from scheduler_svc.recording.tape import Tape
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.step_log import StepLog
-from scheduler_svc.step_loop import StepLoop
 from scheduler_svc.workers.adapters import AdapterTable
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane

@@ -27,7 +27,7 @@ _LEFT_OUT = "(what it says is left out: it may quote a prompt)"
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
-STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.memory"
+STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.operators.memory"
 """What operators are told also at the default level, WARNING; a level that is given holds for these too."""
 _DEFAULT_LEVEL = "WARNING"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import worker_svc.openmp  # noqa: F401  (before torch, here and in every process that tests start)
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gateway_svc import metric_definitions as gateway
-from scheduler_svc.metrics import definitions as scheduler
+from scheduler_svc.observe.metrics import definitions as scheduler
 from svc_common.metrics import MODEL_NAME, Kind, MetricSpec, new_registry
-from worker_svc import metric_definitions as worker
+from worker_svc.shell import metric_definitions as worker
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metrics.md"

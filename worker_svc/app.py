@@ -25,16 +25,16 @@ from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
 from svc_common.tls_settings import SCHEDULER
 from worker_svc.engine import Engine
-from worker_svc.engine_thread import EngineThread
-from worker_svc.leases import Ownership
-from worker_svc.lifecycle import READY, Lifecycle
-from worker_svc.metric_definitions import METRICS
-from worker_svc.metrics import StepMeter
-from worker_svc.pipeline import Pipeline
-from worker_svc.service import WorkerService
 from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
+from worker_svc.shell.engine_thread import EngineThread
+from worker_svc.shell.lifecycle import READY, Lifecycle
+from worker_svc.shell.metric_definitions import METRICS
+from worker_svc.shell.metrics import StepMeter
+from worker_svc.shell.ownership import Ownership
+from worker_svc.shell.pipeline import Pipeline
+from worker_svc.shell.service import WorkerService
+from worker_svc.shell.step_spans import StepSpans
 from worker_svc.simulated.engine import SimulatedEngine
-from worker_svc.step_spans import StepSpans
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ async def serve_simulated(
 
 def _model_engine(settings: WorkerSettings) -> Engine:
     # Optional backend: importing it takes seconds and needs torch; called on the engine thread.
-    from worker_svc.model_engine import ModelEngine  # noqa: PLC0415
+    from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
 
     return ModelEngine(settings)
 

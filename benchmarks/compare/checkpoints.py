@@ -19,7 +19,7 @@ import typer
 
 from benchmarks.compare import shapes, tokens
 from benchmarks.compare.shapes import ModelShape
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.compare.shapes import ModelShape
 from benchmarks.compare.workloads import Workload
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 
 _TIMEOUT_S = 300.0
 

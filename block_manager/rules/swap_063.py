@@ -6,7 +6,7 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Pair
 from block_manager.ledger import Ledger
 from block_manager.rules.allocator_063 import FullBlockAllocator
 from block_manager.rules.sliding_window import SlidingWindow
-from block_manager.rules.written import Written
+from block_manager.rules.table_extent import Written
 
 Tables = dict[str, list[int]]
 

@@ -6,7 +6,7 @@ from block_manager.ledger import Ledger
 from block_manager.rules.allocator_063 import FullBlockAllocator
 from block_manager.rules.prefix_keys import FullBlockKeys
 from block_manager.rules.sliding_window import SlidingWindow
-from block_manager.rules.written import Written
+from block_manager.rules.table_extent import Written
 
 
 class Tables063:

@@ -15,8 +15,8 @@ from block_manager.rules.allocator_063 import FullBlockAllocator
 from block_manager.rules.computed_prefix import common_length
 from block_manager.rules.sliding_window import SlidingWindow
 from block_manager.rules.swap_063 import Swap063
+from block_manager.rules.table_extent import Written
 from block_manager.rules.tables_063 import Tables063
-from block_manager.rules.written import Written
 
 
 class Vllm063Rules:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from gateway_svc.chat.answering import AnswerParser
-from gateway_svc.chat.call_parser import CallRules
-from gateway_svc.chat.formats import NONE, TOOL_FORMATS
 from gateway_svc.chat.guard import GuardedParser
 from gateway_svc.chat.thinking import ThinkingParser
+from gateway_svc.chat.tool_calls.call_parser import CallRules
+from gateway_svc.chat.tool_calls.formats import NONE, TOOL_FORMATS
 from gateway_svc.text.parts import OutputParser
 from svc_common.errors import InvalidArgument
 

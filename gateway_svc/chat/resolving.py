@@ -14,9 +14,9 @@ from gateway_svc.chat.conversation import (
     template_variables,
     told_tools,
 )
-from gateway_svc.chat.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
-from gateway_svc.chat.formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.chat.tool_calls.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
+from gateway_svc.chat.tool_calls.formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.checks import validation
 from gateway_svc.checks.tool_checks import is_forced
 from gateway_svc.checks.validation import ResolvedRequest, SamplingDefaults

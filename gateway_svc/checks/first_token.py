@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
-from svc_common import columns, constraints
+from svc_common import constraints, wire_arrays
 
 
 class FirstTokens(Protocol):
@@ -33,7 +33,7 @@ def check_first_token(
     opens = np.ones(limits.vocab_size, np.bool_)
     opens[_closed(sampling, stop, limits)] = False
     if sampling.allowed_token_ids:
-        allowed = np.frombuffer(sampling.allowed_token_ids, columns.I32)
+        allowed = np.frombuffer(sampling.allowed_token_ids, wire_arrays.I32)
         opens[np.setdiff1d(np.arange(limits.vocab_size), allowed)] = False
     if sampling.grammar.kind and opens.any():
         opens &= model.first_tokens(sampling.grammar)
@@ -45,7 +45,7 @@ def _closed(
     sampling: common_pb2.ResolvedSampling, stop: common_pb2.StopRules, limits: common_pb2.ModelLimits
 ) -> list[int]:
     """Bad words of one token, and what may not end an output of no tokens."""
-    words = [np.frombuffer(word.token_ids, columns.I32) for word in sampling.bad_words]
+    words = [np.frombuffer(word.token_ids, wire_arrays.I32) for word in sampling.bad_words]
     closed = [int(word[0]) for word in words if len(word) == 1]
     if stop.min_tokens:
         closed += [*stop.stop_token_ids, *(() if stop.ignore_eos else limits.eos_token_ids)]

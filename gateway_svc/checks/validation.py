@@ -30,7 +30,7 @@ from gateway_svc.checks.wording import Wording, bad_word_sequences, compiled_gra
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, OutOfRange
 
 AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
@@ -92,7 +92,7 @@ class ResolvedRequest:
         return engine_pb2.Submit(
             request_id=request_id,
             tenant=tenant,
-            token_ids=columns.pack(self.prompt_token_ids),
+            token_ids=wire_arrays.pack(self.prompt_token_ids),
             sampling=self.sampling,
             stop=self.stop,
             num_choices=self.num_choices,
@@ -271,9 +271,9 @@ def _resolved_sampling(
         repetition_penalty=_given(asked, "repetition_penalty", defaults.repetition_penalty),
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
-        logit_bias_ids=columns.pack([token_id for token_id, _ in biases]),
-        logit_biases=columns.pack([bias for _, bias in biases], columns.F32),
-        allowed_token_ids=columns.pack(sorted(set(asked.allowed_token_ids))),
+        logit_bias_ids=wire_arrays.pack([token_id for token_id, _ in biases]),
+        logit_biases=wire_arrays.pack([bias for _, bias in biases], wire_arrays.F32),
+        allowed_token_ids=wire_arrays.pack(sorted(set(asked.allowed_token_ids))),
         logprobs=response.logprobs or response.num_top_logprobs > 0,
         num_top_logprobs=min(response.num_top_logprobs, limits.vocab_size),
         num_prompt_logprobs=num_prompt_logprobs if response.HasField("num_prompt_logprobs") else None,

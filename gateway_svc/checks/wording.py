@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway_svc.checks.first_token import FirstTokens
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 
 _GRAMMAR_KINDS = {
     "json_schema": common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
@@ -30,7 +30,7 @@ class Wording(FirstTokens, Protocol):
 def bad_word_sequences(words: Sequence[str], wording: Wording) -> list[common_pb2.TokenSequence]:
     """The token sequences of all words, each once."""
     found = {tuple(ids): None for word in words for ids in wording.word_sequences(word) if ids}
-    return [common_pb2.TokenSequence(token_ids=columns.pack(ids)) for ids in found]
+    return [common_pb2.TokenSequence(token_ids=wire_arrays.pack(ids)) for ids in found]
 
 
 def compiled_grammar(request: pb.GenerateRequest | pb.ChatRequest, wording: Wording) -> common_pb2.Grammar | None:

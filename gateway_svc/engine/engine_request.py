@@ -15,7 +15,7 @@ from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.engine.token_runs import TokenRun, committed_message
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import DeadlineExceeded, QuireError
 
@@ -193,7 +193,7 @@ class EngineRequest:
             self.submit.handle, self.submit.frontend_state = handle, held.frontend_state
             self.arrival_ns = now - held.submit.arrival_age_ns
             self.deadline_ns = now + held.submit.remaining_ns if held.submit.remaining_ns else self.deadline_ns
-            self.num_made = columns.unpack(held.token_offsets, "attached.token_offsets", columns.U32).tolist()
+            self.num_made = wire_arrays.unpack(held.token_offsets, "attached.token_offsets", wire_arrays.U32).tolist()
             self.num_choices = self.submit.num_choices or 1
             self._choices = self._new_choices()
             self.returns_partial = self.frontend_state().partial_at_deadline

@@ -24,7 +24,7 @@ from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import Aborted, QuireError, Unavailable
 from svc_common.tenant_load import Load
@@ -112,7 +112,7 @@ class SchedulerLink:
         if self.state.attached:
             return
         limit = Load(self._settings.max_waiting_requests, self._settings.max_waiting_tokens)
-        num_tokens = len(submit.token_ids) // columns.I32.itemsize
+        num_tokens = len(submit.token_ids) // wire_arrays.I32.itemsize
         if not self._outbox.has_room(submit.tenant, num_tokens, limit):
             raise self._away()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 
 
 @dataclass(slots=True)
@@ -35,15 +35,15 @@ class TokenRun:
 
 def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, TokenRun]]:
     """(handle, choice, run) of each run, in order. InvalidArgument, before the first, for columns that do not fit each other."""
-    handles = columns.unpack(tokens.handles, "tokens.handles", columns.U32)
+    handles = wire_arrays.unpack(tokens.handles, "tokens.handles", wire_arrays.U32)
     length = len(handles)
-    choices = columns.unpack(tokens.choices, "tokens.choices", columns.U32, length=length)
-    offsets = columns.unpack(tokens.token_offsets, "tokens.token_offsets", columns.U32, length=length)
-    counts = columns.unpack(tokens.counts, "tokens.counts", columns.U32, length=length)
+    choices = wire_arrays.unpack(tokens.choices, "tokens.choices", wire_arrays.U32, length=length)
+    offsets = wire_arrays.unpack(tokens.token_offsets, "tokens.token_offsets", wire_arrays.U32, length=length)
+    counts = wire_arrays.unpack(tokens.counts, "tokens.counts", wire_arrays.U32, length=length)
     total = int(counts.sum())
-    token_ids = columns.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
+    token_ids = wire_arrays.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
     num_logprobs = total if tokens.logprobs else 0
-    logprobs = columns.unpack(tokens.logprobs, "tokens.logprobs", columns.F32, length=num_logprobs).tolist()
+    logprobs = wire_arrays.unpack(tokens.logprobs, "tokens.logprobs", wire_arrays.F32, length=num_logprobs).tolist()
     tops = _read_tops(tokens, total)
     return _cut(
         zip(handles.tolist(), choices.tolist(), offsets.tolist(), counts.tolist(), strict=True),
@@ -69,10 +69,10 @@ def _cut(
 def _read_tops(tokens: engine_pb2.TokenColumns, total: int) -> list[inference_pb2.TopLogprobs]:
     if not tokens.top_counts:
         return []
-    counts = columns.unpack(tokens.top_counts, "tokens.top_counts", columns.U32, length=total)
+    counts = wire_arrays.unpack(tokens.top_counts, "tokens.top_counts", wire_arrays.U32, length=total)
     length = int(counts.sum())
-    ids = columns.unpack(tokens.top_token_ids, "tokens.top_token_ids", minimum=0, length=length)
-    values = columns.unpack(tokens.top_logprobs, "tokens.top_logprobs", columns.F32, length=length)
+    ids = wire_arrays.unpack(tokens.top_token_ids, "tokens.top_token_ids", minimum=0, length=length)
+    values = wire_arrays.unpack(tokens.top_logprobs, "tokens.top_logprobs", wire_arrays.F32, length=length)
     return _tops(ids.tolist(), values.tolist(), counts.tolist())
 
 
@@ -92,21 +92,21 @@ def committed_message(choice: int, token_ids: bytes, beside: TokenRun) -> engine
     return engine_pb2.CommittedTokens(
         choice=choice,
         token_ids=token_ids,
-        logprobs=columns.pack(beside.logprobs, columns.F32),
-        top_counts=columns.pack([len(top.token_ids) for top in beside.tops], columns.U32) if pairs else b"",
-        top_token_ids=columns.pack([token_id for token_id, _ in pairs]),
-        top_logprobs=columns.pack([logprob for _, logprob in pairs], columns.F32),
+        logprobs=wire_arrays.pack(beside.logprobs, wire_arrays.F32),
+        top_counts=wire_arrays.pack([len(top.token_ids) for top in beside.tops], wire_arrays.U32) if pairs else b"",
+        top_token_ids=wire_arrays.pack([token_id for token_id, _ in pairs]),
+        top_logprobs=wire_arrays.pack([logprob for _, logprob in pairs], wire_arrays.F32),
     )
 
 
 def public_prompt_logprobs(message: engine_pb2.PromptLogprobs, prompt: bytes) -> inference_pb2.PromptLogprobs:
     """As clients see them; `prompt`: int32 token ids. InvalidArgument for columns that do not fit the prompt."""
-    token_ids = columns.unpack(prompt, "token_ids")[1:]
+    token_ids = wire_arrays.unpack(prompt, "token_ids")[1:]
     length, num_top = len(token_ids), message.num_top
-    logprobs = columns.unpack(message.logprobs, "prompt_logprobs.logprobs", columns.F32, length=length)
+    logprobs = wire_arrays.unpack(message.logprobs, "prompt_logprobs.logprobs", wire_arrays.F32, length=length)
     num = length * num_top
-    ids = columns.unpack(message.top_token_ids, "prompt_logprobs.top_token_ids", minimum=0, length=num)
-    values = columns.unpack(message.top_logprobs, "prompt_logprobs.top_logprobs", columns.F32, length=num)
+    ids = wire_arrays.unpack(message.top_token_ids, "prompt_logprobs.top_token_ids", minimum=0, length=num)
+    values = wire_arrays.unpack(message.top_logprobs, "prompt_logprobs.top_logprobs", wire_arrays.F32, length=num)
     return inference_pb2.PromptLogprobs(
         start_index=1,
         token_ids=token_ids.tolist(),

@@ -14,8 +14,8 @@ from gateway_svc.spans import CallSpans, GenerationSpan
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
 from svc_common import trace_names as names
+from svc_common import wire_arrays
 from svc_common.errors import Cancelled, Internal, InvalidArgument
 
 
@@ -91,14 +91,14 @@ async def _resolve(request: pb.EmbedRequest, index: int, model: ServedModel) -> 
     return validation.resolve_embed(request, token_ids, model.limits)
 
 
-async def _vector(request: EngineRequest) -> tuple[columns.Array, engine_pb2.RequestAccount]:
-    values: columns.Array | None = None
+async def _vector(request: EngineRequest) -> tuple[wire_arrays.Array, engine_pb2.RequestAccount]:
+    values: wire_arrays.Array | None = None
     while True:
         update = await request.next()
         if update is None:
             continue
         if update.embedding is not None:
-            values = columns.unpack(update.embedding.values, "embedding.values", columns.F32)
+            values = wire_arrays.unpack(update.embedding.values, "embedding.values", wire_arrays.F32)
         if any(c.finished and c.finished.reason == common_pb2.FINISH_REASON_CANCELLED for c in update.choices.values()):
             raise Cancelled("the request was cancelled", reason="CANCELLED")
         if update.account is not None:
@@ -109,7 +109,7 @@ async def _vector(request: EngineRequest) -> tuple[columns.Array, engine_pb2.Req
 
 
 def _add(
-    response: pb.EmbedResponse, values: columns.Array, request: EngineRequest, account: engine_pb2.RequestAccount
+    response: pb.EmbedResponse, values: wire_arrays.Array, request: EngineRequest, account: engine_pb2.RequestAccount
 ) -> None:
     prompt_tokens = account.prompt_tokens or request.num_prompt_tokens
     response.embeddings.add(values=values.tolist(), prompt_tokens=prompt_tokens)

@@ -15,7 +15,7 @@ from gateway_svc.generating.resuming import started_of
 from gateway_svc.text.text_stream import TextStream
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Internal
 
@@ -94,7 +94,7 @@ class Generation:
     @property
     def prompt_token_ids(self) -> list[int]:
         """Tokens of the prompt."""
-        return columns.unpack(self._request.submit.token_ids, "token_ids").tolist()
+        return wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()
 
     @property
     def finished(self) -> list[inference_pb2.Finished]:

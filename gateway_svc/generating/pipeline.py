@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import TypeVar
 
 from gateway_svc.calls import Call, FreePermit, Permit
-from gateway_svc.chat.formats import FormatChoice
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
-from gateway_svc.generating.holdings import Holdings, Running
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.request_scope import Holdings, Running
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans, GenerationSpan

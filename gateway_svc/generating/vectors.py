@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from svc_common.columns import Array
+from svc_common.wire_arrays import Array
 
 
 def as_asked(values: Array, *, normalize: bool) -> Array:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway_svc.openai.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, set_given
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 
 _POOLINGS = {None: pb.POOLING_UNSPECIFIED, "mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": (), "messages": ()}
@@ -62,5 +62,5 @@ class EmbeddingRequest(BaseModel):
     def _encoded(self, embedding: pb.Embedding) -> list[float] | str:
         """Numbers, or their little-endian float32 bytes in base64."""
         if self.encoding_format == "base64":
-            return base64.b64encode(columns.pack(embedding.values, columns.F32)).decode()
+            return base64.b64encode(wire_arrays.pack(embedding.values, wire_arrays.F32)).decode()
         return list(embedding.values)

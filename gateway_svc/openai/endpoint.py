@@ -15,7 +15,7 @@ from gateway_svc.calls import Call, CallIntake, ClientGone
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.http_io import Reply, check_is_json, read_away, read_body, until_disconnect
 from gateway_svc.spans import CallSpans
-from gateway_svc.unread import until_left_unread
+from gateway_svc.stalled_clients import until_left_unread
 from svc_common import rpc, telemetry
 from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument, QuireError

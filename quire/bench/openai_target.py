@@ -14,7 +14,7 @@ import httpx
 from quire.bench.measure import Record
 from quire.bench.targets import Clock
 from quire.bench.workloads import Planned
-from quire.connections import Credentials
+from quire.client.connections import Credentials
 
 _NO_CREDENTIALS = Credentials()
 

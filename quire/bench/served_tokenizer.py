@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.client import Client
+from quire.client.sync_client import Client
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ import grpc.aio
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from quire.bench.measure import Record
 from quire.bench.workloads import Planned
-from quire.connections import Credentials, asyncio_channel
+from quire.client.connections import Credentials, asyncio_channel
 from svc_common import rpc
 
 Clock = Callable[[], float]

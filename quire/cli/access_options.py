@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quire.connections import API_KEY_VARIABLE, Credentials
+from quire.client.connections import API_KEY_VARIABLE, Credentials
 from svc_common.tls_settings import DoorSettings, PeerSettings
 
 _PEERS, _DOORS, _CREDENTIALS = "Encryption between services", "Access", "Credentials"

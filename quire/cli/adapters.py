@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quire import admin as administration
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
 
 app = new_app()
 

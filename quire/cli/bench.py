@@ -26,10 +26,10 @@ from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.client import Client
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.client.sync_client import Client
 from quire.hub import checkpoint_folder
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import ConfigError, FailedPrecondition
 
 app = new_app()

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from quire import admin as administration
-from quire import memory as memory_report
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
+from quire.operators import memory as memory_report
 
 app = new_app()
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from quire import extras
-from quire.certificate_folder import CertificateFolder
 from quire.cli.groups import new_app
+from quire.local_stack.certificate_folder import CertificateFolder
 
 app = new_app()
 
@@ -34,7 +34,9 @@ def certs(
       [bold]quire chat --tls-ca certs/ca.pem --tls-cert certs/client.pem --tls-key certs/client-key.pem[/bold]
     """
     extras.require("quire certs", "tls")
-    certificates: Any = importlib.import_module("quire.certificates")  # imports cryptography, an optional package
+    certificates: Any = importlib.import_module(
+        "quire.local_stack.certificates"
+    )  # imports cryptography, an optional package
     made: list[Path] = certificates.make_certificates(CertificateFolder(folder), hosts=host or (), days=days)
     for path in made:
         typer.echo(str(path))

@@ -9,20 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.admin import AdminClient
-from quire.chat_messages import ChatOptions, Message
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli import sampling_options as s
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.stream_output import summary
-from quire.client import Client, RequestOptions
-from quire.connections import Credentials
+from quire.client.chat_messages import ChatOptions, Message
+from quire.client.connections import Credentials
+from quire.client.sync_client import Client, RequestOptions
 from quire.conversation.commands import Commands
 from quire.conversation.display import AnswerDisplay
 from quire.conversation.keyboard import Keyboard, state_folder
 from quire.conversation.session import Session
+from quire.operators.admin import AdminClient
 from svc_common.errors import ConfigError, QuireError
 
 app = new_app()

@@ -12,7 +12,7 @@ from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
 from quire.doctor import installation, machine, model, service
 from quire.doctor.findings import Check, State, findings, findings_json, findings_text
 

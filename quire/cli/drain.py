@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from quire import admin as administration
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
 
 app = new_app()
 

@@ -18,10 +18,10 @@ from quire.cli import options as o
 from quire.cli import sampling_options as s
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.client import Client, RequestOptions
-from quire.connections import Credentials
-from quire.outputs import EmbeddingRequestOutput
-from quire.sampling_params import PoolingParams
+from quire.client.connections import Credentials
+from quire.client.outputs import EmbeddingRequestOutput
+from quire.client.sampling_params import PoolingParams
+from quire.client.sync_client import Client, RequestOptions
 from svc_common.errors import ConfigError, InvalidArgument
 
 app = new_app()

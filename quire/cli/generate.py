@@ -13,9 +13,9 @@ from quire.cli import sampling_options as s
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
 from quire.cli.stream_output import show, summary
-from quire.client import Client, RequestOptions
-from quire.connections import Credentials
-from quire.sampling_params import SamplingParams
+from quire.client.connections import Credentials
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client, RequestOptions
 from svc_common.errors import InvalidArgument
 
 app = new_app()

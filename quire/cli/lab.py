@@ -14,7 +14,7 @@ from quire import extras
 from quire.cli import options as o
 from quire.cli.groups import new_app
 from quire.lab.recorded import RecordedSource
-from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, Unavailable
 
 app = new_app()

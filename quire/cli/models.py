@@ -10,8 +10,8 @@ from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.client import Client
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
 
 app = new_app()

@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from quire import admin as administration
-from quire import recordings
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
+from quire.operators import recordings
 
 app = new_app()
 

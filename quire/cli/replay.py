@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from quire import extras
-from quire import replay_report as reports
 from quire.cli.groups import new_app
-from scheduler_svc.recording import changes
-from scheduler_svc.recording.changes import Change
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.memory_course import MemoryCourse
-from scheduler_svc.recording.replay import Replayer
-from scheduler_svc.recording.what_if import WhatIf, one_life, what_if
+from quire.operators import replay_report as reports
+from scheduler_svc.observe.recording import changes
+from scheduler_svc.observe.recording.changes import Change
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.memory_course import MemoryCourse
+from scheduler_svc.observe.recording.replay import Replayer
+from scheduler_svc.observe.recording.what_if import WhatIf, one_life, what_if
 from svc_common.errors import ConfigError
 
 DIFFERENT_STATUS = 1
@@ -136,4 +136,4 @@ def _busy(what: str) -> Progress:
 def _plotting() -> Any:
     """The plotting module; ConfigError where matplotlib is not installed."""
     extras.require("--plot", "bench")
-    return importlib.import_module("quire.replay_plot")
+    return importlib.import_module("quire.operators.replay_plot")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.structured_outputs import StructuredOutputsParams
+from quire.client.structured_outputs import StructuredOutputsParams
 from svc_common.errors import ConfigError
 
 _PANEL = "Sampling (absent = the model's default)"

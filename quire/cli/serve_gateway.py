@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway_svc.chat.formats import AUTO
+from gateway_svc.chat.tool_calls.formats import AUTO
 from gateway_svc.settings import GatewaySettings
 from quire import extras
 from quire.cli import access_options as a

@@ -2,8 +2,8 @@
 
 import sys
 
-from quire.client import Stream
-from quire.outputs import CompletionOutput, RequestOutput
+from quire.client.outputs import CompletionOutput, RequestOutput
+from quire.client.sync_client import Stream
 
 
 def show(stream: Stream, *, num_choices: int = 1) -> None:

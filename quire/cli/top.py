@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from quire import admin as administration
 from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
 from quire.top import screen
 from quire.top.live import LiveSource
 from quire.top.recorded import RecordedSource
 from quire.top.states import Source
-from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.observe.recording.file_format import Recording
 
 app = new_app()
 

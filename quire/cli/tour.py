@@ -13,7 +13,7 @@ from quire.cli import access_options as a
 from quire.cli import options as o
 from quire.cli.gathering import gathers
 from quire.cli.groups import new_app
-from quire.connections import Credentials
+from quire.client.connections import Credentials
 from quire.tour import route
 from quire.tour.console import screen_console
 from quire.tour.guide import Guide

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway_svc.chat.formats import AUTO
+from gateway_svc.chat.tool_calls.formats import AUTO
 from gateway_svc.settings import GatewaySettings
 from quire import extras
 from quire.cli import access_options as a
@@ -26,11 +26,11 @@ from quire.cli.load_progress import LoadProgress
 from quire.cli.setting_options import arguments_for, options_of, switches_for
 from quire.cli.worker_options import WorkerOptions
 from quire.hub import checkpoint_folder
-from quire.processes import ServiceProcess
+from quire.local_stack.processes import ServiceProcess
+from quire.local_stack.stack import LocalStack
+from quire.local_stack.stack_options import StackOptions
 from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
-from quire.stack import LocalStack
-from quire.stack_options import StackOptions
 from scheduler_svc.settings import SchedulerSettings, adapter_paths
 from svc_common.log_format import LogFormat
 

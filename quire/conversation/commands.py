@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quire import why as timeline
-from quire.admin import AdminClient
-from quire.chat_messages import Message
+from quire.client.chat_messages import Message
 from quire.conversation.session import Session
+from quire.operators import why as timeline
+from quire.operators.admin import AdminClient
 from svc_common.errors import ConfigError, QuireError
 
 Ask = Callable[[Message], None]

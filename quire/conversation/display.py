@@ -2,8 +2,8 @@
 
 import sys
 
-from quire.outputs import Delta, RequestOutput, ToolCall
-from quire.streams import Stream
+from quire.client.outputs import Delta, RequestOutput, ToolCall
+from quire.client.streams import Stream
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.chat_messages import Message, assistant_turn
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.chat_messages import Message, assistant_turn
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
 from svc_common.errors import ConfigError
 
 _FORMAT = "quire-chat-1"

@@ -8,10 +8,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from quire.admin import AdminClient
-from quire.client import Client
-from quire.connections import Credentials, blocking_channel
+from quire.client.connections import Credentials, blocking_channel
+from quire.client.sync_client import Client
 from quire.doctor.findings import Finding, ok, problem, warning
+from quire.operators.admin import AdminClient
 from svc_common import rpc
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated
 from svc_common.version import PROTOCOL_REVISION, VERSION

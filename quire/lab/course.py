@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway_svc.lab.source import Overview
-from quire.reasons_now import ReasonsNow
+from quire.operators.reasons_now import ReasonsNow
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.timelines import Timelines
-from scheduler_svc.recording.events import Aborted, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer, ReplayReport
-from scheduler_svc.recording.ring import Segment
+from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
+from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.timelines import Timelines
 
 _MS_PER_S = 1e3
 _ALL = 2**62

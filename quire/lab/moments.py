@@ -18,7 +18,7 @@ from gateway_svc.lab.source import (
     TableChange,
 )
 from gateway_svc.lab.translation import DEVICE, HOST
-from quire.reasons_now import ReasonsNow
+from quire.operators.reasons_now import ReasonsNow
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler

@@ -10,9 +10,9 @@ from quire.lab.course import Start
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording.events import Aborted, Event, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer
+from scheduler_svc.observe.recording.events import Aborted, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
 
 _MOST_KEPT = 400
 _NEAR = 100

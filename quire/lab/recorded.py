@@ -7,8 +7,8 @@ from operator import attrgetter
 from gateway_svc.lab.source import RECORDING, About, Episode, Step, Tell, Why
 from quire.lab.course import Course
 from quire.lab.reading import Reading
-from scheduler_svc.core import timelines
-from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.observe import timelines
+from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, NotFound
 from svc_common.version import VERSION
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from quire.admin import AdminClient
+from quire.operators.admin import AdminClient
 from quire.top.numbers import Answers, PrefixTally, TopNumbers, numbers_of
 from quire.top.states import Source, State
 from quire.top.steps import StepWindow

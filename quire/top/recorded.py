@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from block_manager.pool import PoolCounts
-from quire.reasons_now import ReasonsNow
+from quire.operators.reasons_now import ReasonsNow
 from quire.top.numbers import Pool, Prefixes, RequestRow, TopNumbers, waits_of
 from quire.top.states import State
 from quire.top.steps import StepSample, StepWindow
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording.events import Aborted, Event, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer
+from scheduler_svc.observe.recording.events import Aborted, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
 
 _NS_PER_S = 1_000_000_000
 _NOT_KNOWN_PARTS = 4

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from quire.reasons_now import BEFORE
+from quire.operators.reasons_now import BEFORE
 from scheduler_svc.core.reasons import KEYS, Reason
 
 WORDS: dict[Reason, str] = {

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
-from quire.outputs import Delta, RequestOutput
-from quire.streams import Stream
+from quire.client.outputs import Delta, RequestOutput
+from quire.client.streams import Stream
 from quire.tour.stage import Request, TourStack
 from svc_common.errors import NotFound, QuireError
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.admin import AdminClient
-from quire.recordings import Fetch, written
+from quire.operators.admin import AdminClient
+from quire.operators.recordings import Fetch, written
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording.events import Aborted, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer
+from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
 from svc_common.errors import Internal
 
 
@@ -24,7 +24,7 @@ class _Views:
     by_step: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     _core: Scheduler | None = None
 
-    # See scheduler_svc.recording.replay.Watcher.
+    # See scheduler_svc.observe.recording.replay.Watcher.
 
     def began(self, core: Scheduler) -> None:
         """It goes on with this core."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.admin import AdminClient, blocks_json, step_json
-from quire.client import Client, RequestOptions
-from quire.connections import Credentials
-from quire.memory import memory_json
-from quire.messages import Prompt
-from quire.otlp_receiver import OtlpReceiver
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
-from quire.stack_options import StackOptions
-from quire.streams import Stream
-from quire.why import why_json
+from quire.client.connections import Credentials
+from quire.client.messages import Prompt
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
+from quire.client.streams import Stream
+from quire.client.sync_client import Client, RequestOptions
+from quire.local_stack.otlp_receiver import OtlpReceiver
+from quire.local_stack.stack import LocalStack
+from quire.local_stack.stack_options import StackOptions
+from quire.operators.admin import AdminClient, blocks_json, step_json
+from quire.operators.memory import memory_json
+from quire.operators.why import why_json
 from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError
 
 _POLL_S = 0.005

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.messages import RequestOptions
-from quire.sampling_params import SamplingParams
+from quire.client.messages import RequestOptions
+from quire.client.sampling_params import SamplingParams
 from quire.tour import arrivals, pictures, step_facts
 from quire.tour.pictures import Step
 from quire.tour.scene import Scene

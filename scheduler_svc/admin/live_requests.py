@@ -4,7 +4,7 @@ from collections import Counter
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.admin.messages import numbers_message
-from scheduler_svc.explanations import Explanations
+from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common.clock import unix_ns

@@ -4,9 +4,9 @@ from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.reasons import Numbers
-from scheduler_svc.core.timelines import Episode
-from scheduler_svc.recording.needs import Needs
-from scheduler_svc.recording.recorder import AnyCore
+from scheduler_svc.observe.recording.needs import Needs
+from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.observe.timelines import Episode
 from svc_common.clock import NS_PER_S, unix_ns
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.recording.tape import SentSegment, Tape, TapeReader
+from scheduler_svc.observe.recording.tape import SentSegment, Tape, TapeReader
 from svc_common.errors import FailedPrecondition
 
 _PART_BYTES = 2**20

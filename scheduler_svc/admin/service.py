@@ -14,20 +14,21 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from protos.inference.v1 import admin_pb2 as pb
-from scheduler_svc import memory_view, policy_change
 from scheduler_svc.adapter_calls import AdapterCalls
 from scheduler_svc.admin.live_requests import live_requests_message
 from scheduler_svc.admin.load import LoadReport, workers_message
 from scheduler_svc.admin.messages import blocks_message, episode_message, memory_message
 from scheduler_svc.admin.recordings import dump
 from scheduler_svc.core.spec import as_written
-from scheduler_svc.explanations import Explanations
-from scheduler_svc.inquirer import Inquirer
-from scheduler_svc.readiness import Readiness
-from scheduler_svc.recording.recorder import AnyCore
-from scheduler_svc.recording.tape import Tape
+from scheduler_svc.loop import policy_change
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.observe import memory_view
+from scheduler_svc.observe.explanations import Explanations
+from scheduler_svc.observe.inquirer import Inquirer
+from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.step_log import StepLog, StepReader
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common import rpc
 from svc_common.errors import InvalidArgument, Unavailable

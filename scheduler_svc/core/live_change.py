@@ -5,13 +5,14 @@ from dataclasses import fields
 from typing import Any
 
 from block_manager.pool import BlockPool
-from scheduler_svc.core import presets, task_policies
+from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.queues import GroupQueue
+from scheduler_svc.core.parts.queues import GroupQueue
+from scheduler_svc.core.parts.tenant_queue import FairQueue
+from scheduler_svc.core.policies.chitu import task_policies
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec, as_written
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.tenant_queue import FairQueue
 from svc_common.errors import ConfigError
 
 LIVE_KNOBS = (

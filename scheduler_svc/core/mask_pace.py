@@ -9,8 +9,8 @@ together. Only when a sequence is scheduled changes, never its tokens.
 
 from collections.abc import Sequence
 
+from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
 from scheduler_svc.core.request import Group, Place
-from scheduler_svc.core.steady.rows import SteadyRows
 
 MASK_SHARE = 0.1
 _AS_MUCH = 2.0

@@ -10,9 +10,9 @@ from heapq import merge
 from operator import itemgetter
 
 from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
+from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints
+from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns, SteadyShare
 from scheduler_svc.core.reasons import Event, Numbers
-from scheduler_svc.core.steady.rows import Ints
-from scheduler_svc.core.steady.share import SteadyRuns, SteadyShare
 
 __all__ = [
     "BlockMoves",

@@ -10,44 +10,41 @@ from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
 from block_manager.rules.vllm_063 import Vllm063Rules
 from block_manager.rules.vllm_2023 import Vllm2023Rules
-from scheduler_svc.core import task_policies
-from scheduler_svc.core.admission import Delay, LoraSlots, MaxSeqs, WholeBatch
-from scheduler_svc.core.admission_patient import PatientSlots
-from scheduler_svc.core.admission_peak import ExpectedPeak
 from scheduler_svc.core.costs import CostBook, Costs
-from scheduler_svc.core.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.intake import Intake
-from scheduler_svc.core.late_outputs import OneStepLate
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.ordering import Fcfs, Priority
-from scheduler_svc.core.ordering_aged import Aged
 from scheduler_svc.core.outputs import AtOnce, OutputRules
-from scheduler_svc.core.parts import Ordering, Progress
-from scheduler_svc.core.phases.decode import Decodes
-from scheduler_svc.core.phases.mixed import CollectLoras, MixedRunning, MixedWaiting
-from scheduler_svc.core.phases.mixed_swapped import BehindSwapped, MixedSwapIns
-from scheduler_svc.core.phases.prefill import Prefills
-from scheduler_svc.core.phases.priority_preemption import PriorityPreemption
-from scheduler_svc.core.phases.shares import Chunks, WholeChunks, WholePrompts
-from scheduler_svc.core.phases.swapped import SwapIns
-from scheduler_svc.core.phases.urgent import MakeWay
-from scheduler_svc.core.phases.v0 import DecodeThenPrefill, PrefillOrDecode
-from scheduler_svc.core.placement import SingleLane
+from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
+from scheduler_svc.core.parts.admission_forecast import ExpectedPeak
+from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
+from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.ordering import Aged, Fcfs, Priority
+from scheduler_svc.core.parts.placement import SingleLane
+from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
+from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
+from scheduler_svc.core.parts.progress_guard import ProgressGuard
+from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
+from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
+from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
+from scheduler_svc.core.policies.chitu import task_policies
+from scheduler_svc.core.policies.mixed.fast_decode.outputs import SteadyOutputs
+from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
+from scheduler_svc.core.policies.mixed.fast_decode.running import SteadyRunning
+from scheduler_svc.core.policies.mixed.make_way import MakeWay
+from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
+from scheduler_svc.core.policies.mixed.mixed_swapped import BehindSwapped, MixedSwapIns
+from scheduler_svc.core.policies.vllm_v0.decode import Decodes
+from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
+from scheduler_svc.core.policies.vllm_v0.prefill import Prefills
+from scheduler_svc.core.policies.vllm_v0.priority_preemption import PriorityPreemption
+from scheduler_svc.core.policies.vllm_v0.shares import Chunks, WholeChunks, WholePrompts
+from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
+from scheduler_svc.core.policies.vllm_v0.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.policy import Admission, Phase
-from scheduler_svc.core.preemption import LastInOrder, Recompute, SwapOrRecompute, newest
-from scheduler_svc.core.preemption_costs import LeastLost
-from scheduler_svc.core.progress import AfterResult, AtSchedule, WithPlaceholders
-from scheduler_svc.core.progress_guard import ProgressGuard
-from scheduler_svc.core.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.steady.outputs import SteadyOutputs
-from scheduler_svc.core.steady.rows import SteadyRows
-from scheduler_svc.core.steady.running import SteadyRunning
-from scheduler_svc.core.tenant_queue import FairQueue, TellsShares
-from scheduler_svc.core.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 

@@ -12,16 +12,16 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
 from block_manager.pool import PoolCounts
 from scheduler_svc.core import lost_work
-from scheduler_svc.core.budget import StepBudget
 from scheduler_svc.core.costs import Costs
-from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
-from scheduler_svc.core.parts import Placement, Progress, View
+from scheduler_svc.core.parts.budget import StepBudget
+from scheduler_svc.core.parts.deadlines import Deadlines
+from scheduler_svc.core.parts.interfaces import Placement, Progress, View
+from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policy import Phase
-from scheduler_svc.core.preemption import RECOMPUTE
 from scheduler_svc.core.request import Place, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState

@@ -7,14 +7,14 @@ from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.mask_pace import MaskPace
-from scheduler_svc.core.output_lengths import OutputLengths
+from scheduler_svc.core.parts.output_lengths import OutputLengths
+from scheduler_svc.core.parts.progress_guard import ProgressGuard
+from scheduler_svc.core.parts.queues import GroupQueue
+from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.plan import EndedSequence
-from scheduler_svc.core.progress_guard import ProgressGuard
-from scheduler_svc.core.queues import GroupQueue
+from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
-from scheduler_svc.core.steady.rows import SteadyRows
-from scheduler_svc.core.tenant_shares import NobodyCounts, ServiceAccount
 
 
 @dataclass(slots=True)

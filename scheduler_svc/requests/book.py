@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.deadlines import EXPIRED
+from scheduler_svc.core.parts.deadlines import EXPIRED
 from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.observe.request_trace import Moment
+from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, Place, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
-from scheduler_svc.requests.request_trace import Moment
 from scheduler_svc.requests.retention import Retention
 from scheduler_svc.requests.sequence_errors import sequence_error
-from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings

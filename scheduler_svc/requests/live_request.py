@@ -10,8 +10,8 @@ from typing import Protocol
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.reasons import Event
 from scheduler_svc.core.request import Request
+from scheduler_svc.observe.request_trace import RequestTrace
 from scheduler_svc.requests.choice_output import RequestOutput
-from scheduler_svc.requests.request_trace import RequestTrace
 from scheduler_svc.requests.submission import Submission
 from svc_common.log_context import LogContext
 

@@ -6,7 +6,7 @@ The loop takes them between two steps, so that the core never changes while a pl
 import asyncio
 
 from scheduler_svc.requests.live_request import LiveRequest
-from scheduler_svc.requests.suspects import Suspects
+from scheduler_svc.requests.poison_requests import Suspects
 
 
 class LoopInputs:

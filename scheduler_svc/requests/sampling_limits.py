@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from protos.common.v1 import common_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import FieldViolation
 
 MAX_TOP_LOGPROBS = 20
@@ -17,7 +17,7 @@ MAX_BAD_WORDS = 2_048
 """Token sequences; a word of the API becomes several."""
 MAX_BAD_WORD_TOKENS = 1_024
 MAX_GRAMMAR_BYTES = 256 * 1_024
-_SIZE = columns.I32.itemsize
+_SIZE = wire_arrays.I32.itemsize
 
 Check = tuple[str, bool, str]
 
@@ -88,10 +88,10 @@ def _is_word(data: bytes) -> bool:
 def _are_ids(data: bytes) -> bool:
     if len(data) % _SIZE:
         return False
-    return not data or int(np.frombuffer(data, columns.I32).min()) >= 0
+    return not data or int(np.frombuffer(data, wire_arrays.I32).min()) >= 0
 
 
 def _are_biases(data: bytes) -> bool:
-    if len(data) % columns.F32.itemsize:
+    if len(data) % wire_arrays.F32.itemsize:
         return False
-    return bool((np.abs(np.frombuffer(data, columns.F32)) <= MAX_LOGIT_BIAS).all())
+    return bool((np.abs(np.frombuffer(data, wire_arrays.F32)) <= MAX_LOGIT_BIAS).all())

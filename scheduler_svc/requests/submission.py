@@ -18,7 +18,7 @@ from scheduler_svc.requests import sampling_limits
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores, RequestOutput
 from scheduler_svc.workers.result import TokenExtras
 from scheduler_svc.workers.row_messages import RowSampling
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
 
@@ -27,7 +27,7 @@ MAX_STATE_BYTES = 2**20
 MAX_STOP_TOKENS = 4_096
 MAX_CHOICES = 128
 MAX_AGE_NS = 7 * 24 * 3_600 * NS_PER_S
-_NO_TOKENS = np.zeros(0, columns.I32)
+_NO_TOKENS = np.zeros(0, wire_arrays.I32)
 _BEAM_STOPS: dict[int, bool | str] = {
     common_pb2.BEAM_STOP_WHEN_ENOUGH: True,
     common_pb2.BEAM_STOP_NEVER: "never",
@@ -100,7 +100,7 @@ class Submission:
 def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     """The submission in `submit`. InvalidArgument with every field that is wrong."""
     _refuse(_violations(submit))
-    prompt = columns.unpack(submit.token_ids, "token_ids", minimum=0)
+    prompt = wire_arrays.unpack(submit.token_ids, "token_ids", minimum=0)
     committed, extras = _committed(submit)
     if not len(prompt):
         _refuse([FieldViolation("token_ids", "has no tokens; a prompt needs at least one")])
@@ -142,7 +142,7 @@ def to_core(
     runs = [] if output.ranked else [choice.tokens for choice in output.choices]
     tokens = [token for run in runs for token in run]
     _check_vocabulary(submission.prompt, "token_ids", limits)
-    _check_vocabulary(np.asarray(tokens, dtype=columns.I32), "committed.token_ids", limits)
+    _check_vocabulary(np.asarray(tokens, dtype=wire_arrays.I32), "committed.token_ids", limits)
     _check_length(submission, limits)
     stop = submission.stop
     needs_states = submission.num_prompt_logprobs is not None or submission.sampling.task
@@ -209,7 +209,7 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
         ),
     ]
     found = [FieldViolation(field, what) for field, good, what in checks if not good]
-    return found + sampling_limits.violations(sampling, len(submit.token_ids) // columns.I32.itemsize)
+    return found + sampling_limits.violations(sampling, len(submit.token_ids) // wire_arrays.I32.itemsize)
 
 
 def _at_least(value: float, least: float) -> bool:
@@ -228,7 +228,7 @@ def _committed(submit: engine_pb2.Submit) -> tuple[list[NDArray[np.int32]], list
     choices = [c.choice for c in submit.committed]
     if len(set(choices)) < len(choices) or any(choice >= max(1, submit.num_choices) for choice in choices):
         _refuse([FieldViolation("committed", "must name each choice once at most, of those that there are")])
-    tokens = {c.choice: columns.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
+    tokens = {c.choice: wire_arrays.unpack(c.token_ids, "committed.token_ids", minimum=0) for c in submit.committed}
     extras = {c.choice: _extras(c, len(tokens[c.choice])) for c in submit.committed}
     numbers = range(max(tokens, default=-1) + 1)
     return [tokens.get(i, _NO_TOKENS) for i in numbers], [extras.get(i, TokenExtras()) for i in numbers]
@@ -237,14 +237,14 @@ def _committed(submit: engine_pb2.Submit) -> tuple[list[NDArray[np.int32]], list
 def _extras(committed: engine_pb2.CommittedTokens, num_tokens: int) -> TokenExtras:
     """What was sent beside the tokens: for each of them, or for none."""
     length = num_tokens if committed.logprobs else 0
-    logprobs = columns.unpack(committed.logprobs, "committed.logprobs", columns.F32, length=length)
+    logprobs = wire_arrays.unpack(committed.logprobs, "committed.logprobs", wire_arrays.F32, length=length)
     length = num_tokens if committed.top_counts else 0
-    counts = columns.unpack(committed.top_counts, "committed.top_counts", columns.U32, length=length)
-    ids = columns.split(
-        columns.unpack(committed.top_token_ids, "committed.top_token_ids"), counts, "committed.top_token_ids"
+    counts = wire_arrays.unpack(committed.top_counts, "committed.top_counts", wire_arrays.U32, length=length)
+    ids = wire_arrays.split(
+        wire_arrays.unpack(committed.top_token_ids, "committed.top_token_ids"), counts, "committed.top_token_ids"
     )
-    flat = columns.unpack(committed.top_logprobs, "committed.top_logprobs", columns.F32)
-    values = columns.split(flat, counts, "committed.top_logprobs")
+    flat = wire_arrays.unpack(committed.top_logprobs, "committed.top_logprobs", wire_arrays.F32)
+    values = wire_arrays.split(flat, counts, "committed.top_logprobs")
     tops = [list(zip(i.tolist(), v.tolist(), strict=True)) for i, v in zip(ids, values, strict=True)]
     return TokenExtras(logprobs.tolist(), tops)
 

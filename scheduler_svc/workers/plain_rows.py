@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.workers.result import Sampled
 from scheduler_svc.workers.row_messages import Row
-from svc_common import columns
+from svc_common import wire_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class PlainRows:
         listed = sorted(rows, key=lambda row: row.index)
         return cls(
             names=tuple([row.name for row in listed]),
-            rows=columns.pack([row.index for row in listed]),
-            incarnations=columns.pack([row.incarnation for row in listed]),
-            counts=columns.pack([1] * len(listed)),
+            rows=wire_arrays.pack([row.index for row in listed]),
+            incarnations=wire_arrays.pack([row.incarnation for row in listed]),
+            counts=wire_arrays.pack([1] * len(listed)),
             flags=bytes(len(listed)),
             places=np.searchsorted([row.index for row in listed], [row.index for row in rows]),
         )
@@ -43,7 +43,7 @@ class PlainRows:
             return None
         if message.incarnations != self.incarnations or _says_more(message):
             return None
-        listed = columns.unpack(message.token_ids, "token_ids", length=len(self.names), minimum=0)
+        listed = wire_arrays.unpack(message.token_ids, "token_ids", length=len(self.names), minimum=0)
         return Sampled(self.names, self.counts, message.token_ids), listed.astype(np.int64)[self.places]
 
 

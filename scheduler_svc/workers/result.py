@@ -10,7 +10,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.workers import row_failures
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 
 US_PER_S = 1_000_000
@@ -53,8 +53,8 @@ class Sampled:
     def of(cls, tokens: Mapping[str, Sequence[int]]) -> "Sampled":
         """Those of each name."""
         runs = tokens.values()
-        counts = columns.pack([len(run) for run in runs])
-        return cls(tuple(tokens), counts, columns.pack([token for run in runs for token in run]))
+        counts = wire_arrays.pack([len(run) for run in runs])
+        return cls(tuple(tokens), counts, wire_arrays.pack([token for run in runs for token in run]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class RowResults:
 def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
     """InvalidArgument when columns do not fit together."""
     found = RowResults()
-    rows = columns.unpack(message.rows, "rows")
+    rows = wire_arrays.unpack(message.rows, "rows")
     n = len(rows)
-    lives = columns.unpack(message.incarnations, "incarnations", length=n)
-    counts = columns.unpack(message.num_tokens, "num_tokens", length=n, minimum=0)
-    ids = columns.unpack(message.token_ids, "token_ids", length=int(counts.sum()), minimum=0).tolist()
-    flags = columns.unpack(message.flags, "flags", columns.U8, length=n).tolist()
+    lives = wire_arrays.unpack(message.incarnations, "incarnations", length=n)
+    counts = wire_arrays.unpack(message.num_tokens, "num_tokens", length=n, minimum=0)
+    ids = wire_arrays.unpack(message.token_ids, "token_ids", length=int(counts.sum()), minimum=0).tolist()
+    flags = wire_arrays.unpack(message.flags, "flags", wire_arrays.U8, length=n).tolist()
     logprobs = _logprobs(message, len(ids))
     tops = _tops(message.tops, len(ids)) if message.HasField("tops") else []
     start = 0
@@ -128,9 +128,9 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
 
 
 def _mask_times(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> Iterator[tuple[str, float]]:
-    rows = columns.unpack(message.mask_rows, "mask_rows")
-    lives = columns.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
-    times = columns.unpack(message.mask_us, "mask_us", length=len(rows), minimum=0)
+    rows = wire_arrays.unpack(message.mask_rows, "mask_rows")
+    lives = wire_arrays.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
+    times = wire_arrays.unpack(message.mask_us, "mask_us", length=len(rows), minimum=0)
     for row, life, microseconds in zip(rows.tolist(), lives.tolist(), times.tolist(), strict=True):
         name = name_of(row, life)
         if name is not None:
@@ -138,21 +138,21 @@ def _mask_times(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> Iterator[
 
 
 def _logprobs(message: worker_pb2.WorkerOutputs, num_tokens: int) -> list[float]:
-    logprobs: list[float] = columns.unpack(message.logprobs, "logprobs", columns.F32).tolist()
+    logprobs: list[float] = wire_arrays.unpack(message.logprobs, "logprobs", wire_arrays.F32).tolist()
     if logprobs and len(logprobs) != num_tokens:
         raise InvalidArgument.field("logprobs", f"has {len(logprobs)} elements where {num_tokens} tokens are")
     return logprobs
 
 
 def _tops(message: worker_pb2.TopColumns, num_tokens: int) -> list[Top]:
-    counts = columns.unpack(message.counts, "tops.counts", length=num_tokens, minimum=0)
+    counts = wire_arrays.unpack(message.counts, "tops.counts", length=num_tokens, minimum=0)
     return _pairs(counts, message.token_ids, message.logprobs, "tops")
 
 
 def _candidates(message: worker_pb2.CandidateColumns, name_of: NameOf) -> Iterator[tuple[str, Top]]:
-    rows = columns.unpack(message.rows, "candidates.rows")
-    lives = columns.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
-    counts = columns.unpack(message.counts, "candidates.counts", length=len(rows), minimum=0)
+    rows = wire_arrays.unpack(message.rows, "candidates.rows")
+    lives = wire_arrays.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
+    counts = wire_arrays.unpack(message.counts, "candidates.counts", length=len(rows), minimum=0)
     runs = _pairs(counts, message.token_ids, message.logprobs, "candidates")
     for row, life, run in zip(rows.tolist(), lives.tolist(), runs, strict=True):
         name = name_of(row, life)
@@ -162,8 +162,8 @@ def _candidates(message: worker_pb2.CandidateColumns, name_of: NameOf) -> Iterat
 
 def _pairs(counts: NDArray[np.int32], ids: bytes, logprobs: bytes, field_name: str) -> list[Top]:
     total = int(counts.sum(dtype=np.int64))
-    tokens = columns.unpack(ids, f"{field_name}.token_ids", length=total, minimum=0).tolist()
-    values = columns.unpack(logprobs, f"{field_name}.logprobs", columns.F32, length=total).tolist()
+    tokens = wire_arrays.unpack(ids, f"{field_name}.token_ids", length=total, minimum=0).tolist()
+    values = wire_arrays.unpack(logprobs, f"{field_name}.logprobs", wire_arrays.F32, length=total).tolist()
     pairs = list(zip(tokens, values, strict=True))
     ends = np.cumsum(counts, dtype=np.int64).tolist()
     return [pairs[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
@@ -175,11 +175,11 @@ def read_prompts(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> list[tup
     for run in message.prompt_logprobs:
         name = name_of(run.row, run.incarnation)
         if name is not None:
-            logprobs = columns.unpack(run.logprobs, "prompt_logprobs.logprobs", columns.F32)
+            logprobs = wire_arrays.unpack(run.logprobs, "prompt_logprobs.logprobs", wire_arrays.F32)
             shape = (len(logprobs), run.num_top)
             size = len(logprobs) * run.num_top
-            ids = columns.unpack(run.top_token_ids, "prompt_logprobs.top_token_ids", length=size, minimum=0)
-            tops = columns.unpack(run.top_logprobs, "prompt_logprobs.top_logprobs", columns.F32, length=size)
+            ids = wire_arrays.unpack(run.top_token_ids, "prompt_logprobs.top_token_ids", length=size, minimum=0)
+            tops = wire_arrays.unpack(run.top_logprobs, "prompt_logprobs.top_logprobs", wire_arrays.F32, length=size)
             found.append((name, PromptRun(run.start, logprobs, ids.reshape(shape), tops.reshape(shape))))
     return found
 

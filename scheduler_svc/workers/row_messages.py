@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import Internal
 
 
@@ -97,7 +97,7 @@ class AddedColumns:
 
     def message(self) -> worker_pb2.AddedRows:
         """The wire form."""
-        pack, samplings = columns.pack, self.samplings
+        pack, samplings = wire_arrays.pack, self.samplings
         traces = [s.trace or common_pb2.TraceContext() for s in samplings]
         return worker_pb2.AddedRows(
             rows=pack(self.rows),
@@ -109,12 +109,12 @@ class AddedColumns:
             num_tokens=pack(self.num_tokens),
             num_blocks=pack(self.num_blocks),
             block_ids=pack(self.block_ids),
-            temperatures=pack([s.temperature for s in samplings], columns.F32),
-            top_ps=pack([s.top_p for s in samplings], columns.F32),
+            temperatures=pack([s.temperature for s in samplings], wire_arrays.F32),
+            top_ps=pack([s.top_p for s in samplings], wire_arrays.F32),
             top_ks=pack([s.top_k for s in samplings]),
-            seeds=pack([s.seed for s in samplings], columns.U64),
+            seeds=pack([s.seed for s in samplings], wire_arrays.U64),
             sequence_indexes=pack(self.sequence_indexes),
-            logprobs=pack([int(s.logprobs or s.ranked) for s in samplings], columns.U8),
+            logprobs=pack([int(s.logprobs or s.ranked) for s in samplings], wire_arrays.U8),
             names=self.names,
             traces=traces if any(t.traceparent for t in traces) else [],
             options=self.options,
@@ -127,7 +127,7 @@ def _options(at: int, row: Row) -> worker_pb2.RowOptions:
         at=at,
         sampling=sampling.options,
         min_tokens=sampling.min_tokens,
-        min_tokens_ids=columns.pack(sampling.end_ids) if sampling.min_tokens else b"",
+        min_tokens_ids=wire_arrays.pack(sampling.end_ids) if sampling.min_tokens else b"",
         num_children=row.num_children if row.num_children > 1 else 0,
         num_candidates=sampling.num_candidates,
         adapter_id=sampling.adapter_id,
@@ -170,7 +170,7 @@ class ChangedColumns:
 
     def message(self) -> worker_pb2.ChangedRows:
         """The wire form."""
-        pack = columns.pack
+        pack = wire_arrays.pack
         return worker_pb2.ChangedRows(
             rows=pack(self.rows),
             incarnations=pack(self.incarnations),

@@ -14,7 +14,7 @@ from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.workers.plain_rows import PlainRows
 from scheduler_svc.workers.result import RowResults, WorkerResult, read_embeddings, read_prompts, read_rows
 from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, RowSampling
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import Internal
 
@@ -78,7 +78,7 @@ class RowPlanner:
         if changed.rows:
             message.changed.CopyFrom(changed.message())
         if removed:
-            message.removed_rows = columns.pack(removed)
+            message.removed_rows = wire_arrays.pack(removed)
         _put_pairs(message, plan)
         return message
 
@@ -220,11 +220,11 @@ def _result(
 
 def _put_pairs(message: worker_pb2.SchedulerOutputs, plan: StepPlan) -> None:
     if plan.swap_out:
-        message.blocks_to_swap_out = columns.pack_pairs(plan.swap_out)
+        message.blocks_to_swap_out = wire_arrays.pack_pairs(plan.swap_out)
     if plan.swap_in:
-        message.blocks_to_swap_in = columns.pack_pairs(plan.swap_in)
+        message.blocks_to_swap_in = wire_arrays.pack_pairs(plan.swap_in)
     if plan.copy:
-        message.blocks_to_copy = columns.pack_pairs(plan.copy)
+        message.blocks_to_copy = wire_arrays.pack_pairs(plan.copy)
 
 
 def _duration_ns(timings: worker_pb2.StepTimings) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.late_outputs import OneStepLate
-from scheduler_svc.core.phases.scored import TOO_LARGE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
+from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
 from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import DeadlineExceeded, OutOfRange

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from scheduler_svc.core.costs import CostBook, Costs
-from scheduler_svc.core.ordering_aged import MOST_CLASSES, Aged, class_of
-from scheduler_svc.core.queues import SortedQueue
+from scheduler_svc.core.parts.ordering import MOST_CLASSES, Aged, class_of
+from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group
 from tests.core.builders import answer
 from tests.core.quire_builders import quire_core, request, running, serve, waiting

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.parts.budget import StepBudget
 
 
 def test_a_budget_starts_empty_and_counts_both() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.scorers import TaskOrder
+from scheduler_svc.core.policies.chitu.scorers import TaskOrder
 from svc_common.errors import ConfigError
 from tests.core.builders import make_request
 from tests.core.pipelines import Loop

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.phases.scored import TOO_LARGE
+from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
 from tests.core.task_builders import Tasks, ids
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_svc.core.progress import OneUnderWay
+from scheduler_svc.core.parts.progress import OneUnderWay
+from scheduler_svc.core.policies.chitu.scorers import deadline
 from scheduler_svc.core.request import SequenceStatus
-from scheduler_svc.core.scorers import deadline
 from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange, ResourceExhausted
 from tests.core.task_builders import Tasks, ids
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import live_change, presets
-from scheduler_svc.core.admission_peak import Demand, ExpectedPeak
-from scheduler_svc.core.affinity import PrefixAffinity
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.parts.admission_forecast import Demand, ExpectedPeak
 from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import answer, make_core, make_request, one_step, shares

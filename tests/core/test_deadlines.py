@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.costs import Costs
-from scheduler_svc.core.deadlines import EXPIRED
+from scheduler_svc.core.parts.deadlines import EXPIRED
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import DeadlineExceeded
 from tests.core.builders import answer

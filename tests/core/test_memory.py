@@ -12,7 +12,7 @@ from benchmarks import memory
 from benchmarks.memory_recording import report
 from benchmarks.memory_runs import Job, Kind, Setting, serve_contiguous, serve_paged
 from benchmarks.memory_workloads import WORKLOADS, closed_form, constant, figures
-from scheduler_svc.memory_view import memory_report
+from scheduler_svc.observe.memory_view import memory_report
 from tests.core.builders import make_core, make_request, one_step
 
 # The paper gives its ranges as "about", and these workloads are not its data sets.

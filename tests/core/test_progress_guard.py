@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from scheduler_svc.core.progress_guard import MAX_FRUITLESS, ProgressGuard
+from scheduler_svc.core.parts.progress_guard import MAX_FRUITLESS, ProgressGuard
 from tests.core.builders import make_request
 from tests.core.pipelines import Loop, build
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from scheduler_svc.core.costs import Costs
-from scheduler_svc.core.ordering_aged import Aged, class_of
+from scheduler_svc.core.parts.ordering import Aged, class_of
+from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.preemption_costs import num_lost_tokens
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import answer

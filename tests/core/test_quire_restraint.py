@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import presets
-from scheduler_svc.core.admission_peak import Demand
 from scheduler_svc.core.costs import Costs
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.output_lengths import MOST_KEPT, OutputLengths
+from scheduler_svc.core.parts.admission_forecast import Demand
+from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.simulation.cost_model import GPU
 from scheduler_svc.simulation.history import Figures

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.live_change import reconfigure
-from scheduler_svc.core.ordering_aged import MOST_CLASSES
+from scheduler_svc.core.parts.ordering import MOST_CLASSES
+from scheduler_svc.core.parts.tenant_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
+from scheduler_svc.core.parts.tenant_shares import OUTPUT_WEIGHT
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.tenant_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
-from scheduler_svc.core.tenant_shares import OUTPUT_WEIGHT
-from scheduler_svc.recording import snapshot
+from scheduler_svc.observe.recording import snapshot
 from tests.core.builders import answer
 from tests.core.quire_builders import quire_core, request, running, serve, waiting
 

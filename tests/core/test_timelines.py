@@ -14,7 +14,7 @@ from scheduler_svc.core.reasons import Event, Reason
 from scheduler_svc.core.request import Place, Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.timelines import Episode, Timelines
+from scheduler_svc.observe.timelines import Episode, Timelines
 from tests.core.lives import Life
 from tests.core.random_policies import Setting, random_setting
 from tests.core.test_properties import POLICIES, happen

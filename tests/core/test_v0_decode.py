@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.budget import StepBudget
+from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.client import Client, RequestOptions
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client, RequestOptions
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import QuireError
 from tests.dashboards.prometheus import SCRAPE_S, Prometheus, running
 from tests.house.tree import ROOT

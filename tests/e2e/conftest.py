@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e import scheduler_kills
 from tests.e2e.supervised import Supervised, supervised
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from protos.worker.v1 import worker_pb2
 from tests.e2e.kill_signs import POISON, POISON_TOKEN, Signs, signs
-from worker_svc.forward import Forward
+from worker_svc.executor.forward import Forward
+from worker_svc.executor.step_flights import PendingStep
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.rows.batch import IntArray, StepBatch
 from worker_svc.rows.options import Rule
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling.row_sampler import RowSampler
-from worker_svc.step_flights import PendingStep
 
 Condition = Callable[[RowTable, StepBatch], bool]
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.messages import RequestOptions
-from quire.outputs import RequestOutput
-from quire.sampling_params import BeamSearchParams, StructuredOutputsParams
+from quire.client.messages import RequestOptions
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import BeamSearchParams, StructuredOutputsParams
+from quire.client.sync_client import Client
 from tests.e2e.supervised import Case, Readings
 
 SCHEMA = {"type": "array", "items": {"enum": ["north", "south", "east", "west"]}, "minItems": 6, "maxItems": 8}

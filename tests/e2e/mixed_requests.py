@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from quire import LLM, SamplingParams
-from quire.client import Client
-from quire.messages import RequestOptions
-from quire.outputs import RequestOutput
-from quire.sampling_params import BeamSearchParams
-from quire.structured_outputs import StructuredOutputsParams
+from quire.client.messages import RequestOptions
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import BeamSearchParams
+from quire.client.structured_outputs import StructuredOutputsParams
+from quire.client.sync_client import Client
 from svc_common.errors import Cancelled
 from tests.e2e import oracle
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.built_in_model import default_model
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
 from tests.e2e.commands import blocks

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from quire import SamplingParams
-from quire.client import Client
+from quire.client.sync_client import Client
 from tests.e2e import kill_requests
 from tests.e2e.commands import blocks
 from tests.e2e.supervised import Case, Readings, Supervised

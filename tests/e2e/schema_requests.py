@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 
 from quire import SamplingParams, StructuredOutputsParams
-from quire.client import Client
-from quire.outputs import CompletionOutput
+from quire.client.outputs import CompletionOutput
+from quire.client.sync_client import Client
 from svc_common.grammars import GrammarCompiler
 from tests.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, json_schema
 from tests.worker.random_schemas import random_schema

@@ -10,9 +10,9 @@ from typing import Any
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording.events import Aborted, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer
+from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
 from tests.e2e.commands import quire, steps
 
 Step = dict[str, Any]
@@ -35,7 +35,7 @@ class Replayed:
     _under_way: set[int] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
 
-    # See scheduler_svc.recording.replay.Watcher.
+    # See scheduler_svc.observe.recording.replay.Watcher.
 
     def began(self, core: Scheduler) -> None:
         self._core = core

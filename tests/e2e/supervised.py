@@ -16,11 +16,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.messages import Prompt, RequestOptions
-from quire.outputs import RequestOutput
-from quire.restarts import RestartRules
-from quire.stack import LocalStack
+from quire.client.messages import Prompt, RequestOptions
+from quire.client.outputs import RequestOutput
+from quire.client.sync_client import Client
+from quire.local_stack.restarts import RestartRules
+from quire.local_stack.stack import LocalStack
 from tests.quire.up_process import born, is_running, wait_gone
 
 OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05)

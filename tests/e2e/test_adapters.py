@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from quire import SamplingParams
-from quire.admin import AdminClient
 from quire.built_in_model import default_model
 from quire.cli import CONFIG_ERROR_STATUS
-from quire.client import Client
-from quire.messages import RequestOptions
+from quire.client.messages import RequestOptions
+from quire.client.sync_client import Client
+from quire.operators.admin import AdminClient
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, QuireError
 from tests.e2e.commands import quire
 from tests.e2e.supervised import Supervised, supervised

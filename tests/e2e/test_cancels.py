@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from quire import SamplingParams
-from quire.client import AsyncClient, Client
-from quire.stack import LocalStack
+from quire.client.sync_client import AsyncClient, Client
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import Cancelled, DeadlineExceeded
 from tests.e2e.commands import blocks, steps
 

@@ -11,7 +11,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from quire.admin import AdminClient
 from quire.cli import main
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from tests.e2e.commands import ROOT
 
 

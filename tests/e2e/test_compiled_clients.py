@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from quire.client import Client
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 
 pytestmark = pytest.mark.long
 

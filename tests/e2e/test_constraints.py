@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire import SamplingParams, StructuredOutputsParams
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.scraping import scrape
 

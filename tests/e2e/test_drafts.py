@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import steps
 
 NUM_REQUESTS = 12

@@ -11,9 +11,9 @@ import pytest
 
 from quire import SamplingParams
 from quire.built_in_model import default_model
-from quire.client import Client
-from quire.outputs import RequestOutput
-from quire.stack import LocalStack
+from quire.client.outputs import RequestOutput
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.e2e.oracle import Expected, Job, expected, mixed_jobs
 

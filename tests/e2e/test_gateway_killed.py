@@ -10,7 +10,7 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire.processes import ServiceProcess
+from quire.local_stack.processes import ServiceProcess
 from tests.e2e.kill_requests import SCHEMA
 from tests.e2e.supervised import Readings, Supervised, is_serving
 from tests.gateway.reading import Read

@@ -2,9 +2,9 @@
 
 import httpx
 
-from quire.client import Client
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import quire, steps
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.admin import AdminClient
-from quire.processes import ServiceProcess, ignore_line
-from quire.stack import LocalStack
+from quire.local_stack.processes import ServiceProcess, ignore_line
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from tests.clients.node import node_packages, run_node
 from tests.e2e.commands import ROOT
 

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire import SamplingParams
-from quire.admin import AdminClient
 from quire.built_in_model import default_model
-from quire.client import Client
-from quire.messages import RequestOptions
-from quire.sampling_params import BeamSearchParams, PoolingParams, StructuredOutputsParams
-from quire.stack import LocalStack
+from quire.client.messages import RequestOptions
+from quire.client.sampling_params import BeamSearchParams, PoolingParams, StructuredOutputsParams
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from tests.e2e.commands import steps
 from tests.worker.adapter_folders import make_adapter
 

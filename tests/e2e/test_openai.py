@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 USER = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was a little"

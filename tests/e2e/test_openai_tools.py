@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.clients.tools import run_tool, tool_environment
 from tests.e2e.commands import ROOT
 

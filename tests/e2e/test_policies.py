@@ -6,8 +6,8 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import quire, steps
 from tests.e2e.oracle import mixed_jobs
 

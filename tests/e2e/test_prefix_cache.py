@@ -6,9 +6,9 @@ Seen three times over: in the usage, in the step log, and in the worker's own co
 import random
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.messages import RequestOptions
-from quire.stack import LocalStack
+from quire.client.messages import RequestOptions
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import steps
 
 BLOCK = 16

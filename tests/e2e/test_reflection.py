@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import ROOT
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire import SamplingParams
-from quire.client import Client
+from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
 from tests.e2e.kill_plan import Killer
 from tests.e2e.kill_signs import LOSS

@@ -12,7 +12,7 @@ import pytest
 
 from quire import LLM
 from quire.built_in_model import default_model
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
 from tests.e2e.commands import steps

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.e2e import schema_requests
 from tests.e2e.commands import blocks, steps
 from tests.e2e.schema_requests import Ask, Outputs

@@ -1,9 +1,9 @@
 """`quire top` over the three real services (issue 7, 3): its numbers are those of the operators' API."""
 
-from quire.admin import AdminClient
-from quire.client import Client
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from quire.top.live import LiveSource
 from quire.top.steps import PARTS
 

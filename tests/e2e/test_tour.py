@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quire.admin import AdminClient, step_json
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient, step_json
 from quire.tour import route
 from quire.tour.console import screen_console
 from quire.tour.guide import Guide

@@ -6,9 +6,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.otlp_receiver import OtlpReceiver
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.otlp_receiver import OtlpReceiver
+from quire.local_stack.stack import LocalStack
 from tests.traces.page import undocumented
 
 _NEEDED = {"scheduler.queue", "scheduler.prefill", "scheduler.decode", "worker.sequence"}

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from quire import SamplingParams
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 
 _BLOCKER = '''
 import sys

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import Client
+from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
 from tests.e2e import kill_requests
 from tests.e2e.commands import blocks

@@ -9,8 +9,8 @@ import pytest
 
 from quire import SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
-from quire.client import Client
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
 from tests.e2e.commands import blocks, quire, steps
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0)

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from protos.inference.v1 import admin_pb2, inference_pb2
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.fuzz import https, internal, judges, protos
 
 _NUM_CONNECTIONS = 4

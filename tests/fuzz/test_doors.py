@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.fuzz import campaign, traces
 
 SEED = 20_261_122

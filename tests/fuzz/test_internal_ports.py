@@ -12,11 +12,11 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from protos.inference.v1 import admin_pb2
-from quire.admin import AdminClient
 from quire.built_in_model import default_model
-from quire.client import Client
-from quire.processes import ServiceProcess
-from quire.stack import LocalStack
+from quire.client.sync_client import Client
+from quire.local_stack.processes import ServiceProcess
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from svc_common import rpc
 from svc_common.errors import AlreadyExists, InvalidArgument, QuireError
 from tests.fuzz import campaign, internal, traces

@@ -5,8 +5,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from quire.admin import AdminClient
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 
 _SETTLE_S = 15.0
 _ERROR_LINE = re.compile(r"^(ERROR|CRITICAL|Traceback)|Task exception was never retrieved|was never awaited")

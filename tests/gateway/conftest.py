@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 
 @pytest.fixture(scope="session")

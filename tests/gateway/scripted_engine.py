@@ -18,7 +18,7 @@ from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from svc_common.errors import Unavailable
 from tests.gateway import models
 
@@ -60,15 +60,15 @@ def tokens(
     flat = [pair for top in tops or [] for pair in top]
     return engine_pb2.EngineMessage(
         tokens=engine_pb2.TokenColumns(
-            handles=columns.pack([handle], columns.U32),
-            choices=columns.pack([choice], columns.U32),
-            token_offsets=columns.pack([offset], columns.U32),
-            counts=columns.pack([len(ids)], columns.U32),
-            token_ids=columns.pack(ids),
-            logprobs=columns.pack(logprobs, columns.F32) if logprobs else b"",
-            top_counts=columns.pack([len(top) for top in tops or []], columns.U32),
-            top_token_ids=columns.pack([token_id for token_id, _ in flat]),
-            top_logprobs=columns.pack([logprob for _, logprob in flat], columns.F32),
+            handles=wire_arrays.pack([handle], wire_arrays.U32),
+            choices=wire_arrays.pack([choice], wire_arrays.U32),
+            token_offsets=wire_arrays.pack([offset], wire_arrays.U32),
+            counts=wire_arrays.pack([len(ids)], wire_arrays.U32),
+            token_ids=wire_arrays.pack(ids),
+            logprobs=wire_arrays.pack(logprobs, wire_arrays.F32) if logprobs else b"",
+            top_counts=wire_arrays.pack([len(top) for top in tops or []], wire_arrays.U32),
+            top_token_ids=wire_arrays.pack([token_id for token_id, _ in flat]),
+            top_logprobs=wire_arrays.pack([logprob for _, logprob in flat], wire_arrays.F32),
         )
     )
 

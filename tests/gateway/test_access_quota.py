@@ -13,7 +13,7 @@ from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.token_runs import TokenRun
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Cancelled, PermissionDenied, ResourceExhausted
 from svc_common.token_bucket import TokenBucket
@@ -43,7 +43,7 @@ def submit(
 ) -> engine_pb2.Submit:
     """A request; what the scheduler is told."""
     return engine_pb2.Submit(
-        token_ids=columns.pack(list(range(prompt))),
+        token_ids=wire_arrays.pack(list(range(prompt))),
         stop=common_pb2.StopRules(max_tokens=most),
         num_choices=choices,
         best_of=best_of,

@@ -14,7 +14,7 @@ from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.tenant_load import Load
@@ -170,7 +170,7 @@ def test_a_flood_waits_for_a_scheduler_beside_others() -> None:
 
 
 def _waiting(tenant: str, handle: int) -> EngineRequest:
-    submit = engine_pb2.Submit(handle=handle, tenant=tenant, request_id=str(handle), token_ids=columns.pack([1, 2]))
+    submit = engine_pb2.Submit(handle=handle, tenant=tenant, request_id=str(handle), token_ids=wire_arrays.pack([1, 2]))
     return EngineRequest(submit, monotonic_ns() + MINUTE_NS)
 
 

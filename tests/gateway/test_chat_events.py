@@ -9,8 +9,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway_svc.chat.formats import TOOL_FORMATS
 from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
 from gateway_svc.engine.engine_request import ChoiceUpdate
 from gateway_svc.engine.token_runs import TokenRun
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents

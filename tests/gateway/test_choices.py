@@ -11,7 +11,7 @@ import openai
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import Internal
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
@@ -100,7 +100,7 @@ async def test_after_a_loss_each_choice_goes_on_from_its_own_tokens() -> None:
         second = await scheduler.attached()
         message = await second.next()
         (again,) = message.submits
-        committed = {c.choice: columns.unpack(c.token_ids, "x").tolist() for c in again.committed}
+        committed = {c.choice: wire_arrays.unpack(c.token_ids, "x").tolist() for c in again.committed}
         assert committed == {0: ONE[:2], 1: [], 2: THREE}
         assert [(stop.choice, stop.token_offset) for stop in message.stops] == [(2, len(THREE))]
         second.send(tokens(handle, 1, ONE[1:], choice=0), tokens(handle, 0, TWO, choice=1))
@@ -171,10 +171,10 @@ def prompt_logprobs(handle: int, num_top: int) -> engine_pb2.EngineMessage:
     places = len(PROMPT) - 1
     entry = engine_pb2.PromptLogprobs(
         handle=handle,
-        logprobs=columns.pack([-1.0, -2.0], columns.F32),
+        logprobs=wire_arrays.pack([-1.0, -2.0], wire_arrays.F32),
         num_top=num_top,
-        top_token_ids=columns.pack([9, 7] * places if num_top else []),
-        top_logprobs=columns.pack([-0.5, -2.0] * places if num_top else [], columns.F32),
+        top_token_ids=wire_arrays.pack([9, 7] * places if num_top else []),
+        top_logprobs=wire_arrays.pack([-0.5, -2.0] * places if num_top else [], wire_arrays.F32),
     )
     return engine_pb2.EngineMessage(prompt_logprobs=[entry])
 

@@ -6,7 +6,7 @@ import pytest
 from gateway_svc.checks.conjunctions import most_conjoined
 from gateway_svc.checks.first_token import check_first_token
 from protos.common.v1 import common_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 
 LIMITS = common_pb2.ModelLimits(vocab_size=8, eos_token_ids=[0])
@@ -25,8 +25,8 @@ class _Begins:
 def _sampling(allowed: list[int], words: list[list[int]], *, has_grammar: bool) -> common_pb2.ResolvedSampling:
     kind = common_pb2.GRAMMAR_KIND_REGEX if has_grammar else common_pb2.GRAMMAR_KIND_UNSPECIFIED
     return common_pb2.ResolvedSampling(
-        allowed_token_ids=columns.pack(allowed),
-        bad_words=[common_pb2.TokenSequence(token_ids=columns.pack(word)) for word in words],
+        allowed_token_ids=wire_arrays.pack(allowed),
+        bad_words=[common_pb2.TokenSequence(token_ids=wire_arrays.pack(word)) for word in words],
         grammar=common_pb2.Grammar(kind=kind, text="x" if has_grammar else ""),
     )
 

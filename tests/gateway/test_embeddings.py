@@ -10,7 +10,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument, NotFound, OutOfRange
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import Attachment, asynchronous, finished, pair, tokens
@@ -28,7 +28,7 @@ def inputs(*prompts: str | list[int]) -> list[pb.EmbedInput]:
 
 def vector(handle: int, values: list[float]) -> engine_pb2.EngineMessage:
     """A vector and the end."""
-    made = engine_pb2.Embedding(handle=handle, values=columns.pack(values, columns.F32))
+    made = engine_pb2.Embedding(handle=handle, values=wire_arrays.pack(values, wire_arrays.F32))
     return engine_pb2.EngineMessage(embeddings=[made], finished=finished(handle, 0).finished)
 
 
@@ -49,7 +49,7 @@ async def test_vectors_come_in_the_order_of_the_prompts() -> None:
         submits = await answer(attachment, 3)
         response = await call
         assert [submit.request_id for submit in submits] == ["mine-0", "mine-1", "mine-2"]
-        assert columns.unpack(submits[0].token_ids, "x").tolist() == tiny().encode("one two")
+        assert wire_arrays.unpack(submits[0].token_ids, "x").tolist() == tiny().encode("one two")
         assert {submit.task for submit in submits} == {common_pb2.TASK_EMBED_MEAN}
         assert {submit.priority for submit in submits} == {-3}
         found = np.array([embedding.values for embedding in response.embeddings])

@@ -13,7 +13,7 @@ from gateway_svc.engine.outbox import MAX_SUBMIT_BYTES, Outbox
 from gateway_svc.engine.request_table import MESSAGES_PER_BACKLOG_CHECK, RequestTable
 from gateway_svc.engine.token_runs import TokenRun
 from protos.engine.v1 import engine_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, ResourceExhausted
 from tests.gateway.scripted_engine import asynchronous, tokens
@@ -117,7 +117,7 @@ async def test_release_cancels_only_what_the_scheduler_may_know() -> None:
 async def test_many_prompts_go_in_several_messages() -> None:
     """After a loss everything is submitted again, in arrival order, in messages of bounded size."""
     outbox = Outbox()
-    prompt = columns.pack([1] * (MAX_SUBMIT_BYTES // 16))
+    prompt = wire_arrays.pack([1] * (MAX_SUBMIT_BYTES // 16))
     for handle in range(1, 11):
         outbox.submit(EngineRequest(engine_pb2.Submit(handle=handle, token_ids=prompt), monotonic_ns() + FAR_NS))
     outbox.say_goodbye()

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from gateway_svc.access.origins import with_origins
 from gateway_svc.openai.http_limits import HttpLimits, PeerConnections
 from gateway_svc.openai.http_server import HttpServer
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.gateway.scripted_engine import PATIENCE_S, asynchronous
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -16,7 +16,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, engine, finished, gateway, pair, tokens
 
@@ -224,7 +224,7 @@ async def test_tokens_of_texts_and_conversations() -> None:
         conversation = (await http.post("/tokenize", json={"model": "tiny", "messages": USER})).json()
         asking = asyncio.ensure_future(client.chat.completions.create(model="tiny", messages=USER))
         submit = await attachment.next_submit()
-        assert conversation["tokens"] == columns.unpack(submit.token_ids, "x").tolist()
+        assert conversation["tokens"] == wire_arrays.unpack(submit.token_ids, "x").tolist()
         asking.cancel()
         for path, body, status, param in (
             ("/tokenize", {}, 400, "prompt"),

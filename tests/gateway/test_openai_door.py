@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.gateway.scripted_engine import asynchronous
 from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
 

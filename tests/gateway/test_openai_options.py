@@ -9,7 +9,7 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, pair
 
@@ -70,10 +70,10 @@ async def test_all_of_the_sampling_set() -> None:
                 -0.5,
                 1.5,
             )
-            assert columns.unpack(sampling.logit_bias_ids, "x").tolist() == [5, 9]
-            assert columns.unpack(sampling.logit_biases, "x", columns.F32).tolist() == [2.5, -100]
-            assert columns.unpack(sampling.allowed_token_ids, "x").tolist() == [3, 8]
-            words = [columns.unpack(word.token_ids, "x").tolist() for word in sampling.bad_words]
+            assert wire_arrays.unpack(sampling.logit_bias_ids, "x").tolist() == [5, 9]
+            assert wire_arrays.unpack(sampling.logit_biases, "x", wire_arrays.F32).tolist() == [2.5, -100]
+            assert wire_arrays.unpack(sampling.allowed_token_ids, "x").tolist() == [3, 8]
+            words = [wire_arrays.unpack(word.token_ids, "x").tolist() for word in sampling.bad_words]
             assert words == [tiny().encode("two"), tiny().encode(" two")]
             assert (sampling.logprobs, sampling.num_top_logprobs) == (True, 3)
             assert sampling.HasField("num_prompt_logprobs")

@@ -18,8 +18,8 @@ from gateway_svc import app
 from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire.otlp_receiver import OtlpReceiver
-from quire.stack import LocalStack
+from quire.local_stack.otlp_receiver import OtlpReceiver
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

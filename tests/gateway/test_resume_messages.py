@@ -8,7 +8,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from tests.gateway.reading import Read
 from tests.gateway.scripted_engine import Attachment, Gateway, ScriptedEngine, asynchronous, finished, pair, tokens
 
@@ -20,7 +20,7 @@ def held(handle: int, num_made: int = 0) -> engine_pb2.EngineMessage:
     """A request of somebody else's, with log probabilities, that arrived a second ago and has a minute left."""
     submit = engine_pb2.Submit(
         request_id="r",
-        token_ids=columns.pack(PROMPT),
+        token_ids=wire_arrays.pack(PROMPT),
         sampling=common_pb2.ResolvedSampling(top_p=1.0, seed=42, logprobs=True),
         stop=common_pb2.StopRules(max_tokens=9),
         resumable=True,
@@ -30,7 +30,7 @@ def held(handle: int, num_made: int = 0) -> engine_pb2.EngineMessage:
     made = engine_pb2.HeldRequest(
         handle=handle,
         request_id="r",
-        token_offsets=columns.pack([num_made], columns.U32),
+        token_offsets=wire_arrays.pack([num_made], wire_arrays.U32),
         frontend_state=STATE.SerializeToString(),
         submit=submit,
     )
@@ -68,12 +68,12 @@ async def test_a_resumed_request_survives_its_scheduler() -> None:
         attachment = await reattached(scheduler, attachment)
         submit = await attachment.next_submit()
         assert (submit.handle, submit.request_id, submit.resubmitted) == (attach.handle, "r", True)
-        assert columns.unpack(submit.token_ids, "").tolist() == PROMPT and submit.sampling.seed == 42
+        assert wire_arrays.unpack(submit.token_ids, "").tolist() == PROMPT and submit.sampling.seed == 42
         assert submit.arrival_age_ns > 10**9 and submit.remaining_ns < 60 * 10**9
         assert engine_pb2.FrontendState.FromString(submit.frontend_state) == STATE
         [committed] = submit.committed
-        assert columns.unpack(committed.token_ids, "").tolist() == [20, 21, 22]
-        assert columns.unpack(committed.logprobs, "", columns.F32).tolist() == [-1.0, -2.0, -3.0]
+        assert wire_arrays.unpack(committed.token_ids, "").tolist() == [20, 21, 22]
+        assert wire_arrays.unpack(committed.logprobs, "", wire_arrays.F32).tolist() == [-1.0, -2.0, -3.0]
         attachment.send(tokens(submit.handle, 3, [23], [-4.0]), finished(submit.handle, 4))
         await read_tokens(call, read, 10)
         assert read.ids == {0: [20, 21, 22, 23]} and read.logprobs == {0: [-1.0, -2.0, -3.0, -4.0]}
@@ -93,7 +93,9 @@ async def test_who_leaves_while_the_scheduler_is_away() -> None:
             tokens(submit.handle, 0, [20, 21]),
         )
         await read_tokens(first, Read(), 2)
-        scheduler.welcome.held.add(handle=submit.handle, request_id="r", token_offsets=columns.pack([2], columns.U32))
+        scheduler.welcome.held.add(
+            handle=submit.handle, request_id="r", token_offsets=wire_arrays.pack([2], wire_arrays.U32)
+        )
         attachment.break_off()
         second, read = resume(running), Read()
         with pytest.raises(grpc.aio.AioRpcError) as error:

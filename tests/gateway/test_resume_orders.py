@@ -17,7 +17,7 @@ from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import ResourceExhausted
 from tests.gateway import models
@@ -104,7 +104,7 @@ class Life:
         self.resumable = self.rng.random() < 0.7
         self.submit = engine_pb2.Submit(
             request_id="r",
-            token_ids=columns.pack([5, 6, 7]),
+            token_ids=wire_arrays.pack([5, 6, 7]),
             num_choices=len(outputs),
             sampling=common_pb2.ResolvedSampling(logprobs=True),
             resumable=self.resumable,
@@ -128,7 +128,7 @@ class Life:
         for submit in said.submits:
             if self.resumable and not submit.resubmitted:
                 self._confirm(submit.handle, is_known=False)
-            ended = [columns.unpack(c.token_ids, "").tolist() for c in submit.committed]
+            ended = [wire_arrays.unpack(c.token_ids, "").tolist() for c in submit.committed]
             assert all(self.scheduler.outputs[i][: len(ids)] == ids for i, ids in enumerate(ended))
             self.scheduler.serve(submit.handle, [len(ids) for ids in ended])
         for attach in said.attaches:
@@ -140,7 +140,7 @@ class Life:
 
     def _confirm(self, handle: int, *, is_known: bool) -> None:
         held = engine_pb2.HeldRequest(
-            handle=handle, request_id="r", token_offsets=columns.pack(self.scheduler.cursors, columns.U32)
+            handle=handle, request_id="r", token_offsets=wire_arrays.pack(self.scheduler.cursors, wire_arrays.U32)
         )
         if is_known:
             held.submit.CopyFrom(self.submit)

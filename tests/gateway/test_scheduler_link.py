@@ -14,7 +14,7 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from svc_common.errors import QuireError, ResourceExhausted
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import (
@@ -83,7 +83,7 @@ async def test_what_is_submitted() -> None:
         call = running.stub.GenerateStream(request, timeout=8, metadata=(("x-request-id", "mine"),))
         submit = await attachment.next_submit()
         assert submit.request_id == "mine"
-        assert columns.unpack(submit.token_ids, "x").tolist() == [5, 6, 7]
+        assert wire_arrays.unpack(submit.token_ids, "x").tolist() == [5, 6, 7]
         assert submit.sampling == common_pb2.ResolvedSampling(
             temperature=0.5, top_p=0.9, top_k=7, seed=2**64 - 1, logprobs=True, repetition_penalty=1
         )
@@ -123,7 +123,7 @@ async def test_a_lost_stream_is_resumed_without_losing_or_repeating_a_token() ->
         assert second.hello.frontend_id == first.hello.frontend_id
         again = await second.next_submit()
         assert (again.handle, again.request_id, again.resubmitted) == (submit.handle, submit.request_id, True)
-        assert columns.unpack(again.committed[0].token_ids, "x").tolist() == IDS[:2]
+        assert wire_arrays.unpack(again.committed[0].token_ids, "x").tolist() == IDS[:2]
         assert again.arrival_age_ns > 0
         assert (again.sampling.seed, again.token_ids) == (submit.sampling.seed, submit.token_ids)
         second.send(tokens(again.handle, 1, IDS[1:4]), finished(again.handle, 4))
@@ -141,7 +141,7 @@ async def test_missing_tokens_are_asked_for_again() -> None:
         attachment.send(tokens(submit.handle, 0, IDS[:1]), tokens(submit.handle, 3, IDS[3:4]))
         again = await attachment.next_submit()
         assert again.handle == submit.handle
-        assert columns.unpack(again.committed[0].token_ids, "x").tolist() == IDS[:1]
+        assert wire_arrays.unpack(again.committed[0].token_ids, "x").tolist() == IDS[:1]
         attachment.send(tokens(submit.handle, 1, IDS[1:4]), finished(submit.handle, 4))
         assert list((await call).choices[0].token_ids) == IDS[:4]
 
@@ -417,7 +417,7 @@ async def test_a_bundle_that_is_not_what_was_asked_for_is_not_used() -> None:
 async def test_held_requests_that_nobody_wants_are_cancelled() -> None:
     """A scheduler that still holds a request whose client left is told so."""
     async with engine() as scheduler:
-        scheduler.welcome.held.add(handle=77, request_id="gone", token_offsets=columns.pack([0], columns.U32))
+        scheduler.welcome.held.add(handle=77, request_id="gone", token_offsets=wire_arrays.pack([0], wire_arrays.U32))
         async with gateway(scheduler.address):
             message = await (await scheduler.attached()).next()
             assert [cancel.handle for cancel in message.cancels] == [77]

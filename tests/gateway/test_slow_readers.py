@@ -12,7 +12,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from gateway_svc import unread
+from gateway_svc import stalled_clients
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import MAX_UNREAD_BYTES
 from gateway_svc.engine.token_runs import TokenRun
@@ -182,7 +182,7 @@ async def _check_nothing_is_kept(attachment: Attachment, running: Gateway, num_b
 @asynchronous
 async def test_a_call_that_is_never_read_and_has_no_deadline_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little behind `max_request_s` its place is free, the scheduler knows and no task waits; who reads in the end learns why."""
-    monkeypatch.setattr(unread, "LEAVING_S", SOON_S)
+    monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     async with (
         pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running),
         grpc.aio.insecure_channel(running.grpc, options=WINDOW) as channel,
@@ -207,7 +207,7 @@ async def test_events_that_are_never_read_keep_nothing(monkeypatch: pytest.Monke
         return sock
 
     monkeypatch.setattr(http_server, "listen", listen_small)
-    monkeypatch.setattr(unread, "LEAVING_S", SOON_S)
+    monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     body = {"prompt": "hello", "stream": True, "max_tokens": 1_000, "logprobs": 0}
     async with pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running):
         num_before = _num_handlers()

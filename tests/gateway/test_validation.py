@@ -10,7 +10,7 @@ from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.request_ids import accept_request_id, new_request_id
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, OutOfRange
 from tests.gateway.models import tiny
 
@@ -146,7 +146,7 @@ def test_bad_words_as_they_appear_in_text() -> None:
     words = [" hello", "hello", "nice day"]
     asked = generate(sampling=pb.SamplingParams(bad_words=words))
     found = validation.resolve(asked, [1], LIMITS, DEFAULTS, tiny()).sampling.bad_words
-    assert [columns.unpack(word.token_ids, "x").tolist() for word in found] == [
+    assert [wire_arrays.unpack(word.token_ids, "x").tolist() for word in found] == [
         tiny().encode(text) for text in ("hello", " hello", "nice day", " nice day")
     ]
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from gateway_svc.chat.formats import FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.chat_template import ChatTemplate
@@ -16,7 +16,7 @@ from gateway_svc.text.text_stream import TextStream
 from protos.inference.v1 import inference_pb2 as pb
 from protos.worker.v1 import worker_pb2
 from quire.built_in_model import default_model
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.gateway import models
 

@@ -15,11 +15,11 @@ import grpc
 import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
-from quire import recordings, why
-from quire.admin import AdminClient
-from quire.otlp_receiver import OtlpReceiver
-from quire.stack import LocalStack
-from svc_common import columns, rpc
+from quire.local_stack.otlp_receiver import OtlpReceiver
+from quire.local_stack.stack import LocalStack
+from quire.operators import recordings, why
+from quire.operators.admin import AdminClient
+from svc_common import rpc, wire_arrays
 from svc_common.log_format import LogFormat
 from tests.house.canaries import CANARY, grpc_calls, http_bodies
 
@@ -186,7 +186,7 @@ def _check(watched: Watched, otlp: OtlpReceiver, folder: Path) -> str:
     assert num_spans > num_sent and len(watched.errors) > 40, (num_spans, len(watched.errors))
     assert any("DEBUG" in line for line in watched.lines)
     # A recording has the prompt under other tokens, whichever way it is written.
-    ids = columns.pack(list(CANARY.encode()))
+    ids = wire_arrays.pack(list(CANARY.encode()))
     assert ids not in said["a recording"]
     return f"canaries: {num_sent} inputs, {len(watched.errors)} errors, {num_spans} spans, {len(watched.lines)} log lines searched"
 

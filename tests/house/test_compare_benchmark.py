@@ -12,7 +12,7 @@ import typer
 from benchmarks.compare import __main__ as command_line
 from benchmarks.compare.workloads import fixed
 from quire.bench.workloads import Length
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 
 
 def test_changes_from_the_command_line() -> None:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import rpc, telemetry
 
 

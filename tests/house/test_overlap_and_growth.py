@@ -11,7 +11,7 @@ from benchmarks import growth_fit, overlap_plot
 from benchmarks.growth_fit import Samples
 from benchmarks.growth_load import KINDS, Load
 from benchmarks.overlap_stack import TimedStack, steady
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 
 MS = 1_000_000
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
 from tests.house.cli_lines import shell_lines
 from tests.house.test_docs import PYTHON
 from tests.house.tree import ROOT

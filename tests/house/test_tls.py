@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from quire.certificate_folder import CLIENT, NAMES, CertificateFolder
-from quire.certificates import make_certificates
+from quire.local_stack.certificate_folder import CLIENT, NAMES, CertificateFolder
+from quire.local_stack.certificates import make_certificates
 from svc_common import health_probe, rpc, tls
 from svc_common.errors import ConfigError, PermissionDenied, Unavailable
 from svc_common.peers import Peers

@@ -8,7 +8,7 @@ from gateway_svc.calls import EverybodyIsTheDefaultTenant
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from quire.lab.recorded import RecordedSource
-from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.observe.recording.file_format import Recording
 from tests.scheduler.recording.recorded_lives import recorded
 
 URL = "http://127.0.0.1:8001"

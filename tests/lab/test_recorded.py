@@ -16,10 +16,10 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.timelines import Timelines
-from scheduler_svc.recording.events import Aborted, Failed, Returned, StoppedAt
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import Replayer
+from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
+from scheduler_svc.observe.timelines import Timelines
 from svc_common.errors import ConfigError, NotFound, Unavailable
 from tests.gateway.scripted_engine import asynchronous
 from tests.lab.recordings import client, recording

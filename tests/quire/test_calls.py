@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from quire import AsyncClient, Client
-from quire.admin import AdminClient
+from quire.operators.admin import AdminClient
 from svc_common import rpc
 from svc_common.errors import QuireError, Unavailable, Unimplemented
 

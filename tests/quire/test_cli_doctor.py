@@ -13,7 +13,7 @@ from paged_kernels import cpu_library
 from quire import extras
 from quire.built_in_model import default_model
 from quire.cli import main
-from quire.connections import Credentials
+from quire.client.connections import Credentials
 from quire.doctor import findings, installation, machine, model, service
 from quire.doctor.findings import Finding, State
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated, Unavailable

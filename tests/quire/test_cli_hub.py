@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.built_in_model import default_model
-from quire.client import Client
+from quire.client.sync_client import Client
 from quire.hub import checkpoint_folder, is_hub_name
 from svc_common.errors import ConfigError
 from tests.quire.hub_server import Hub

@@ -11,7 +11,7 @@ from quire.cli import main
 from quire.plan.fits import Plan, Question, make_plan
 from quire.plan.model_sizes import ModelSizes, model_sizes
 from tests.checkpoints import FAMILIES, make_checkpoint
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
 GIB = 2**30

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import LLM, AsyncClient, Client, RetryPolicy, SamplingParams
-from quire.admin import AdminClient
-from quire.messages import RequestOptions
-from quire.processes import ServiceProcess, child_environment, ignore_line
-from quire.stack import LocalStack
+from quire.client.messages import RequestOptions
+from quire.local_stack.processes import ServiceProcess, child_environment, ignore_line
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from svc_common.errors import (
     Cancelled,
     ConfigError,

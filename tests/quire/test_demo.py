@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 from tests.quire.up_process import wait_gone
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.sampling_params import StructuredOutputsParams
+from quire.client.sampling_params import StructuredOutputsParams
 
 PROMPTS = [[10, 11, 12, 13] * 8, list(range(30, 60)), "def f(x):\n    return x\n" * 4]
 PARAMS = [

@@ -1,7 +1,7 @@
 """`quire steps` and `quire blocks`: the JSON of issue 2, item 8, key by key, and text that says the same."""
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.admin import blocks_json, blocks_text, step_json, step_line
+from quire.operators.admin import blocks_json, blocks_text, step_json, step_line
 from svc_common.step_text import step_text
 
 REPORT = pb.StepReport(

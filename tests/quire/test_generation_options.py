@@ -14,8 +14,8 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from quire import LLM, AsyncClient, BeamSearchParams, Logprob, PoolingParams, SamplingParams, StructuredOutputsParams
-from quire.messages import RequestOptions
-from svc_common import columns
+from quire.client.messages import RequestOptions
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, NotFound
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import Attachment, asynchronous, finished, pair, tokens
@@ -92,9 +92,9 @@ async def test_what_a_client_says_reaches_the_scheduler() -> None:
     sampling = submit.sampling
     assert (submit.num_choices, submit.best_of, sampling.min_p) == (1, 3, 0.25)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
-    assert columns.unpack(sampling.logit_bias_ids, "x").tolist() == [5, 9]
-    assert columns.unpack(sampling.allowed_token_ids, "x").tolist() == [5, begins]
-    assert columns.unpack(sampling.bad_words[0].token_ids, "x").tolist() == tiny().encode("two")
+    assert wire_arrays.unpack(sampling.logit_bias_ids, "x").tolist() == [5, 9]
+    assert wire_arrays.unpack(sampling.allowed_token_ids, "x").tolist() == [5, begins]
+    assert wire_arrays.unpack(sampling.bad_words[0].token_ids, "x").tolist() == tiny().encode("two")
     assert sampling.grammar == common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_CHOICE, text='["a","b"]')
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire import LLM, SamplingParams
-from quire.sampling_params import BeamSearchParams
+from quire.client.sampling_params import BeamSearchParams
 from tests.worker.engine.generated import BeamRule, beams
 
 MODEL = Path("models/tiny")

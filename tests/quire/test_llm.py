@@ -10,8 +10,8 @@ import pytest
 
 from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
-from quire.in_process_steps import NoWitness
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.offline.in_process_steps import NoWitness
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
 from tests.e2e.oracle import expected, mixed_jobs
 from tests.quire.up_process import ROOT

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.chat_messages import turns
-from quire.llm_settings import named_as_in_python
-from quire.stack import LocalStack
+from quire.client.chat_messages import turns
+from quire.local_stack.stack import LocalStack
+from quire.offline.llm_settings import named_as_in_python
 from svc_common.errors import ConfigError, InvalidArgument
 
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)

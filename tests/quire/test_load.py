@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from protos.inference.v1 import admin_pb2
-from quire import load as report
-from quire.admin import AdminClient
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.operators import load as report
+from quire.operators.admin import AdminClient
 from tests.quire.up_process import run_quire
 
 

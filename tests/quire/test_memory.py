@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.admin import AdminClient
-from quire.client import Client
-from quire.memory import memory_json, memory_of, memory_tables
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
+from quire.operators.memory import memory_json, memory_of, memory_tables
 from tests.quire.up_process import run_quire
 
 RESPONSE = pb.GetBlocksResponse(

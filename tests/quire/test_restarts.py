@@ -13,10 +13,10 @@ import pytest
 
 from gateway_svc.engine import scheduler_link
 from quire.cli.up import CHECK_S
-from quire.processes import ServiceProcess
-from quire.restarts import RestartRules, Restarts
-from quire.stack import LocalStack
-from quire.stack_options import StackOptions
+from quire.local_stack.processes import ServiceProcess
+from quire.local_stack.restarts import RestartRules, Restarts
+from quire.local_stack.stack import LocalStack
+from quire.local_stack.stack_options import StackOptions
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import rpc
 from svc_common.errors import ConfigError, Unavailable

@@ -13,9 +13,9 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire import NO_RETRIES, AsyncClient, Client, RequestOptions, RetryPolicy
-from quire.calls import GATEWAY, typed_errors
-from quire.connections import Gateways
-from quire.retrying import Attempts, moves_on
+from quire.client.calls import GATEWAY, typed_errors
+from quire.client.connections import Gateways
+from quire.client.retrying import Attempts, moves_on
 from svc_common.errors import Cancelled, InvalidArgument, QuireError, ResourceExhausted, Unavailable
 
 WORDS = [" one", " two", " three", " four", " five", " six"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import quire
-from quire import SamplingParams, messages
-from quire.messages import RequestOptions
+from quire import SamplingParams
+from quire.client import messages
+from quire.client.messages import RequestOptions
 from svc_common.errors import InvalidArgument
 
 

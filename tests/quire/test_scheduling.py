@@ -2,9 +2,9 @@
 
 import pytest
 
+from quire.local_stack.stack_options import StackOptions
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
-from quire.stack_options import StackOptions
 from svc_common.errors import ConfigError
 
 

@@ -113,7 +113,7 @@ def test_up_hands_them_to_the_services() -> None:
     assert "quire_steps_total" in metrics["scheduler"] and "quire_worker_rows" in metrics["worker"]
     said = [json.loads(line) for line in up.errors]
     assert all(("--log-format", "json") in words for words in given.values())
-    assert "quire.memory" in {line["logger"] for line in said}
+    assert "quire.operators.memory" in {line["logger"] for line in said}
     assert all({"time", "level", "logger", "message", "service"} <= line.keys() for line in said)
 
 

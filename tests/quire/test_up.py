@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import Client
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
 from tests.e2e.kill_plan import Killer
 from tests.e2e.kill_signs import LOADING
 from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, is_running, wait_gone

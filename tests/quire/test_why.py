@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from protos.inference.v1 import admin_pb2
-from quire.why import why_json, why_table
+from quire.operators.why import why_json, why_table
 from scheduler_svc.admin.messages import numbers_message
 from scheduler_svc.core.reasons import Numbers
 

@@ -14,10 +14,10 @@ import numpy as np
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
-from quire.ports import reserved
+from quire.local_stack.ports import reserved
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from worker_svc.app import Watchers, serve_engine, serve_simulated
 from worker_svc.engine import Engine
 from worker_svc.settings import SimulatedWorkerSettings
@@ -216,13 +216,13 @@ class Gateway:
             output.failed, output.num_ends = failed, output.num_ends + 1
 
     def _take_tokens(self, tokens: engine_pb2.TokenColumns) -> None:
-        handles = columns.unpack(tokens.handles, "handles", columns.U32).tolist()
-        offsets = columns.unpack(tokens.token_offsets, "offsets", columns.U32, length=len(handles)).tolist()
-        counts = columns.unpack(tokens.counts, "counts", columns.U32, length=len(handles))
-        choices = columns.unpack(tokens.choices, "choices", columns.U32, length=len(handles)).tolist()
-        runs = columns.split(columns.unpack(tokens.token_ids, "token_ids"), counts, "token_ids")
-        logprobs = columns.unpack(tokens.logprobs, "logprobs", columns.F32)
-        values = columns.split(logprobs, counts, "logprobs") if len(logprobs) else [np.zeros(0)] * len(handles)
+        handles = wire_arrays.unpack(tokens.handles, "handles", wire_arrays.U32).tolist()
+        offsets = wire_arrays.unpack(tokens.token_offsets, "offsets", wire_arrays.U32, length=len(handles)).tolist()
+        counts = wire_arrays.unpack(tokens.counts, "counts", wire_arrays.U32, length=len(handles))
+        choices = wire_arrays.unpack(tokens.choices, "choices", wire_arrays.U32, length=len(handles)).tolist()
+        runs = wire_arrays.split(wire_arrays.unpack(tokens.token_ids, "token_ids"), counts, "token_ids")
+        logprobs = wire_arrays.unpack(tokens.logprobs, "logprobs", wire_arrays.F32)
+        values = wire_arrays.split(logprobs, counts, "logprobs") if len(logprobs) else [np.zeros(0)] * len(handles)
         for handle, choice, offset, run, value in zip(handles, choices, offsets, runs, values, strict=True):
             output, known = self.outputs[handle], self.outputs[handle].of(choice)
             assert offset == len(known), f"handle {handle}/{choice}: run at {offset} after {len(known)} tokens"
@@ -273,11 +273,11 @@ class Gateway:
         stop = values.pop("stop", None) or common_pb2.StopRules(max_tokens=max_tokens, ignore_eos=True)
         committed = values.pop("committed", None)
         if committed is not None:
-            values["committed"] = [engine_pb2.CommittedTokens(token_ids=columns.pack(committed))]
+            values["committed"] = [engine_pb2.CommittedTokens(token_ids=wire_arrays.pack(committed))]
         return engine_pb2.Submit(
             handle=handle,
             request_id=values.pop("request_id", f"{self.frontend_id}-{handle}"),
-            token_ids=columns.pack(prompt),
+            token_ids=wire_arrays.pack(prompt),
             sampling=values.pop("sampling", sampling),
             stop=stop,
             num_choices=values.pop("num_choices", 1),

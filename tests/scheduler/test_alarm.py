@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from scheduler_svc.alarm import Alarm
+from scheduler_svc.loop.coarse_timer import Alarm
 
 
 def test_it_rings_by_the_earliest_time_asked_for() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from tests.scheduler.harness import TIMEOUT_S, Gateway, eventually, run_async, scheduler, stack, worker
 from worker_svc.engine import Progress
 from worker_svc.simulated.engine import SimulatedEngine
@@ -320,8 +320,8 @@ async def test_output_that_outgrows_the_cache_fails_alone() -> None:
 BAD_SUBMITS = [
     ("token_ids", {"raw_tokens": b"\1\2\3"}),
     ("token_ids", {"raw_tokens": b""}),
-    ("token_ids", {"raw_tokens": columns.pack([-1])}),
-    ("token_ids", {"raw_tokens": columns.pack([320])}),
+    ("token_ids", {"raw_tokens": wire_arrays.pack([-1])}),
+    ("token_ids", {"raw_tokens": wire_arrays.pack([320])}),
     ("request_id", {"request_id": ""}),
     ("request_id", {"request_id": "x" * 600}),
     ("num_choices", {"num_choices": 129}),

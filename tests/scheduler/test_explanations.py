@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from protos.inference.v1 import admin_pb2
-from quire.why import why_json, why_table
+from quire.operators.why import why_json, why_table
 from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack
 
 PROMPT = list(range(32, 52))

@@ -10,17 +10,17 @@ from typer.testing import CliRunner
 
 from quire.cli.record import app as record_command
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.tape import Tape
-from scheduler_svc.step_log import StepLog, StepRecord
+from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.step_log import StepLog, StepRecord
 from tests.house.cli_lines import parse_quire
 from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.test_step_log import entry
 from tests.scheduler.test_worker_loss import DyingEngine, FailingEngine
 from tests.scraping import Scrape, scrape
 
-LOGGER = "scheduler_svc.metrics.failed_steps"
+LOGGER = "scheduler_svc.observe.metrics.failed_steps"
 CANARIES = [201, 202, 203, 204, 205, 206]
 
 

@@ -11,12 +11,12 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import TokenRun
-from scheduler_svc.frontends.table import FrontendTable
-from scheduler_svc.readiness import Readiness
+from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.spans import RequestSpans
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import columns, rpc, telemetry
+from svc_common import rpc, telemetry, wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError
 from svc_common.version import PROTOCOL_REVISION
@@ -78,7 +78,7 @@ async def test_random_messages_never_disturb_the_others() -> None:
             handle=handle,
             request_id="".join(rng.choice("ab/~:\0é") for _ in range(rng.randrange(4))),
             tenant=rng.choice(["", "t", "x" * 600]),
-            token_ids=rng.choice([b"", rng.randbytes(7), rng.randbytes(8), columns.pack([1, 2, 3])]),
+            token_ids=rng.choice([b"", rng.randbytes(7), rng.randbytes(8), wire_arrays.pack([1, 2, 3])]),
             num_choices=rng.choice([0, 1, 2**31]),
             remaining_ns=rng.choice([0, 1, 2**63]),
             priority=rng.choice([-(2**31), 0, 2**31 - 1]),
@@ -92,7 +92,7 @@ async def test_random_messages_never_disturb_the_others() -> None:
             message.sampling.CopyFrom(common_pb2.ResolvedSampling(temperature=temperature, top_p=rng.random(), top_k=9))
             message.stop.CopyFrom(common_pb2.StopRules(max_tokens=rng.choice([0, 1, 5]), stop_token_ids=[2**32 - 1]))
         if rng.random() < 0.3:
-            message.committed.add(choice=rng.choice([0, 3]), token_ids=rng.choice([b"\1", columns.pack([5])]))
+            message.committed.add(choice=rng.choice([0, 3]), token_ids=rng.choice([b"\1", wire_arrays.pack([5])]))
         return message
 
     async with stack(SLOW, frontend_grace_s=0.1) as s:
@@ -132,7 +132,7 @@ async def test_one_message_carries_everything_new() -> None:
     readiness = Readiness()
     book = RequestBook(SchedulerSettings(), RequestSpans(telemetry.setup("scheduler")), monotonic_ns)
     frontend, attachment = FrontendTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
-    message = engine_pb2.Submit(handle=1, request_id="r", token_ids=columns.pack(PROMPT))
+    message = engine_pb2.Submit(handle=1, request_id="r", token_ids=wire_arrays.pack(PROMPT))
     message.sampling.top_p, message.stop.max_tokens = 1.0, 10**6
     frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
     [live] = book.inputs.take_pending()
@@ -143,12 +143,12 @@ async def test_one_message_carries_everything_new() -> None:
     assert attachment.wake.is_set()
     written = frontend.collect()
     assert written is not None
-    assert columns.unpack(written.tokens.token_ids, "").tolist() == list(range(1_000))
-    assert columns.unpack(written.tokens.counts, "").tolist() == [1_000]
+    assert wire_arrays.unpack(written.tokens.token_ids, "").tolist() == list(range(1_000))
+    assert wire_arrays.unpack(written.tokens.counts, "").tolist() == [1_000]
     assert len(written.started) == 1 and frontend.collect() is None
     book.put_tokens(TokenRun("r/0", "r", 0, 1_000, [7]), 1_001, None)
     written = frontend.collect()
-    assert written is not None and columns.unpack(written.tokens.token_offsets, "").tolist() == [1_000]
+    assert written is not None and wire_arrays.unpack(written.tokens.token_offsets, "").tolist() == [1_000]
 
 
 @run_async
@@ -169,7 +169,7 @@ async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
         submit = second.make_submit(
             PROMPT, handle=stays, max_tokens=200, request_id="stays", resumable=True, resubmitted=True
         )
-        submit.committed.add(token_ids=columns.pack(second.outputs[stays].tokens))
+        submit.committed.add(token_ids=wire_arrays.pack(second.outputs[stays].tokens))
         await second.send(submits=[submit])
         output = await second.end_of(stays)
         assert len(output.tokens) == 200 and output.finished.account.completion_tokens == 200
@@ -221,7 +221,7 @@ async def test_a_second_reader_takes_a_request_over() -> None:
         output = await second.end_of(handle)
         assert len(output.tokens) == 60 and second.attached[handle].frontend_state == b"state"
         submit = second.attached[handle].submit
-        assert columns.unpack(submit.token_ids, "").tolist() == PROMPT and submit.stop.max_tokens == 60
+        assert wire_arrays.unpack(submit.token_ids, "").tolist() == PROMPT and submit.stop.max_tokens == 60
         assert (submit.handle, submit.frontend_state, submit.arrival_age_ns > 0) == (0, b"", True)
         lost = s.gateway.outputs[first]
         assert lost.failed is not None and lost.failed.error.reason == "ATTACHED_ELSEWHERE" and lost.num_ends == 1
@@ -244,7 +244,7 @@ async def test_a_gateway_that_was_away_does_not_take_a_request_back() -> None:
         await s.gateway.tokens_of(handle, 10)
         assert len((await second.attach()).held) == 0
         submit = second.make_submit(PROMPT, handle=old, max_tokens=90, request_id="r", resumable=True, resubmitted=True)
-        submit.committed.add(token_ids=columns.pack(tokens))
+        submit.committed.add(token_ids=wire_arrays.pack(tokens))
         await second.send(submits=[submit])
         lost = await second.end_of(old)
         assert lost.failed is not None and lost.failed.error.reason == "ATTACHED_ELSEWHERE"
@@ -298,11 +298,11 @@ async def test_committed_tokens_keep_what_came_beside_them() -> None:
             PROMPT, sampling=sampling, max_tokens=6, request_id="r", resumable=True, resubmitted=True
         )
         submit.committed.add(
-            token_ids=columns.pack([5, 6]),
-            logprobs=columns.pack([-0.25, -0.5], columns.F32),
-            top_counts=columns.pack([1, 1], columns.U32),
-            top_token_ids=columns.pack([5, 9]),
-            top_logprobs=columns.pack([-0.25, -0.125], columns.F32),
+            token_ids=wire_arrays.pack([5, 6]),
+            logprobs=wire_arrays.pack([-0.25, -0.5], wire_arrays.F32),
+            top_counts=wire_arrays.pack([1, 1], wire_arrays.U32),
+            top_token_ids=wire_arrays.pack([5, 9]),
+            top_logprobs=wire_arrays.pack([-0.25, -0.125], wire_arrays.F32),
         )
         s.gateway.outputs[submit.handle].tokens += [5, 6]
         await s.gateway.send(submits=[submit])
@@ -349,7 +349,7 @@ async def test_what_cannot_be_resumed_goes_on_over_a_second_stream() -> None:
         async with Gateway(s.address, "same") as new:
             tokens = list(old.outputs[handle].tokens)
             submit = new.make_submit(PROMPT, handle=handle, max_tokens=60, request_id="r", resubmitted=True)
-            submit.committed.add(token_ids=columns.pack(tokens))
+            submit.committed.add(token_ids=wire_arrays.pack(tokens))
             new.outputs[handle].tokens.extend(tokens)
             await new.send(submits=[submit])
             output = await new.end_of(handle)

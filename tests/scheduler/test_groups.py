@@ -4,7 +4,7 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.scheduler.harness import run_async, stack
 
 PROMPT = list(range(20, 60))
@@ -54,7 +54,7 @@ async def test_choices_go_on_after_what_was_delivered(policy: str) -> None:
         delivered = [whole[0][:5], whole[1], whole[2][:1]]
         message.resubmitted = True
         message.committed.extend(
-            engine_pb2.CommittedTokens(choice=i, token_ids=columns.pack(run)) for i, run in enumerate(delivered)
+            engine_pb2.CommittedTokens(choice=i, token_ids=wire_arrays.pack(run)) for i, run in enumerate(delivered)
         )
         output = s.gateway.outputs[message.handle]
         for choice, run in enumerate(delivered):

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import admin_pb2
 from scheduler_svc import app
-from scheduler_svc.metrics.definitions import METRICS, STEPS, WAIT_REASONS
-from scheduler_svc.metrics.reading import Readings
+from scheduler_svc.observe.metrics.definitions import METRICS, STEPS, WAIT_REASONS
+from scheduler_svc.observe.metrics.reading import Readings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import metrics
 from svc_common.clock import NS_PER_S

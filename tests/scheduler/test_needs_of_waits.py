@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from protos.inference.v1 import admin_pb2
-from quire import recordings
-from quire.admin import AdminClient
-from quire.why import why_json
+from quire.operators import recordings
+from quire.operators.admin import AdminClient
+from quire.operators.why import why_json
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.timelines import Episode
-from scheduler_svc.inquirer import by_worth
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.probe import StepProbe
+from scheduler_svc.observe.inquirer import by_worth
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.probe import StepProbe
+from scheduler_svc.observe.timelines import Episode
 from tests.scheduler.harness import run_async, stack
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}

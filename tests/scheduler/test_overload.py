@@ -11,7 +11,7 @@ from scheduler_svc.requests import sampling_limits
 from scheduler_svc.requests.submission import MAX_AGE_NS, parse
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, ResourceExhausted
 from tests.scheduler.harness import Gateway, eventually, run_async, stack
 
@@ -187,12 +187,12 @@ async def test_a_flooding_tenant_does_not_keep_another_waiting() -> None:
 
 def _submit(**fields: Any) -> engine_pb2.Submit:
     sampling = common_pb2.ResolvedSampling(**{"top_p": 1.0, **fields.pop("sampling", {})})
-    rest: dict[str, Any] = {"handle": 1, "request_id": "r", "token_ids": columns.pack([1, 2, 3]), **fields}
+    rest: dict[str, Any] = {"handle": 1, "request_id": "r", "token_ids": wire_arrays.pack([1, 2, 3]), **fields}
     return engine_pb2.Submit(sampling=sampling, stop=common_pb2.StopRules(max_tokens=4), **rest)
 
 
-_WORD = common_pb2.TokenSequence(token_ids=columns.pack([1]))
-_NEGATIVE, _ODD = columns.pack([-1]), b"\x00\x00\x00"
+_WORD = common_pb2.TokenSequence(token_ids=wire_arrays.pack([1]))
+_NEGATIVE, _ODD = wire_arrays.pack([-1]), b"\x00\x00\x00"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ _NEGATIVE, _ODD = columns.pack([-1]), b"\x00\x00\x00"
         ({"sampling": {"num_top_logprobs": 21}}, "sampling.num_top_logprobs"),
         ({"sampling": {"num_prompt_logprobs": 21}}, "sampling.num_prompt_logprobs"),
         (
-            {"sampling": {"num_prompt_logprobs": 20}, "token_ids": columns.pack(np.ones(10_000, columns.I32))},
+            {"sampling": {"num_prompt_logprobs": 20}, "token_ids": wire_arrays.pack(np.ones(10_000, wire_arrays.I32))},
             "sampling.num_prompt_logprobs",
         ),
         ({"sampling": {"min_p": float("nan")}}, "sampling.min_p"),
@@ -219,19 +219,24 @@ _NEGATIVE, _ODD = columns.pack([-1]), b"\x00\x00\x00"
         (
             {
                 "sampling": {
-                    "logit_bias_ids": columns.pack(range(1_025)),
-                    "logit_biases": columns.pack([0.0] * 1_025, columns.F32),
+                    "logit_bias_ids": wire_arrays.pack(range(1_025)),
+                    "logit_biases": wire_arrays.pack([0.0] * 1_025, wire_arrays.F32),
                 }
             },
             "sampling.logit_bias_ids",
         ),
-        ({"sampling": {"logit_bias_ids": columns.pack([1])}}, "sampling.logit_biases"),
+        ({"sampling": {"logit_bias_ids": wire_arrays.pack([1])}}, "sampling.logit_biases"),
         (
-            {"sampling": {"logit_bias_ids": columns.pack([1]), "logit_biases": columns.pack([101.0], columns.F32)}},
+            {
+                "sampling": {
+                    "logit_bias_ids": wire_arrays.pack([1]),
+                    "logit_biases": wire_arrays.pack([101.0], wire_arrays.F32),
+                }
+            },
             "sampling.logit_biases",
         ),
         (
-            {"sampling": {"logit_bias_ids": _NEGATIVE, "logit_biases": columns.pack([1.0], columns.F32)}},
+            {"sampling": {"logit_bias_ids": _NEGATIVE, "logit_biases": wire_arrays.pack([1.0], wire_arrays.F32)}},
             "sampling.logit_bias_ids",
         ),
         ({"sampling": {"logit_bias_ids": _ODD, "logit_biases": _ODD}}, "sampling.logit_biases"),
@@ -240,7 +245,7 @@ _NEGATIVE, _ODD = columns.pack([-1]), b"\x00\x00\x00"
         ({"sampling": {"bad_words": [_WORD] * 2_049}}, "sampling.bad_words"),
         ({"sampling": {"bad_words": [common_pb2.TokenSequence()]}}, "sampling.bad_words"),
         (
-            {"sampling": {"bad_words": [common_pb2.TokenSequence(token_ids=columns.pack(range(1_025)))]}},
+            {"sampling": {"bad_words": [common_pb2.TokenSequence(token_ids=wire_arrays.pack(range(1_025)))]}},
             "sampling.bad_words",
         ),
         (
@@ -261,9 +266,9 @@ def test_a_request_within_all_limits_is_taken() -> None:
     sampling = {
         "num_top_logprobs": 20,
         "num_prompt_logprobs": 20,
-        "logit_bias_ids": columns.pack(range(1_024)),
-        "logit_biases": columns.pack([-100.0] * 1_024, columns.F32),
-        "allowed_token_ids": columns.pack(range(5_000)),
+        "logit_bias_ids": wire_arrays.pack(range(1_024)),
+        "logit_biases": wire_arrays.pack([-100.0] * 1_024, wire_arrays.F32),
+        "allowed_token_ids": wire_arrays.pack(range(5_000)),
         "bad_words": [_WORD] * 2_048,
         "grammar": common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text="x" * 1_000),
     }

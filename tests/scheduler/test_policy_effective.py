@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.knob_uses import unused_knobs
-from scheduler_svc.core.phases.urgent import MakeWay
+from scheduler_svc.core.policies.mixed.make_way import MakeWay
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import WorkerSize
 from scheduler_svc.policy.keys import known_keys, limit_names

@@ -14,7 +14,7 @@ from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_failures import NOT_FINITE
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument
 from tests.core.builders import answer, make_core, make_request
 from worker_svc.rows.table import Limits, RowTable
@@ -39,10 +39,10 @@ def run_step(table: RowTable, message: worker_pb2.SchedulerOutputs, tokens: dict
     return worker_pb2.WorkerOutputs(
         step_id=message.step_id,
         epoch=message.epoch,
-        rows=columns.pack(batch.sampled_rows),
-        incarnations=columns.pack(lives),
-        num_tokens=columns.pack([1] * len(names)),
-        token_ids=columns.pack(ids),
+        rows=wire_arrays.pack(batch.sampled_rows),
+        incarnations=wire_arrays.pack(lives),
+        num_tokens=wire_arrays.pack([1] * len(names)),
+        token_ids=wire_arrays.pack(ids),
         flags=bytes(len(names)),
         num_computed_tokens=batch.num_tokens,
     )
@@ -225,10 +225,10 @@ def result_of(
     return worker_pb2.WorkerOutputs(
         step_id=message.step_id,
         epoch=message.epoch,
-        rows=columns.pack([r for r, _, _ in rows]),
-        incarnations=columns.pack([i for _, i, _ in rows]),
-        num_tokens=columns.pack([1] * len(rows)),
-        token_ids=columns.pack([t for _, _, t in rows]),
+        rows=wire_arrays.pack([r for r, _, _ in rows]),
+        incarnations=wire_arrays.pack([i for _, i, _ in rows]),
+        num_tokens=wire_arrays.pack([1] * len(rows)),
+        token_ids=wire_arrays.pack([t for _, _, t in rows]),
         flags=values.pop("flags", bytes(len(rows))),  # type: ignore[arg-type]
         **values,  # type: ignore[arg-type]
     )
@@ -261,8 +261,8 @@ def test_rows_that_were_not_finite_fail_alone() -> None:
     """NaN logits: the row has no token and a reason; its neighbour is not touched."""
     planner, message = one_step_out()
     outputs = result_of(message, [(1, 1, 12)])
-    outputs.rows, outputs.incarnations = columns.pack([0, 1]), columns.pack([1, 1])
-    outputs.num_tokens, outputs.flags = columns.pack([0, 1]), bytes([worker_pb2.ROW_FLAG_NOT_FINITE, 0])
+    outputs.rows, outputs.incarnations = wire_arrays.pack([0, 1]), wire_arrays.pack([1, 1])
+    outputs.num_tokens, outputs.flags = wire_arrays.pack([0, 1]), bytes([worker_pb2.ROW_FLAG_NOT_FINITE, 0])
     result = planner.decode(outputs)
     assert result is not None
     assert (result.result.failed, result.result.tokens) == ({"a/0": NOT_FINITE}, {"b/0": [12]})
@@ -273,7 +273,7 @@ def test_rows_that_were_not_finite_fail_alone() -> None:
     [
         ("rows", b"abc"),
         ("incarnations", b""),
-        ("num_tokens", columns.pack([1, 2])),
+        ("num_tokens", wire_arrays.pack([1, 2])),
         ("flags", b""),
         ("logprobs", b"\0" * 12),
     ],

@@ -7,8 +7,8 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
-from quire.otlp_receiver import OtlpReceiver, ReceivedSpan
-from quire.why import why_json
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
+from quire.operators.why import why_json
 from svc_common.telemetry import Telemetry, setup, trace_context, trace_id
 from tests.scheduler.harness import eventually, run_async, stack
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepPlan, StepResult
-from scheduler_svc.step_log import StepLog, StepReader
+from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.workers.result import WorkerResult
 from tests.core.builders import answer, make_core, make_request
 from tests.scheduler.harness import run_async, stack

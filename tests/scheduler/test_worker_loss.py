@@ -10,7 +10,7 @@ import pytest
 
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
-from quire.why import why_json
+from quire.operators.why import why_json
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal

@@ -10,8 +10,8 @@ from tests.scheduler.test_worker_loss import FailingEngine
 from tests.scraping import check_names, scrape
 from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine
-from worker_svc.metric_definitions import METRICS, PARTS
 from worker_svc.settings import SimulatedWorkerSettings
+from worker_svc.shell.metric_definitions import METRICS, PARTS
 from worker_svc.simulated.engine import SimulatedEngine
 
 

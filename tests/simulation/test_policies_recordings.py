@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from benchmarks import policies, policies_bars
 from quire.cli import replay as replay_command
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.replay import replay
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import replay
 from scheduler_svc.simulation.history import Figures
 
 WORKLOAD = ("--workload", "bursts", "--requests", "120")

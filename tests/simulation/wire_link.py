@@ -20,12 +20,12 @@ from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
-from worker_svc.leases import Hello, Ownership, Verdict
+from worker_svc.executor.step_results import StepResults
 from worker_svc.rows.table import RowTable, StepBatch
 from worker_svc.settings import SimulatedWorkerSettings
+from worker_svc.shell.ownership import Hello, Ownership, Verdict
 from worker_svc.simulated.cache import SimulatedCache
 from worker_svc.simulated.engine import SimulatedEngine
-from worker_svc.step_results import StepResults
 
 Results = Ownership[bytes]
 OURS, RIVAL = "scheduler", "rival"

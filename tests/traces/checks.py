@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from quire.otlp_receiver import ReceivedEvent, ReceivedSpan, ReceivedTrace
+from quire.local_stack.otlp_receiver import ReceivedEvent, ReceivedSpan, ReceivedTrace
 from svc_common import trace_names as names
 from tests.traces.step_index import StepIndex
 

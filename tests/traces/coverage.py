@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from quire.otlp_receiver import ReceivedSpan, ReceivedTrace
+from quire.local_stack.otlp_receiver import ReceivedSpan, ReceivedTrace
 from svc_common import trace_names as names
 
 STAGES = (names.RECEIVED, names.PARSED, names.TEMPLATED, names.TOKENIZED, names.SUBMITTED)

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 
 PATH = "/v1/traces"
 

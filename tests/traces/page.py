@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from quire.otlp_receiver import ReceivedEvent, ReceivedSpan
+from quire.local_stack.otlp_receiver import ReceivedEvent, ReceivedSpan
 from scheduler_svc.core.reasons import Reason
 from svc_common import trace_names as names
 from tests.house.tree import ROOT

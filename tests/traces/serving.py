@@ -14,10 +14,10 @@ import pytest
 from gateway_svc import app as gateway_app
 from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import admin_pb2
-from quire.admin import AdminClient
-from quire.connections import Credentials
-from quire.otlp_receiver import OtlpReceiver
-from quire.stack import LocalStack
+from quire.client.connections import Credentials
+from quire.local_stack.otlp_receiver import OtlpReceiver
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from tests.scheduler.harness import Admin, eventually, scheduler, service, worker
 from tests.traces.asks import KEYS, TENANTS, Ask, Clients
 

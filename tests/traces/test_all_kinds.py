@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.otlp_receiver import OtlpReceiver, ReceivedTrace
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common import trace_names as names
 from tests.traces import checks
 from tests.traces.asks import CLIENTS_OWN, Ask, asks

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import telemetry, trace_export
 from svc_common.errors import ConfigError
 from svc_common.trace_export import BatchSettings, BoundedProcessor, LossLog

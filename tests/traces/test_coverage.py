@@ -11,9 +11,10 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire import SamplingParams, ports
-from quire.client import Client
-from quire.otlp_receiver import OtlpReceiver, ReceivedTrace
+from quire import SamplingParams
+from quire.client.sync_client import Client
+from quire.local_stack import ports
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common import trace_names as names
 from tests.e2e.supervised import Case, Readings, supervised
 from tests.scheduler.harness import run_async, scheduler, worker
@@ -127,7 +128,7 @@ def test_a_request_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: p
     assert set(_reasons(trace)) <= {"NO_MODEL", "SCHEDULER_AWAY"} and "NO_MODEL" in _reasons(trace)
     waits = trace.named("gateway.queue")
     assert sum(span.duration_s for span in waits) > 1.0
-    assert all(event.attributes["quire.why"] for span in waits for event in span.events)
+    assert all(event.attributes["quire.operators.why"] for span in waits for event in span.events)
 
 
 def test_a_request_before_the_scheduler_is_there(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import trace_names as names
 from tests.scheduler.harness import run_async, stack
 from tests.scraping import Scrape

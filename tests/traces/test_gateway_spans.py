@@ -10,7 +10,7 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire.otlp_receiver import OtlpReceiver, ReceivedSpan
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
 from svc_common import trace_names as names
 from tests.scheduler.harness import run_async
 from tests.traces.asks import KEYS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.trace import Span
 
-from quire.otlp_receiver import OtlpReceiver
+from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import telemetry
 from svc_common.telemetry import Telemetry
 from tests.traces.serving import exporting

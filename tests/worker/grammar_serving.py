@@ -7,10 +7,10 @@ from typing import Any
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.engine.driver import BLOCK_SIZE
 from tests.worker.grammar_rows import EOS_IDS, ids_of
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 PROMPT = ids_of("Here is the document that you asked for, in the form that you asked for:\n")
 MAX_ROWS = 8
@@ -90,7 +90,7 @@ class Serving:
         joining = [stream for stream in self.streams.values() if stream.row is None]
         staying = [stream for stream in self.streams.values() if stream.row is not None]
         message = worker_pb2.SchedulerOutputs(
-            step_id=self._step_id, num_decode_steps=num_decode_steps, removed_rows=columns.pack(self._removed)
+            step_id=self._step_id, num_decode_steps=num_decode_steps, removed_rows=wire_arrays.pack(self._removed)
         )
         self._removed = []
         if staying:
@@ -121,7 +121,7 @@ class Serving:
         ]
         for stream, share in zip(streams, shares, strict=True):
             stream.computed += share
-        pack = columns.pack
+        pack = wire_arrays.pack
         return worker_pb2.ChangedRows(
             rows=pack([stream.row for stream in streams]),
             incarnations=pack([stream.incarnation for stream in streams]),
@@ -143,7 +143,7 @@ class Serving:
         shares = [self._share(stream, chunk) for stream in streams]
         for stream, share in zip(streams, shares, strict=True):
             stream.computed = share
-        pack, n = columns.pack, len(streams)
+        pack, n = wire_arrays.pack, len(streams)
         return worker_pb2.AddedRows(
             rows=pack([stream.row for stream in streams]),
             incarnations=pack([stream.incarnation for stream in streams]),
@@ -154,22 +154,22 @@ class Serving:
             num_tokens=pack(shares),
             num_blocks=pack([len(stream.blocks) for stream in streams]),
             block_ids=pack([block for stream in streams for block in stream.blocks]),
-            temperatures=pack([0.8] * n, columns.F32),
-            top_ps=pack([0.95] * n, columns.F32),
+            temperatures=pack([0.8] * n, wire_arrays.F32),
+            top_ps=pack([0.95] * n, wire_arrays.F32),
             top_ks=pack([0] * n),
-            seeds=pack([stream.seed for stream in streams], columns.U64),
+            seeds=pack([stream.seed for stream in streams], wire_arrays.U64),
             sequence_indexes=pack([stream.index for stream in streams]),
-            logprobs=pack([0] * n, columns.U8),
+            logprobs=pack([0] * n, wire_arrays.U8),
             names=[stream.name for stream in streams],
             options=[_options(i, stream) for i, stream in enumerate(streams)],
         )
 
     def _take_in(self, outputs: worker_pb2.WorkerOutputs, *, verified: bool) -> None:
         of_row = {stream.row: stream for stream in self.streams.values()}
-        rows = columns.unpack(outputs.rows, "rows").tolist()
-        counts = columns.unpack(outputs.num_tokens, "num_tokens").tolist()
-        flags = columns.unpack(outputs.flags, "flags", columns.U8).tolist()
-        token_ids = iter(columns.unpack(outputs.token_ids, "token_ids").tolist())
+        rows = wire_arrays.unpack(outputs.rows, "rows").tolist()
+        counts = wire_arrays.unpack(outputs.num_tokens, "num_tokens").tolist()
+        flags = wire_arrays.unpack(outputs.flags, "flags", wire_arrays.U8).tolist()
+        token_ids = iter(wire_arrays.unpack(outputs.token_ids, "token_ids").tolist())
         for row, count, flag in zip(rows, counts, flags, strict=True):
             stream = of_row[row]
             stream.flags = flag

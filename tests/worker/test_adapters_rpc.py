@@ -12,7 +12,7 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.adapter_folders import make_adapter
 from tests.worker.shell.builders import Change, Row, run, step, tokens_by_row, typed
 from tests.worker.shell.running import RunningWorker, fast, running
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
 PROMPT = list(range(40, 52))

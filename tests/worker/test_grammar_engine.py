@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.grammars import GrammarCompiler
 from tests.worker.engine.driver import make_engine
 from tests.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, choice, json_schema, lark, regex, text_of
 from tests.worker.grammar_serving import MAX_ROWS, Serving, Stream
 from tests.worker.random_schemas import random_schema
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS = 400
 MAX_TOKENS = 480
@@ -176,8 +176,8 @@ def test_beams_have_candidates_of_the_grammar(engine: ModelEngine) -> None:
     seen = set()
     for _ in range(6):
         outputs = serving.step()
-        (count,) = columns.unpack(outputs.candidates.counts, "counts").tolist()
-        ids = columns.unpack(outputs.candidates.token_ids, "token_ids").tolist()
+        (count,) = wire_arrays.unpack(outputs.candidates.counts, "counts").tolist()
+        ids = wire_arrays.unpack(outputs.candidates.token_ids, "token_ids").tolist()
         assert 1 <= count == len(ids) <= 4
         matcher = compiler.compile(grammar)
         assert matcher.consume_tokens(beam.output) or not beam.output

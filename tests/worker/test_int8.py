@@ -11,15 +11,15 @@ from transformers import AutoTokenizer
 
 from quire.built_in_model import default_model
 from quire.cli.worker_options import WorkerOptions
-from quire.llm import LLM
+from quire.offline.llm import LLM
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from worker_svc.device.devices import HOST
-from worker_svc.invariance import FREE
+from worker_svc.executor.invariance import FREE
 from worker_svc.model import checkpoint
+from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel, load
-from worker_svc.model.made_up import Chunk, pack
 from worker_svc.settings import WorkerSettings
 
 BLOCK_SIZE = 16

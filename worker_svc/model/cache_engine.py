@@ -4,7 +4,7 @@ import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
 from worker_svc.device.devices import Device
-from worker_svc.model.pages_ahead import PagesAhead
+from worker_svc.model.prefault import PagesAhead
 
 
 class CacheEngine:

@@ -24,8 +24,8 @@ from worker_svc.device.devices import HOST, Device, Devices
 from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, bundle, checkpoint, memory, rotary
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
-from worker_svc.model.fused.trial import fuse_tried
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import Quantization, WorkerSettings

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from worker_svc.rows.options import OptionColumns, read_options
 
@@ -141,7 +141,7 @@ def _check_once(added: IntArray, changed: IntArray) -> None:
 
 
 def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
-    rows = columns.unpack(data, field, minimum=0)
+    rows = wire_arrays.unpack(data, field, minimum=0)
     if not len(rows):
         return rows
     last = int(np.maximum.reduce(rows))
@@ -157,7 +157,7 @@ def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
 def _pairs(data: bytes, field: str, sizes: tuple[int, int]) -> IntArray:
     if not data:
         return _NO_PAIRS
-    flat = columns.unpack(data, field, minimum=0)
+    flat = wire_arrays.unpack(data, field, minimum=0)
     if len(flat) % 2:
         raise InvalidArgument.field(field, f"has {len(flat)} elements, which are no pairs")
     pairs = flat.reshape(-1, 2)
@@ -177,18 +177,18 @@ def _blame_first(bad: NDArray[np.bool_], rows: IntArray, field: str, what: str) 
 
 
 def _run(data: bytes, counts: IntArray, field: str, bound: int, what: str) -> list[IntArray]:
-    flat = columns.unpack(data, field, minimum=0)
+    flat = wire_arrays.unpack(data, field, minimum=0)
     _below(flat, bound, field, what)
     # 64 bits: a sum of hostile int32 counts must not wrap.
-    return columns.split(flat, counts.astype(np.int64), field)
+    return wire_arrays.split(flat, counts.astype(np.int64), field)
 
 
 def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | None:
     rows = _rows(message.rows, "added.rows", limits.max_rows)
     n = len(rows)
 
-    def column(name: str, dtype: np.dtype = columns.I32, minimum: int | None = 0) -> NDArray[Any]:
-        return columns.unpack(getattr(message, name), f"added.{name}", dtype, length=n, minimum=minimum)
+    def column(name: str, dtype: np.dtype = wire_arrays.I32, minimum: int | None = 0) -> NDArray[Any]:
+        return wire_arrays.unpack(getattr(message, name), f"added.{name}", dtype, length=n, minimum=minimum)
 
     num_known, num_blocks = column("num_known_tokens", minimum=1), column("num_blocks")
     added = Additions(
@@ -201,12 +201,12 @@ def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | No
         num_tokens=column("num_tokens"),
         num_blocks=num_blocks,
         block_ids=_run(message.block_ids, num_blocks, "added.block_ids", limits.num_gpu_blocks, "block"),
-        temperatures=column("temperatures", columns.F32, None),
-        top_ps=column("top_ps", columns.F32, None),
+        temperatures=column("temperatures", wire_arrays.F32, None),
+        top_ps=column("top_ps", wire_arrays.F32, None),
         top_ks=column("top_ks"),
-        seeds=column("seeds", columns.U64, None),
+        seeds=column("seeds", wire_arrays.U64, None),
         sequence_indexes=column("sequence_indexes"),
-        logprobs=column("logprobs", columns.U8, None).astype(np.bool_),
+        logprobs=column("logprobs", wire_arrays.U8, None).astype(np.bool_),
         names=message.names,
         traces=message.traces,
         options=read_options(message.options, rows, limits.vocab_size),
@@ -259,16 +259,16 @@ def _read_changed(message: worker_pb2.ChangedRows, limits: Limits) -> Changes | 
         data = getattr(message, name)
         if may_be_empty and not data:
             return np.zeros(n, np.int32)
-        return columns.unpack(data, f"changed.{name}", length=n, minimum=0)
+        return wire_arrays.unpack(data, f"changed.{name}", length=n, minimum=0)
 
     changes = Changes(
         rows=rows,
         incarnations=column("incarnations"),
         num_tokens=column("num_tokens"),
         num_new_blocks=column("num_new_blocks"),
-        new_block_ids=columns.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0),
+        new_block_ids=wire_arrays.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0),
         num_new_tokens=column("num_new_tokens", may_be_empty=True),
-        new_token_ids=columns.unpack(message.new_token_ids, "changed.new_token_ids", minimum=0),
+        new_token_ids=wire_arrays.unpack(message.new_token_ids, "changed.new_token_ids", minimum=0),
         num_drafts=column("num_draft_tokens", may_be_empty=True),
     )
     _check_changes(changes, limits)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 
 IntArray = NDArray[np.int32]
@@ -199,7 +199,7 @@ class _Reader:
         ids = self._tokens("sampling.logit_bias_ids", self._sampling.logit_bias_ids)
         if len(np.unique(ids)) != len(ids):
             self._refuse("sampling.logit_bias_ids", "has the same token twice")
-        biases = self._unpack("sampling.logit_biases", self._sampling.logit_biases, columns.F32)
+        biases = self._unpack("sampling.logit_biases", self._sampling.logit_biases, wire_arrays.F32)
         if len(biases) != len(ids):
             self._refuse("sampling.logit_biases", f"has {len(biases)} elements for {len(ids)} ids")
         if not (np.abs(biases) <= 100).all():
@@ -219,7 +219,7 @@ class _Reader:
     def _tokens(self, field: str, data: bytes) -> LongArray:
         if not data:
             return _EMPTY
-        ids = self._unpack(field, data, columns.I32)
+        ids = self._unpack(field, data, wire_arrays.I32)
         if int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size:
             self._refuse(field, f"has a token that is not in 0..{self._vocab_size - 1}")
         return ids.astype(np.int64)

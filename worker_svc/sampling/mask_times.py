@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from worker_svc.rows.options import IntArray
 from worker_svc.sampling.token_masks import MaskWork
 
@@ -37,6 +37,6 @@ class MaskTimes:
         result.mask_budget_ms = self._budget_ms
         if self._beyond_ns:
             places = sorted(self._beyond_ns)
-            result.mask_rows = columns.pack([row for row, _ in places])
-            result.mask_incarnations = columns.pack([life for _, life in places])
-            result.mask_us = columns.pack([self._beyond_ns[place] // _NS_PER_US for place in places])
+            result.mask_rows = wire_arrays.pack([row for row, _ in places])
+            result.mask_incarnations = wire_arrays.pack([life for _, life in places])
+            result.mask_us = wire_arrays.pack([self._beyond_ns[place] // _NS_PER_US for place in places])

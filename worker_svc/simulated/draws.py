@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from worker_svc.executor.step_results import Tops
 from worker_svc.rows.options import Rule
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling.draws import DrawPlan
 from worker_svc.simulated import bundle as simulated_bundle
 from worker_svc.simulated.cache import SimulatedCache, mix
-from worker_svc.step_results import Tops
 
 U64Array = NDArray[np.uint64]
 IntArray = NDArray[np.int32]

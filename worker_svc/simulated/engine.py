@@ -17,6 +17,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition
 from worker_svc.adapters.table import AdapterTable
 from worker_svc.engine import Finished, Progress
+from worker_svc.executor.step_results import Candidates, StepResults, Yield
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
 from worker_svc.rows.table import Limits, PackedTokens, RowTable, StepBatch
 from worker_svc.sampling.draws import DrawPlan, Settled, plan_draws, settle
@@ -24,7 +25,6 @@ from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.simulated import bundle as simulated_bundle
 from worker_svc.simulated.cache import SimulatedCache, mix
 from worker_svc.simulated.draws import SimulatedDraws, logprobs, vector
-from worker_svc.step_results import Candidates, StepResults, Yield
 
 U64Array = NDArray[np.uint64]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.compare.engines.base import Host
 from benchmarks.compare.engines.processes import Child
-from quire.processes import child_environment
+from quire.local_stack.processes import child_environment
 
 
 class TransformersProgram:

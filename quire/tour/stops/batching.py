@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
 from quire.tour import pictures
 from quire.tour.screen import Check, Number, Screen, Stop
 from quire.tour.stage import Request, Stage

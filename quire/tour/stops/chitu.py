@@ -7,8 +7,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quire.messages import RequestOptions
-from quire.sampling_params import SamplingParams
+from quire.client.messages import RequestOptions
+from quire.client.sampling_params import SamplingParams
 from quire.tour import arrivals, pictures, step_facts
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

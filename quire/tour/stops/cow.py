@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
 from quire.tour.pictures import share
 from quire.tour.screen import Check, Number, Screen, Stop
 from quire.tour.stage import EXACT, Request, Stage, TourStack

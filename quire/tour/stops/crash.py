@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quire.sampling_params import SamplingParams
-from quire.stack import LocalStack
+from quire.client.sampling_params import SamplingParams
+from quire.local_stack.stack import LocalStack
 from quire.tour import step_facts
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

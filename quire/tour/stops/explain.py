@@ -7,8 +7,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quire.otlp_receiver import OtlpReceiver, ReceivedEvent, ReceivedSpan, ReceivedTrace
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedEvent, ReceivedSpan, ReceivedTrace
 from quire.tour import arrivals, step_facts
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
 from quire.tour import pictures
 from quire.tour.pictures import Part
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from quire.llm import LLM
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
+from quire.offline.llm import LLM
 from quire.tour import pictures
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

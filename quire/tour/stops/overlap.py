@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
 from quire.tour import pictures, step_facts, timelines
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
 from quire.tour import pictures
 from quire.tour.pictures import Step, share
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.built_in_model import default_model
-from quire.messages import RequestOptions
-from quire.sampling_params import SamplingParams
+from quire.client.messages import RequestOptions
+from quire.client.sampling_params import SamplingParams
 from quire.tour import arrivals, pictures, step_facts, tiny_adapters, v0_refusals
 from quire.tour.pictures import Step
 from quire.tour.scene import Scene

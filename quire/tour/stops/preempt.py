@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
 from quire.tour import arrivals, pictures, step_facts
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

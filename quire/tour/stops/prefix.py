@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from quire.client import RequestOptions
-from quire.outputs import RequestOutput
-from quire.sampling_params import SamplingParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import RequestOptions
 from quire.tour import pictures
 from quire.tour.pictures import Part, Step, share
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.client.sampling_params import BeamSearchParams, SamplingParams
 from quire.tour import pictures
 from quire.tour.pictures import Part, share
 from quire.tour.screen import Check, Number, Screen, Stop

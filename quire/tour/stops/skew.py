@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
 from quire.tour import arrivals, pictures, step_facts, timelines
 from quire.tour.pictures import Step
 from quire.tour.screen import Check, Number, Screen, Stop

@@ -11,8 +11,8 @@ from rich.text import Text
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from quire.built_in_model import default_model
-from quire.connections import Credentials, blocking_channel
-from quire.sampling_params import SamplingParams
+from quire.client.connections import Credentials, blocking_channel
+from quire.client.sampling_params import SamplingParams
 from quire.sizes import size_text
 from quire.tour import pictures
 from quire.tour.pictures import Part

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
 from tests.compose.checks.conftest import Figures
 from tests.compose.checks.requests import client, get, targets, wait_for_targets
 from tests.compose.stack import GRAFANA, HTTP, JAEGER, LAB, PROMETHEUS, Stack, until

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from quire.admin import AdminClient
-from quire.client import Client
+from quire.client.sync_client import Client
+from quire.operators.admin import AdminClient
 from tests.compose.checks.conftest import Figures
 from tests.compose.checks.requests import GREEDY, PROMPTS, Streams, client, undisturbed
 from tests.compose.stack import ADMIN, Stack, until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.admin import AdminClient
+from quire.operators.admin import AdminClient
 from tests.compose.checks.conftest import Stacks
 from tests.compose.checks.requests import GREEDY, client, undisturbed
 from tests.compose.stack import ADMIN, Setup, Stack

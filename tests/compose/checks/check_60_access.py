@@ -6,10 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from quire.client import Client
-from quire.connections import Credentials
-from quire.retrying import NO_RETRIES
-from quire.sampling_params import SamplingParams
+from quire.client.connections import Credentials
+from quire.client.retrying import NO_RETRIES
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
 from svc_common.errors import Unauthenticated, Unavailable
 from tests.compose.checks.conftest import Stacks
 from tests.compose.checks.requests import targets, wait_for_targets

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from quire.client import Client
-from quire.sampling_params import SamplingParams
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
 from tests.compose.commands import Failure
 from tests.compose.stack import GRPC, PROMETHEUS, until
 

@@ -9,7 +9,7 @@ import otlp
 import pages
 import settings
 
-from quire.otlp_receiver import OtlpReceiver, ReceivedSpan, ReceivedTrace
+from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan, ReceivedTrace
 
 TITLE = "STAND-IN for Jaeger (test)"
 _DEFAULT_LIMIT = 20

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _WATCHES = {
-    "worker_svc.step_runner": ("tests.e2e.kill_moments", "watch_steps"),
+    "worker_svc.executor.step_runner": ("tests.e2e.kill_moments", "watch_steps"),
     "worker_svc.simulated.engine": ("tests.e2e.kill_signs", "watch_simulated"),
 }
 

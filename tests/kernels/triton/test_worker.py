@@ -10,7 +10,7 @@ from tests.house.tree import ROOT
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
 from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 pytestmark = [
     pytest.mark.skipif(DEVICE.type != "cpu", reason="the worker's own tests run on the device"),

@@ -11,8 +11,8 @@ from pathlib import Path
 from PIL import Image, ImageChops
 from rich.console import Console
 
-from quire.admin import AdminClient
-from quire.stack import LocalStack
+from quire.local_stack.stack import LocalStack
+from quire.operators.admin import AdminClient
 from quire.top.drawing import Surroundings, frame
 from quire.top.live import LiveSource
 from quire.top.states import State

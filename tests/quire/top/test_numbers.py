@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.reasons_now import BEFORE
+from quire.operators.reasons_now import BEFORE
 from quire.top.numbers import PrefixTally, numbers_json
 from quire.top.steps import PARTS, StepWindow, percentile
 from quire.top.words import WORDS, reason_text, sentence, short_id

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.admin import AdminClient
-from quire.reasons_now import BEFORE
+from quire.operators.admin import AdminClient
+from quire.operators.reasons_now import BEFORE
 from quire.top import screen
 from quire.top.live import LiveSource, Reader
 from quire.top.recorded import RecordedSource
 from quire.top.states import State
-from scheduler_svc.recording.file_format import Recording
+from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import InvalidArgument, Unavailable
 from tests.quire.top.answers import busy
 from tests.quire.top.scripted_scheduler import ScriptedScheduler

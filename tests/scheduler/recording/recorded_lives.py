@@ -7,11 +7,11 @@ from typing import Any
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.costs import Costs
-from scheduler_svc.recording import codec, file_format
-from scheduler_svc.recording.alias import Alias
-from scheduler_svc.recording.file_format import RecordingWriter
-from scheduler_svc.recording.recorder import RecordingCore
-from scheduler_svc.recording.ring import Ring, Segment
+from scheduler_svc.observe.recording import codec, file_format
+from scheduler_svc.observe.recording.alias import Alias
+from scheduler_svc.observe.recording.file_format import RecordingWriter
+from scheduler_svc.observe.recording.recorder import RecordingCore
+from scheduler_svc.observe.recording.ring import Ring, Segment
 from svc_common.errors import ConfigError
 from tests.core.lives import Life
 from tests.core.random_policies import Setting, random_setting

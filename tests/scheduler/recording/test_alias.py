@@ -10,12 +10,12 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.recording import codec
-from scheduler_svc.recording.alias import Alias
-from scheduler_svc.recording.inputs import token_ids, tokens
-from scheduler_svc.recording.recorder import RecordingCore
-from scheduler_svc.recording.replay import replay
-from scheduler_svc.recording.ring import Ring
+from scheduler_svc.observe.recording import codec
+from scheduler_svc.observe.recording.alias import Alias
+from scheduler_svc.observe.recording.inputs import token_ids, tokens
+from scheduler_svc.observe.recording.recorder import RecordingCore
+from scheduler_svc.observe.recording.replay import replay
+from scheduler_svc.observe.recording.ring import Ring
 
 PROMPT = [1_234_567 + 97 * i for i in range(40)]
 MOST = 2**31 - 1

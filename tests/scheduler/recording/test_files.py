@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.recording import codec, file_format, snapshot
-from scheduler_svc.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
-from scheduler_svc.recording.replay import replay
-from scheduler_svc.recording.ring import PackedSegment, Ring, Segment
-from scheduler_svc.recording.snapshot import Snapshot, SnapshotError
+from scheduler_svc.observe.recording import codec, file_format, snapshot
+from scheduler_svc.observe.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
+from scheduler_svc.observe.recording.replay import replay
+from scheduler_svc.observe.recording.ring import PackedSegment, Ring, Segment
+from scheduler_svc.observe.recording.snapshot import Snapshot, SnapshotError
 from svc_common.version import VERSION
 from tests.scheduler.recording.recorded_lives import recorded
 
@@ -139,11 +139,12 @@ def _document(root: list[object], *classes: list[object]) -> bytes:
         _document(["o", 0], ["os", "system", []]),
         _document(["o", 0], ["subprocess", "Popen", []]),
         _document(["o", 0], ["scheduler_svc.core.presets", "replace", []]),
-        _document(["o", 0], ["scheduler_svc.recording.snapshot", "Snapshot", []]),
+        _document(["o", 0], ["scheduler_svc.observe.recording.snapshot", "Snapshot", []]),
         _document(["o", 0, 1], ["scheduler_svc.core.scheduler", "Scheduler", ["__class__"]]),
         _document(["o", 0], ["scheduler_svc.core.request", "Place", []]),
         _document(
-            ["o", 0, ["g", "scheduler_svc.core.request", "enum"]], ["scheduler_svc.core.queues", "ArrivalQueue", ["x"]]
+            ["o", 0, ["g", "scheduler_svc.core.request", "enum"]],
+            ["scheduler_svc.core.parts.queues", "ArrivalQueue", ["x"]],
         ),
         _document(["l", "list", [["e", "scheduler_svc.core.request", "Place", "x"]]]),
         _document(["l", "list", [["n", "scheduler_svc.core.request", "Group", 1]]]),

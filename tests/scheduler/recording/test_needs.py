@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.recording.needs import Value, find_needs
+from scheduler_svc.observe.recording.needs import Value, find_needs
 
 
 class MadeUp:

@@ -9,13 +9,13 @@ import pytest
 from scheduler_svc.core import presets
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import KEYS, Reason
-from scheduler_svc.core.timelines import Episode, Timelines
-from scheduler_svc.recording import inquiry
-from scheduler_svc.recording.inquiry import Question
-from scheduler_svc.recording.needs import Value
-from scheduler_svc.recording.probe import StepProbe
-from scheduler_svc.recording.ring import Segment
-from scheduler_svc.recording.what_if import Change, what_if
+from scheduler_svc.observe.recording import inquiry
+from scheduler_svc.observe.recording.inquiry import Question
+from scheduler_svc.observe.recording.needs import Value
+from scheduler_svc.observe.recording.probe import StepProbe
+from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.what_if import Change, what_if
+from scheduler_svc.observe.timelines import Episode, Timelines
 from svc_common.errors import ConfigError
 from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen

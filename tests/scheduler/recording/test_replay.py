@@ -14,13 +14,13 @@ import pytest
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import codec
-from scheduler_svc.recording.events import EVENTS, Added, Planned
-from scheduler_svc.recording.file_format import Recording
-from scheduler_svc.recording.recorder import RecordingCore
-from scheduler_svc.recording.replay import ReplayReport, replay
-from scheduler_svc.recording.ring import Segment
-from scheduler_svc.recording.what_if import one_life, what_if
+from scheduler_svc.observe.recording import codec
+from scheduler_svc.observe.recording.events import EVENTS, Added, Planned
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.recorder import RecordingCore
+from scheduler_svc.observe.recording.replay import ReplayReport, replay
+from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.what_if import one_life, what_if
 from tests.scheduler.recording.recorded_lives import recorded, recorded_steps
 
 ROOT = Path(__file__).parents[3]

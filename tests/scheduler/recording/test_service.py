@@ -13,9 +13,9 @@ from block_manager.hashing import little_endian
 from protos.inference.v1 import admin_pb2
 from quire.cli import record as record_command
 from quire.cli import replay as replay_command
-from scheduler_svc.recording.file_format import Recording, RecordingError, RecordingWriter
-from scheduler_svc.recording.recorder import RecordingCore
-from scheduler_svc.recording.replay import replay
+from scheduler_svc.observe.recording.file_format import Recording, RecordingError, RecordingWriter
+from scheduler_svc.observe.recording.recorder import RecordingCore
+from scheduler_svc.observe.recording.replay import replay
 from svc_common import rpc
 from svc_common.errors import ConfigError, FailedPrecondition
 from tests.scheduler.harness import Stack, run_async, stack

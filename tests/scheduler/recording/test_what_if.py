@@ -11,17 +11,17 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.recording import changes, codec
-from scheduler_svc.recording.alias import Alias
-from scheduler_svc.recording.changes import Change
-from scheduler_svc.recording.decision import DecisionMaker, first_difference
-from scheduler_svc.recording.events import Planned
-from scheduler_svc.recording.observed import Observed
-from scheduler_svc.recording.probe import StepProbe, probe
-from scheduler_svc.recording.recorder import RecordingCore
-from scheduler_svc.recording.replay import Replayer, replay
-from scheduler_svc.recording.ring import Ring, Segment
-from scheduler_svc.recording.what_if import one_life, what_if
+from scheduler_svc.observe.recording import changes, codec
+from scheduler_svc.observe.recording.alias import Alias
+from scheduler_svc.observe.recording.changes import Change
+from scheduler_svc.observe.recording.decision import DecisionMaker, first_difference
+from scheduler_svc.observe.recording.events import Planned
+from scheduler_svc.observe.recording.observed import Observed
+from scheduler_svc.observe.recording.probe import StepProbe, probe
+from scheduler_svc.observe.recording.recorder import RecordingCore
+from scheduler_svc.observe.recording.replay import Replayer, replay
+from scheduler_svc.observe.recording.ring import Ring, Segment
+from scheduler_svc.observe.recording.what_if import one_life, what_if
 from scheduler_svc.simulation.arrivals import Arrival
 from scheduler_svc.simulation.cost_model import CostModel, StepShape
 from scheduler_svc.simulation.history import History

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.engine.sampled_rows import GRAMMAR, toy_allows
 from tests.worker.shell.builders import Change, Row, rare, step
 from worker_svc.engine import Pending
@@ -35,7 +35,7 @@ def _sampling(kind: str) -> worker_pb2.RowOptions | None:
         "tops": rare(sampling(num_top_logprobs=3)),
         "penalties": rare(sampling(repetition_penalty=1.4, frequency_penalty=0.7)),
         "bad words": rare(
-            sampling(bad_words=[common_pb2.TokenSequence(token_ids=columns.pack([a, a + 1])) for a in range(60)])
+            sampling(bad_words=[common_pb2.TokenSequence(token_ids=wire_arrays.pack([a, a + 1])) for a in range(60)])
         ),
         "grammar": rare(sampling(grammar=GRAMMAR)),
         "children": rare(num_children=3),
@@ -150,10 +150,13 @@ class Scheduler:
         self._on_result(result)
         for life in lives:
             life.num_unread -= 1
-        rows, incarnations = columns.unpack(result.rows, "rows"), columns.unpack(result.incarnations, "incarnations")
-        counts = columns.unpack(result.num_tokens, "num_tokens")
-        runs = columns.split(columns.unpack(result.token_ids, "token_ids"), counts, "token_ids")
-        flags = columns.unpack(result.flags, "flags", columns.U8)
+        rows, incarnations = (
+            wire_arrays.unpack(result.rows, "rows"),
+            wire_arrays.unpack(result.incarnations, "incarnations"),
+        )
+        counts = wire_arrays.unpack(result.num_tokens, "num_tokens")
+        runs = wire_arrays.split(wire_arrays.unpack(result.token_ids, "token_ids"), counts, "token_ids")
+        flags = wire_arrays.unpack(result.flags, "flags", wire_arrays.U8)
         for row, number, run, flag in zip(rows.tolist(), incarnations.tolist(), runs, flags.tolist(), strict=True):
             self._take(self._by_life[row, number], run.tolist(), flag)
         self._take_candidates(result)
@@ -185,9 +188,13 @@ class Scheduler:
 
     def _take_candidates(self, result: worker_pb2.WorkerOutputs) -> None:
         found = result.candidates
-        runs = columns.split(columns.unpack(found.token_ids, "ids"), columns.unpack(found.counts, "counts"), "ids")
+        runs = wire_arrays.split(
+            wire_arrays.unpack(found.token_ids, "ids"), wire_arrays.unpack(found.counts, "counts"), "ids"
+        )
         lives = zip(
-            columns.unpack(found.rows, "rows").tolist(), columns.unpack(found.incarnations, "i").tolist(), strict=True
+            wire_arrays.unpack(found.rows, "rows").tolist(),
+            wire_arrays.unpack(found.incarnations, "i").tolist(),
+            strict=True,
         )
         for key, run in zip(lives, runs, strict=True):
             life, token = self._by_life[key], int(run[len(run) // 2])

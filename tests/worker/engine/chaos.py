@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tests.worker.engine.driver import BLOCK_SIZE, Driver, Row
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS, NUM_CPU_BLOCKS = 160, 40
 EVENTS = {"chunk", "recompute", "swap", "prefix hit", "copy on write", "multi-step", "long neighbour"}

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.cuda import DEVICE_SETTINGS, DEVICES
-from worker_svc.forward import Computed, Forward
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.forward import Computed, Forward
+from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.rows.batch import StepBatch
 from worker_svc.settings import WorkerSettings
 
@@ -155,14 +155,14 @@ class Driver:
         return outputs
 
     def _message(self, num_decode_steps: int) -> worker_pb2.SchedulerOutputs:
-        pack, step = columns.pack, self.step
+        pack, step = wire_arrays.pack, self.step
         message = worker_pb2.SchedulerOutputs(
             step_id=self._step_id,
             num_decode_steps=num_decode_steps,
             removed_rows=pack(step.removed),
-            blocks_to_swap_in=columns.pack_pairs(step.swap_in),
-            blocks_to_swap_out=columns.pack_pairs(step.swap_out),
-            blocks_to_copy=columns.pack_pairs(step.copies),
+            blocks_to_swap_in=wire_arrays.pack_pairs(step.swap_in),
+            blocks_to_swap_out=wire_arrays.pack_pairs(step.swap_out),
+            blocks_to_copy=wire_arrays.pack_pairs(step.copies),
         )
         if step.added:
             message.added.CopyFrom(added_rows(step.added))
@@ -184,11 +184,11 @@ class Driver:
             row = self.rows[name]
             repeats = row.computed == len(row.token_ids) - 1 and row.computed > 0
             row.computed += share.get(index, 1 if repeats else 0)
-        rows = columns.unpack(outputs.rows, "rows").tolist()
-        counts = columns.unpack(outputs.num_tokens, "num_tokens").tolist()
-        flags = columns.unpack(outputs.flags, "flags", columns.U8).tolist()
-        tokens = iter(columns.unpack(outputs.token_ids, "token_ids").tolist())
-        logprobs = iter(columns.unpack(outputs.logprobs, "logprobs", columns.F32).tolist())
+        rows = wire_arrays.unpack(outputs.rows, "rows").tolist()
+        counts = wire_arrays.unpack(outputs.num_tokens, "num_tokens").tolist()
+        flags = wire_arrays.unpack(outputs.flags, "flags", wire_arrays.U8).tolist()
+        tokens = iter(wire_arrays.unpack(outputs.token_ids, "token_ids").tolist())
+        logprobs = iter(wire_arrays.unpack(outputs.logprobs, "logprobs", wire_arrays.F32).tolist())
         reached = [count + (flag != 0) for count, flag in zip(counts, flags, strict=True)]
         # More tokens than decode steps (guesses, children): which logits are whose is not told.
         plain = max(reached, default=0) <= len(logits)
@@ -225,9 +225,9 @@ class Watched:
 
 def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
     """The wire form of rows that join."""
-    pack, rows = columns.pack, [row for row, _ in entries]
+    pack, rows = wire_arrays.pack, [row for row, _ in entries]
 
-    def option(name: str, default: float, dtype: Any = columns.I32) -> bytes:
+    def option(name: str, default: float, dtype: Any = wire_arrays.I32) -> bytes:
         return pack([row.options.get(name, default) for row in rows], dtype)
 
     return worker_pb2.AddedRows(
@@ -240,12 +240,12 @@ def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
         num_tokens=pack([n for _, n in entries]),
         num_blocks=pack([len(row.blocks) for row in rows]),
         block_ids=pack([block for row in rows for block in row.blocks]),
-        temperatures=option("temperature", 0.0, columns.F32),
-        top_ps=option("top_p", 1.0, columns.F32),
+        temperatures=option("temperature", 0.0, wire_arrays.F32),
+        top_ps=option("top_p", 1.0, wire_arrays.F32),
         top_ks=option("top_k", 0),
-        seeds=option("seed", 0, columns.U64),
+        seeds=option("seed", 0, wire_arrays.U64),
         sequence_indexes=option("sequence_index", 0),
-        logprobs=option("logprobs", 1, columns.U8),
+        logprobs=option("logprobs", 1, wire_arrays.U8),
         names=[f"r{row.index}/0" for row in rows],
         options=[
             worker_pb2.RowOptions(at=i, **row.options["rare"]) for i, row in enumerate(rows) if "rare" in row.options

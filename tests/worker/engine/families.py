@@ -11,7 +11,7 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.engine import generated
 from tests.worker.engine.driver import BLOCK_SIZE, make_engine
 from tests.worker.engine.generated import BeamRule, Generated, Hypothesis
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 _LENGTHS = (1, 15, 16, 33, 50, 130)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.shell.builders import Row, step
 from worker_svc.rows.table import Limits, RowTable
 from worker_svc.sampling.draws import plan_draws
@@ -53,17 +53,17 @@ class Options:
             repetition_penalty=self.repetition,
             presence_penalty=self.presence,
             frequency_penalty=self.frequency,
-            logit_bias_ids=columns.pack(list(self.bias)),
-            logit_biases=columns.pack(list(self.bias.values()), columns.F32),
-            allowed_token_ids=columns.pack(self.allowed),
-            bad_words=[common_pb2.TokenSequence(token_ids=columns.pack(word)) for word in self.bad_words],
+            logit_bias_ids=wire_arrays.pack(list(self.bias)),
+            logit_biases=wire_arrays.pack(list(self.bias.values()), wire_arrays.F32),
+            allowed_token_ids=wire_arrays.pack(self.allowed),
+            bad_words=[common_pb2.TokenSequence(token_ids=wire_arrays.pack(word)) for word in self.bad_words],
             num_top_logprobs=self.num_tops,
             grammar=GRAMMAR if self.grammar else None,
         )
         return worker_pb2.RowOptions(
             sampling=sampling,
             min_tokens=self.min_tokens,
-            min_tokens_ids=columns.pack(self.ends),
+            min_tokens_ids=wire_arrays.pack(self.ends),
             num_children=self.num_children,
             num_candidates=self.num_candidates,
         )

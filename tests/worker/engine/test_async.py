@@ -26,12 +26,12 @@ from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.executor.step_flights import Flight
+from worker_svc.executor.step_runner import StepRunner
 from worker_svc.model.packed_model import PackedModel
-from worker_svc.model_engine import ModelEngine
 from worker_svc.sampling.proposer import NgramProposer
 from worker_svc.sampling.row_sampler import RowSampler
-from worker_svc.step_flights import Flight
-from worker_svc.step_runner import StepRunner
 
 ROOT = Path(__file__).parents[3]
 TINY, WORKER = ROOT / "models" / "tiny", ROOT / "worker_svc"
@@ -259,7 +259,7 @@ def test_a_step_whose_results_make_no_sense_fails_alone(engine, monkeypatch):
     equip(engine, StreamQueue(FakeStreams()))
     pending = [engine.launch(step(1, add=[join(0)])), engine.launch(step(2, add=[join(1)])), engine.launch(step(3))]
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.step_landing.settle", lambda *_: 1 / 0)
+        patch.setattr("worker_svc.executor.step_landing.settle", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pending[0].finish()
     found = [tokens_by_row(one.finish()) for one in pending[1:]]
@@ -273,7 +273,7 @@ def test_a_step_that_fails_in_its_launch_spares_those_before(engine, monkeypatch
     equip(engine, StreamQueue(FakeStreams()))
     first = engine.launch(step(1, add=[join(0)]))
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.step_runner.plan_draws", lambda *_: 1 / 0)
+        patch.setattr("worker_svc.executor.step_runner.plan_draws", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.launch(step(2))
     third = engine.launch(step(3))

@@ -9,9 +9,9 @@ from tests.worker.shell.builders import Change, run, step, tokens_by_row
 from tests.worker.shell.running import fast, running
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.engine import Pending
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.executor.step_runner import StepRunner
 from worker_svc.settings import WorkerSettings
-from worker_svc.step_runner import StepRunner
 
 NUM_BLOCKS, NUM_STEPS = 64, 24
 SETTINGS = WorkerSettings.of(

@@ -18,13 +18,13 @@ from tests.worker.engine.chaos import EVENTS, Chaos, origin
 from tests.worker.engine.driver import make_engine
 from tests.worker.engine.families import Family, prompts_of
 from tests.worker.engine.generated import Generated, last_hidden
-from worker_svc.invariance import FREE
+from worker_svc.executor.invariance import FREE
+from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
-from worker_svc.model.made_up import Chunk, pack
 from worker_svc.model.pooling import LAST, MEAN, Pools
-from worker_svc.model_engine import ModelEngine
 
 # A few more than asked for may come: rows run several decode steps at a time.
 _SPARE = 3

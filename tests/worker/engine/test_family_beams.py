@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire import LLM
-from quire.outputs import RequestOutput
-from quire.sampling_params import BeamSearchParams
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import BeamSearchParams
 from scheduler_svc.core.plan import StepPlan
 from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
 from tests.worker.engine.driver import on_tests_device

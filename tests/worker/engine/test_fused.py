@@ -17,9 +17,9 @@ from tests.cuda import TEST_DEVICE
 from tests.worker.engine.driver import Driver, make_engine, new_engine
 from tests.worker.engine.families import prompts_of
 from worker_svc.model import checkpoint
-from worker_svc.model.fused import operators, trial
+from worker_svc.model.dummy_batch import LONGEST
+from worker_svc.model.fused import equivalence_check, operators
 from worker_svc.model.fused.packed_linear import PackedLinear, merged
-from worker_svc.model.made_up import LONGEST
 
 pytestmark = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="programs are the CPU backend's")
 
@@ -164,7 +164,9 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("name", some_quick(STRANGERS, {"gates that fill no panel", "a router that asks for its weights' dtype"}))
+@pytest.mark.parametrize(
+    "name", some_quick(STRANGERS, {"gates that fill no panel", "a router that asks for its weights' dtype"})
+)
 def test_strangers_are_served_by_their_modules(name, tmp_path, caplog):
     """What is not known is seen before anything runs; packed modules compute."""
     family, config = STRANGERS[name]
@@ -294,7 +296,7 @@ def test_positions_are_the_models_own(families, monkeypatch, caplog):
 def test_a_trial_that_is_off(deviation, families, monkeypatch, caplog):
     """Whatever the reason: the program goes, the modules stay, one line says so."""
     usual = served(families["qwen2"].engine).tokens
-    monkeypatch.setattr(trial, "_deviation", lambda *_: deviation)
+    monkeypatch.setattr(equivalence_check, "_deviation", lambda *_: deviation)
     with caplog.at_level(logging.WARNING):
         engine = make_engine(families["qwen2"].path)
     assert not engine._loaded.model.is_fused

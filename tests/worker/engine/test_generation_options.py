@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.cuda import NEEDS_INVARIANCE
@@ -19,12 +19,12 @@ from tests.worker.engine.driver import make_engine
 from tests.worker.engine.sampled_rows import Options, ToyMasks, toy_allows
 from tests.worker.engine.test_sampling_options import random_options
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.executor.step_runner import StepRunner, _task_guard
 from worker_svc.sampling import prompt_scores
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer
-from worker_svc.step_runner import StepRunner, _task_guard
 
-F32, U8 = columns.F32, columns.U8
+F32, U8 = wire_arrays.F32, wire_arrays.U8
 PROMPT = list(b"def main(argv: list[str]) -> int:\n    return 0\n")
 NUM_TOKENS = 12
 # Blocks of a row, by its index: room for all tests' tokens.
@@ -102,12 +102,12 @@ def join(at: int, num_tokens: int | None = None, *, tokens: Sequence[int] = PROM
 
 
 def logprobs_of(result: worker_pb2.WorkerOutputs) -> list[float]:
-    return columns.unpack(result.logprobs, "logprobs", F32).tolist()
+    return wire_arrays.unpack(result.logprobs, "logprobs", F32).tolist()
 
 
 def flags_of(result: worker_pb2.WorkerOutputs) -> dict[int, int]:
-    rows = columns.unpack(result.rows, "rows").tolist()
-    return dict(zip(rows, columns.unpack(result.flags, "flags", U8).tolist(), strict=True))
+    rows = wire_arrays.unpack(result.rows, "rows").tolist()
+    return dict(zip(rows, wire_arrays.unpack(result.flags, "flags", U8).tolist(), strict=True))
 
 
 # --- drafts ----------------------------------------------------------------------------------------------------------
@@ -214,11 +214,11 @@ def test_children_are_the_first_tokens_of_the_sequences_alone(engine):
 
 def candidates_by_row(result: worker_pb2.WorkerOutputs) -> dict[int, list[tuple[int, float]]]:
     found = result.candidates
-    counts = columns.unpack(found.counts, "counts")
-    ids = columns.split(columns.unpack(found.token_ids, "ids"), counts, "ids")
-    logprobs = columns.split(columns.unpack(found.logprobs, "logprobs", F32), counts, "logprobs")
+    counts = wire_arrays.unpack(found.counts, "counts")
+    ids = wire_arrays.split(wire_arrays.unpack(found.token_ids, "ids"), counts, "ids")
+    logprobs = wire_arrays.split(wire_arrays.unpack(found.logprobs, "logprobs", F32), counts, "logprobs")
     pairs = [list(zip(i.tolist(), x.tolist(), strict=True)) for i, x in zip(ids, logprobs, strict=True)]
-    return dict(zip(columns.unpack(found.rows, "rows").tolist(), pairs, strict=True))
+    return dict(zip(wire_arrays.unpack(found.rows, "rows").tolist(), pairs, strict=True))
 
 
 def beam_search(reference, prompt: list[int], width: int, num_tokens: int) -> list[tuple[list[int], float]]:
@@ -291,8 +291,8 @@ def prompt_logprobs(results: Sequence[worker_pb2.WorkerOutputs], row: int) -> tu
     ids: list[int] = []
     for found in (p for result in results for p in result.prompt_logprobs if p.row == row):
         assert found.start == len(logprobs) + 1
-        logprobs += columns.unpack(found.logprobs, "logprobs", F32).tolist()
-        ids += columns.unpack(found.top_token_ids, "ids").tolist()
+        logprobs += wire_arrays.unpack(found.logprobs, "logprobs", F32).tolist()
+        ids += wire_arrays.unpack(found.top_token_ids, "ids").tolist()
         assert len(ids) == len(logprobs) * found.num_top
     return logprobs, ids
 
@@ -351,7 +351,9 @@ def test_a_prompt_that_is_not_finite_fails_alone(engine):
 
 
 def vectors(results: Sequence[worker_pb2.WorkerOutputs]) -> dict[int, np.ndarray]:
-    return {found.row: columns.unpack(found.values, "values", F32) for result in results for found in result.embeddings}
+    return {
+        found.row: wire_arrays.unpack(found.values, "values", F32) for result in results for found in result.embeddings
+    }
 
 
 @NEEDS_INVARIANCE

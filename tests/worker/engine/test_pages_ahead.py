@@ -11,8 +11,8 @@ import torch
 from paged_kernels.host_memory import LARGE_PAGE, host_bytes, make_pages
 from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import Driver, make_engine
-from worker_svc.model import pages_ahead
-from worker_svc.model.pages_ahead import PagesAhead
+from worker_svc.model import prefault
+from worker_svc.model.prefault import PagesAhead
 
 LAYERS, BLOCKS, BLOCK_BYTES = 2, 256, 2**17
 PIECE = LARGE_PAGE // BLOCK_BYTES
@@ -41,7 +41,7 @@ def has_pages(memory: torch.Tensor) -> np.ndarray:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The addresses that pages are made for."""
     found: list[tuple[int, int]] = []
-    monkeypatch.setattr(pages_ahead, "make_pages", lambda begin, end: found.append((begin, end)) or True)
+    monkeypatch.setattr(prefault, "make_pages", lambda begin, end: found.append((begin, end)) or True)
     return found
 
 
@@ -100,7 +100,7 @@ def test_the_last_blocks_too(asked: list[tuple[int, int]]) -> None:
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked once; pages come as they are written."""
     calls: list[int] = []
-    monkeypatch.setattr(pages_ahead, "make_pages", lambda begin, end: bool(calls.append(begin)))
+    monkeypatch.setattr(prefault, "make_pages", lambda begin, end: bool(calls.append(begin)))
     ahead = PagesAhead(pool(), ahead_bytes=PIECE * BLOCK_BYTES * LAYERS * 2)
     for num_used in (0, PIECE, 2 * PIECE):
         ahead.expect(num_used)

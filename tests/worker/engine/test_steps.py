@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import Driver, Step, generate, make_engine
@@ -64,7 +64,7 @@ def test_rows_that_are_not_finite_fail_alone(engine):
     driver.run()
     engine.cache.device_pool[:, :, bad.blocks[0]] = float("nan")
     outputs = driver.run()
-    assert sorted(columns.unpack(outputs.flags, "flags", columns.U8).tolist()) == [0, 1]
+    assert sorted(wire_arrays.unpack(outputs.flags, "flags", wire_arrays.U8).tolist()) == [0, 1]
     assert (driver.flags["bad"], len(driver.tokens["bad"])) == (1, 1)
     driver.remove("bad")
     for _ in range(8):
@@ -102,7 +102,7 @@ def test_unasked_logprobs_are_not_sent(engine):
     driver.add("a", PROMPT, logprobs=0)
     assert driver.run().logprobs == b""
     driver.add("b", PROMPT, logprobs=1)
-    found = columns.unpack(driver.run().logprobs, "logprobs", columns.F32)
+    found = wire_arrays.unpack(driver.run().logprobs, "logprobs", wire_arrays.F32)
     assert found[0] == 0
     assert found[1] < 0
 
@@ -145,7 +145,7 @@ def test_a_step_that_breaks_spares_the_engine(engine, monkeypatch):
     driver = Driver(engine)
     driver.add("p", PROMPT)
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.step_runner.plan_draws", lambda *_: 1 / 0)
+        patch.setattr("worker_svc.executor.step_runner.plan_draws", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             driver.run()
     driver.step = Step()

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.engine.sampled_rows import Options
 from tests.worker.shell.builders import Change, Row, rare, step
 from worker_svc.engine import Pending
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 40, 6
 PROMPT = [7, 30, 2] * 4
@@ -83,7 +83,7 @@ def apart(result: worker_pb2.WorkerOutputs) -> tuple[worker_pb2.WorkerOutputs, N
 def _take_numbers(message: Message, found: list[Numbers]) -> None:
     for field, value in message.ListFields():
         if isinstance(value, bytes) and (field.name.endswith("logprobs") or field.name == "values"):
-            found.append(columns.unpack(value, field.name, columns.F32))
+            found.append(wire_arrays.unpack(value, field.name, wire_arrays.F32))
             message.ClearField(field.name)
         elif not isinstance(value, (bytes, int)):
             for part in [value] if isinstance(value, Message) else value:

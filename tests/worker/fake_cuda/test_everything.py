@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.engine.async_device import FakeStreams
 from tests.worker.engine.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Scheduler
 from tests.worker.engine.sampled_rows import ToyMasks
@@ -18,9 +18,9 @@ from tests.worker.fake_cuda.device import FakeDevices
 from tests.worker.fake_cuda.tensors import DEVICE, WAITS, DeviceTensor
 from tests.worker.shell.builders import Row, step, tokens_by_row
 from worker_svc.device.queue import DeviceQueue, StreamQueue
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.executor.step_runner import StepRunner
 from worker_svc.settings import WorkerSettings
-from worker_svc.step_runner import StepRunner
 
 ON_CPU = {"device": "cpu", "backend": "reference", "invariant": False}
 ON_CUDA = {"device": "cuda", "backend": "reference"}
@@ -66,7 +66,7 @@ def test_steps_of_every_kind(checkpoint, adapter, expected):
     assert all(torch.allclose(*both, atol=1e-4) for both in zip(pools(engine), pools(cpu), strict=True))
     kinds = Counter(field.name for result in results for field, _ in result.ListFields())
     assert kinds["candidates"] and kinds["embeddings"] == 2, kinds
-    assert not any(columns.unpack(result.flags, "flags", columns.U8).any() for result in results)
+    assert not any(wire_arrays.unpack(result.flags, "flags", wire_arrays.U8).any() for result in results)
 
 
 def test_steps_of_every_kind_with_the_kernels(checkpoint, adapter, expected):

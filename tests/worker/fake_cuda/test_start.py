@@ -15,7 +15,7 @@ from tests.checkpoints import make_checkpoint
 from tests.worker.fake_cuda import tensors
 from tests.worker.fake_cuda.device import CONTEXT_BYTES, TOTAL_BYTES, FakeDevices
 from tests.worker.fake_cuda.ledger import LEDGER
-from worker_svc.model_engine import ModelEngine
+from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
 MIB = 2**20

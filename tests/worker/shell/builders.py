@@ -8,7 +8,7 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from svc_common import columns, rpc
+from svc_common import rpc, wire_arrays
 from svc_common.version import PROTOCOL_REVISION
 
 
@@ -38,7 +38,7 @@ class Row:
 
 
 def added(rows: Sequence[Row]) -> worker_pb2.AddedRows:
-    pack = columns.pack
+    pack = wire_arrays.pack
     traced = any(r.trace for r in rows)
     return worker_pb2.AddedRows(
         rows=pack([r.row for r in rows]),
@@ -50,12 +50,12 @@ def added(rows: Sequence[Row]) -> worker_pb2.AddedRows:
         num_tokens=pack([r.num_tokens for r in rows]),
         num_blocks=pack([len(r.blocks) for r in rows]),
         block_ids=pack([b for r in rows for b in r.blocks]),
-        temperatures=pack([r.temperature for r in rows], columns.F32),
-        top_ps=pack([r.top_p for r in rows], columns.F32),
+        temperatures=pack([r.temperature for r in rows], wire_arrays.F32),
+        top_ps=pack([r.top_p for r in rows], wire_arrays.F32),
         top_ks=pack([r.top_k for r in rows]),
-        seeds=pack([r.seed for r in rows], columns.U64),
+        seeds=pack([r.seed for r in rows], wire_arrays.U64),
         sequence_indexes=pack([r.index for r in rows]),
-        logprobs=pack([r.logprobs for r in rows], columns.U8),
+        logprobs=pack([r.logprobs for r in rows], wire_arrays.U8),
         names=[r.name for r in rows],
         traces=[r.trace or common_pb2.TraceContext() for r in rows] if traced else [],
         options=[_options(i, r.options) for i, r in enumerate(rows) if r.options],
@@ -88,14 +88,14 @@ class Change:
 
 def changed(rows: Sequence[Change]) -> worker_pb2.ChangedRows:
     return worker_pb2.ChangedRows(
-        rows=columns.pack([r.row for r in rows]),
-        incarnations=columns.pack([r.incarnation for r in rows]),
-        num_tokens=columns.pack([r.num_tokens for r in rows]),
-        num_new_blocks=columns.pack([len(r.new_blocks) for r in rows]),
-        new_block_ids=columns.pack([b for r in rows for b in r.new_blocks]),
-        num_new_tokens=columns.pack([len(r.told) for r in rows]) if any(r.told for r in rows) else b"",
-        new_token_ids=columns.pack([t for r in rows for t in r.told]),
-        num_draft_tokens=columns.pack([r.num_drafts for r in rows]) if any(r.num_drafts for r in rows) else b"",
+        rows=wire_arrays.pack([r.row for r in rows]),
+        incarnations=wire_arrays.pack([r.incarnation for r in rows]),
+        num_tokens=wire_arrays.pack([r.num_tokens for r in rows]),
+        num_new_blocks=wire_arrays.pack([len(r.new_blocks) for r in rows]),
+        new_block_ids=wire_arrays.pack([b for r in rows for b in r.new_blocks]),
+        num_new_tokens=wire_arrays.pack([len(r.told) for r in rows]) if any(r.told for r in rows) else b"",
+        new_token_ids=wire_arrays.pack([t for r in rows for t in r.told]),
+        num_draft_tokens=wire_arrays.pack([r.num_drafts for r in rows]) if any(r.num_drafts for r in rows) else b"",
     )
 
 
@@ -117,18 +117,18 @@ def step(
         num_decode_steps=num_decode_steps,
         added=added(add) if add else None,
         changed=changed(change) if change else None,
-        removed_rows=columns.pack(remove),
-        blocks_to_swap_in=columns.pack_pairs(swap_in),
-        blocks_to_swap_out=columns.pack_pairs(swap_out),
-        blocks_to_copy=columns.pack_pairs(copy),
+        removed_rows=wire_arrays.pack(remove),
+        blocks_to_swap_in=wire_arrays.pack_pairs(swap_in),
+        blocks_to_swap_out=wire_arrays.pack_pairs(swap_out),
+        blocks_to_copy=wire_arrays.pack_pairs(copy),
     )
 
 
 def tokens_by_row(result: worker_pb2.WorkerOutputs) -> dict[int, list[int]]:
     assert not result.HasField("error"), result.error.message
-    rows = columns.unpack(result.rows, "rows").tolist()
-    counts = columns.unpack(result.num_tokens, "num_tokens")
-    runs = columns.split(columns.unpack(result.token_ids, "token_ids"), counts, "token_ids")
+    rows = wire_arrays.unpack(result.rows, "rows").tolist()
+    counts = wire_arrays.unpack(result.num_tokens, "num_tokens")
+    runs = wire_arrays.split(wire_arrays.unpack(result.token_ids, "token_ids"), counts, "token_ids")
     return {row: run.tolist() for row, run in zip(rows, runs, strict=True)}
 
 

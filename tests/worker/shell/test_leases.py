@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from svc_common.errors import Aborted, FailedPrecondition
-from worker_svc.leases import Grant, Hello, Ownership, Verdict
+from worker_svc.shell.ownership import Grant, Hello, Ownership, Verdict
 
 BOOT = "worker-boot"
 LEASE_S = 10.0

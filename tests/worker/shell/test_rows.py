@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from tests.worker.shell.builders import Change, Row, step
 from worker_svc.rows.table import Limits, RowTable
@@ -144,7 +144,7 @@ def with_column(message: worker_pb2.SchedulerOutputs, path: str, data: bytes) ->
 
 
 ONE = Row(7, [1, 2, 3], [8], 3)
-I32, F32, U8 = columns.I32, columns.F32, columns.U8
+I32, F32, U8 = wire_arrays.I32, wire_arrays.F32, wire_arrays.U8
 
 BAD = [
     ("num_decode_steps", step(num_decode_steps=0)),
@@ -166,25 +166,25 @@ BAD = [
     ("added.num_prompt_tokens", step(add=[Row(7, [1, 2], [8], 1, num_prompt=0)])),
     ("added.token_ids", step(add=[Row(7, [1, 100], [8], 2)])),
     ("added.token_ids", step(add=[Row(7, [1, -1], [8], 2)])),
-    ("added.token_ids", with_column(step(add=[ONE]), "added.token_ids", columns.pack([1, 2]))),
+    ("added.token_ids", with_column(step(add=[ONE]), "added.token_ids", wire_arrays.pack([1, 2]))),
     ("added.num_computed_tokens", step(add=[Row(7, [1, 2], [8], 0, num_computed=2)])),
     ("added.num_tokens", step(add=[Row(7, [1, 2], [8], 2, num_computed=1)])),
     ("added.num_tokens", step(add=[Row(7, [1, 2], [8], -1)])),
     ("added.num_blocks", step(add=[Row(7, [1] * 5, [8], 5)])),
     ("added.num_blocks", step(add=[Row(7, [1] * 6, [8], 0, num_computed=5)])),
     ("added.num_blocks", step(add=[Row(7, [1, 2, 3], [8], 3)], change=[Change(0, 0)], num_decode_steps=3)),
-    ("added.num_blocks", with_column(step(add=[ONE]), "added.num_blocks", columns.pack([1, 1]))),
+    ("added.num_blocks", with_column(step(add=[ONE]), "added.num_blocks", wire_arrays.pack([1, 1]))),
     ("added.block_ids", step(add=[Row(7, [1], [32], 1)])),
     ("added.block_ids", step(add=[Row(7, [1], [-1], 1)])),
     ("added.block_ids", with_column(step(add=[ONE]), "added.block_ids", b"")),
-    ("added.block_ids", with_column(step(add=[ONE]), "added.num_blocks", columns.pack([2**31 - 1]))),
-    ("added.temperatures", with_column(step(add=[ONE]), "added.temperatures", columns.pack([float("nan")], F32))),
-    ("added.temperatures", with_column(step(add=[ONE]), "added.temperatures", columns.pack([-1.0], F32))),
-    ("added.top_ps", with_column(step(add=[ONE]), "added.top_ps", columns.pack([0.0], F32))),
-    ("added.top_ps", with_column(step(add=[ONE]), "added.top_ps", columns.pack([1.5], F32))),
-    ("added.top_ks", with_column(step(add=[ONE]), "added.top_ks", columns.pack([-1]))),
-    ("added.seeds", with_column(step(add=[ONE]), "added.seeds", columns.pack([1]))),
-    ("added.sequence_indexes", with_column(step(add=[ONE]), "added.sequence_indexes", columns.pack([-1]))),
+    ("added.block_ids", with_column(step(add=[ONE]), "added.num_blocks", wire_arrays.pack([2**31 - 1]))),
+    ("added.temperatures", with_column(step(add=[ONE]), "added.temperatures", wire_arrays.pack([float("nan")], F32))),
+    ("added.temperatures", with_column(step(add=[ONE]), "added.temperatures", wire_arrays.pack([-1.0], F32))),
+    ("added.top_ps", with_column(step(add=[ONE]), "added.top_ps", wire_arrays.pack([0.0], F32))),
+    ("added.top_ps", with_column(step(add=[ONE]), "added.top_ps", wire_arrays.pack([1.5], F32))),
+    ("added.top_ks", with_column(step(add=[ONE]), "added.top_ks", wire_arrays.pack([-1]))),
+    ("added.seeds", with_column(step(add=[ONE]), "added.seeds", wire_arrays.pack([1]))),
+    ("added.sequence_indexes", with_column(step(add=[ONE]), "added.sequence_indexes", wire_arrays.pack([-1]))),
     ("added.logprobs", with_column(step(add=[ONE]), "added.logprobs", b"")),
     ("changed.rows", step(change=[Change(2, 1)])),
     ("changed.rows", step(change=[Change(100, 1)])),
@@ -200,12 +200,12 @@ BAD = [
     ("changed.num_new_blocks", step(change=[Change(0, 1, range(32))])),
     ("changed.new_block_ids", step(change=[Change(0, 1, [32])])),
     ("changed.new_block_ids", step(change=[Change(0, 1, [-1])])),
-    ("changed.new_block_ids", with_column(step(change=[Change(0, 1)]), "changed.new_block_ids", columns.pack([1]))),
+    ("changed.new_block_ids", with_column(step(change=[Change(0, 1)]), "changed.new_block_ids", wire_arrays.pack([1]))),
     ("blocks_to_swap_in", step(swap_in=[(8, 0)])),
     ("blocks_to_swap_in", step(swap_in=[(0, 32)])),
     ("blocks_to_swap_out", step(swap_out=[(32, 0)])),
     ("blocks_to_copy", step(copy=[(0, 32)])),
-    ("blocks_to_copy", with_column(step(), "blocks_to_copy", columns.pack([1]))),
+    ("blocks_to_copy", with_column(step(), "blocks_to_copy", wire_arrays.pack([1]))),
 ]
 
 
@@ -367,7 +367,7 @@ def test_random_bytes_in_any_column_are_refused_or_harmless(data: st.DataObject)
     names += [("changed", f.name) for f in worker_pb2.ChangedRows.DESCRIPTOR.fields]
     names += [("", n) for n in ("removed_rows", "blocks_to_swap_in", "blocks_to_swap_out", "blocks_to_copy")]
     for part, name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)):
-        words = st.lists(st.sampled_from([0, 1, 2, 7, 33, 2**31 - 1, -1, -(2**31)]), max_size=4).map(columns.pack)
+        words = st.lists(st.sampled_from([0, 1, 2, 7, 33, 2**31 - 1, -1, -(2**31)]), max_size=4).map(wire_arrays.pack)
         setattr(getattr(message, part) if part else message, name, data.draw(st.binary(max_size=17) | words))
     before = snapshot(rows)
     try:

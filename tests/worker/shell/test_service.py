@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -25,7 +25,7 @@ from svc_common.errors import (
 from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_by_row, typed
 from tests.worker.shell.running import fast, running
 from worker_svc.engine import DeviceLost
-from worker_svc.service import CHUNK_BYTES
+from worker_svc.shell.service import CHUNK_BYTES
 from worker_svc.simulated.engine import SimulatedEngine
 
 
@@ -253,7 +253,7 @@ def test_multi_step_returns_several_tokens_equal_to_single_steps() -> None:
             rows = [Row(0, [1, 2], [0, 1, 2], 2, logprobs=True), Row(1, [3], [3, 4, 5], 1)]
             several = await owner.ask(step(1, add=rows, num_decode_steps=4))
             assert several.num_computed_tokens == 3 + 3 * 2
-            assert len(columns.unpack(several.logprobs, "logprobs", columns.F32)) == 8
+            assert len(wire_arrays.unpack(several.logprobs, "logprobs", wire_arrays.F32)) == 8
             again = [Row(r.row, r.tokens, r.blocks, r.num_tokens, incarnation=2) for r in rows]
             singles = [await owner.ask(step(2, remove=[0, 1], add=again))]
             singles += [await owner.ask(step(i)) for i in (3, 4, 5)]

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from svc_common.errors import FailedPrecondition
 from tests.worker.shell.builders import Change, Row, step, tokens_by_row
 from tests.worker.shell.running import fast
@@ -133,7 +133,7 @@ def test_counts_and_logprobs() -> None:
     made = engine()
     result = made.execute(step(add=[Row(0, PROMPT, [0, 1, 2], 5, logprobs=True), Row(1, [1, 2, 3], [5, 6], 1)]))
     assert result.num_computed_tokens == 6
-    logprobs = columns.unpack(result.logprobs, "logprobs", columns.F32)
+    logprobs = wire_arrays.unpack(result.logprobs, "logprobs", wire_arrays.F32)
     assert len(logprobs) == 1
     assert logprobs[0] <= 0
     result = made.execute(step(change=[Change(0, 0), Change(1, 2)]))

@@ -5,14 +5,14 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import columns
+from svc_common import wire_arrays
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
 from tests.worker.shell.running import fast
 from worker_svc.simulated.bundle import END_OF_TEXT
 from worker_svc.simulated.engine import SimulatedEngine
 
 PROMPT = [10, 20, 30, 40, 50]
-F32 = columns.F32
+F32 = wire_arrays.F32
 Sampling = common_pb2.ResolvedSampling
 
 
@@ -46,8 +46,10 @@ def test_children_are_the_first_tokens_of_their_sequences() -> None:
 
 def candidates(result: worker_pb2.WorkerOutputs) -> tuple[list[int], list[float]]:
     found = result.candidates
-    assert columns.unpack(found.counts, "counts").tolist() == [len(found.token_ids) // 4]
-    return columns.unpack(found.token_ids, "ids").tolist(), columns.unpack(found.logprobs, "logprobs", F32).tolist()
+    assert wire_arrays.unpack(found.counts, "counts").tolist() == [len(found.token_ids) // 4]
+    return wire_arrays.unpack(found.token_ids, "ids").tolist(), wire_arrays.unpack(
+        found.logprobs, "logprobs", F32
+    ).tolist()
 
 
 def test_beams_yield_candidates_and_wait() -> None:
@@ -82,12 +84,14 @@ def test_log_probabilities_of_tokens_and_prompts() -> None:
     result = made.execute(step(add=[Row(0, PROMPT, range(16), 3, logprobs=True, options=options)]))
     (prompt,) = result.prompt_logprobs
     assert (prompt.row, prompt.start, prompt.num_top, len(prompt.logprobs)) == (0, 1, 2, 12)
-    assert columns.unpack(prompt.top_token_ids, "ids").tolist()[::2] == PROMPT[1:4]
+    assert wire_arrays.unpack(prompt.top_token_ids, "ids").tolist()[::2] == PROMPT[1:4]
     result = made.execute(step(change=[Change(0, 2)]))
     assert (result.prompt_logprobs[0].start, len(result.prompt_logprobs[0].logprobs)) == (4, 4)
-    tops = columns.unpack(result.tops.token_ids, "ids").tolist()
+    tops = wire_arrays.unpack(result.tops.token_ids, "ids").tolist()
     assert (tops[0], len(tops)) == (tokens_by_row(result)[0][0], 3)
-    assert columns.unpack(result.tops.logprobs, "logprobs", F32)[0] == columns.unpack(result.logprobs, "l", F32)[0]
+    assert (
+        wire_arrays.unpack(result.tops.logprobs, "logprobs", F32)[0] == wire_arrays.unpack(result.logprobs, "l", F32)[0]
+    )
 
 
 def test_a_vector_is_a_function_of_the_prompt() -> None:
@@ -99,7 +103,7 @@ def test_a_vector_is_a_function_of_the_prompt() -> None:
         (found,) = result.embeddings
         assert (found.row, found.incarnation, result.rows) == (0, 1, b"")
         assert made.execute(step()).num_computed_tokens == 0
-        return columns.unpack(found.values, "values", F32).tolist()
+        return wire_arrays.unpack(found.values, "values", F32).tolist()
 
     assert vector(5) == vector(2, 2, 1)
     assert np.ptp(vector(5)) > 0
@@ -107,7 +111,7 @@ def test_a_vector_is_a_function_of_the_prompt() -> None:
 
 def test_min_tokens_holds_back_the_end() -> None:
     ending = stream(12, engine(eos_probability=0.5))
-    options = rare(min_tokens=8, min_tokens_ids=columns.pack([END_OF_TEXT]))
+    options = rare(min_tokens=8, min_tokens_ids=wire_arrays.pack([END_OF_TEXT]))
     held = stream(12, engine(eos_probability=0.5), options=options)
     assert END_OF_TEXT in ending[:8]
     assert END_OF_TEXT not in held[:8]

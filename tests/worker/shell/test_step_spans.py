@@ -15,8 +15,8 @@ from svc_common.errors import Internal, QuireError
 from svc_common.telemetry import MAX_STEP_LINKS, Telemetry, context_of, trace_context
 from tests.worker.shell.builders import Change, Row, step
 from tests.worker.shell.running import fast
+from worker_svc.shell.step_spans import StepSpans, StepTimes
 from worker_svc.simulated.engine import SimulatedEngine
-from worker_svc.step_spans import StepSpans, StepTimes
 
 
 class Traced:

@@ -8,7 +8,7 @@ import pytest
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import Aborted, Unavailable
-from worker_svc.step_stream import StepStream
+from worker_svc.shell.step_stream import StepStream
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:

@@ -13,11 +13,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from paged_kernels.backend import AttentionBatch, CacheShape
 from paged_kernels.decoder import DecoderKernels, PreparedProgram, Stored
 from worker_svc.model.attention import LayerCall
+from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import pack_all
 from worker_svc.model.fused.parts import DecoderParts, match
 from worker_svc.model.fused.positions import Entry, enter
-from worker_svc.model.made_up import LONGEST
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,163 @@
+"""What the parsers of tool calls share: content up to a marker, then calls, then content again. The formats: `call_formats`."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway_svc.chat.buffered import BufferedParser, find_marker, num_blanks
+from gateway_svc.chat.tool_calls.json_calls import CallReader, Status
+from gateway_svc.text.parts import CONTENT, Part, PartKind
+
+MAX_HELD_CHARS = 16_384
+"""Characters that may wait for the name of a call whose arguments come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What counts as a call: `names` of the tools (None = any), how many at most (None = any number); ids by number."""
+
+    names: frozenset[str] | None
+    call_id: Callable[[int], str]
+    max_calls: int | None = None
+
+
+class CallParser(BufferedParser):
+    """Finds `marker`; a format says what comes behind it (`at_calls`) and behind each call (`behind_call`).
+
+    What turns out not to be a call is content, from its marker on. `lead`: characters that are markup right before a marker.
+    Of calls beyond the most that there may be, nothing is visible.
+    """
+
+    marker = ""
+    lead = ""
+
+    def __init__(self, rules: CallRules) -> None:
+        super().__init__()
+        self._rules = rules
+        self._num_calls = 0
+        self._call = CONTENT
+        self._num_marker_chars = 0
+        self._base = 0
+        self._reader = CallReader(rules.names)
+        self._num_given = 0
+        self.markers = frozenset({self.marker})
+
+    # --- what formats say ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def at_calls(self) -> bool:
+        """State: the buffer begins with a marker, which is not certain yet; `held` is behind it."""
+
+    @abstractmethod
+    def behind_call(self) -> bool:
+        """State: a call is complete; the buffer begins behind it."""
+
+    # --- for formats -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_before_held(self) -> int:
+        """Characters before `held`."""
+        return self._num_marker_chars + num_blanks(self.buffer, self._num_marker_chars)
+
+    @property
+    def held(self) -> str:
+        """What is behind the marker that is not certain yet, without white space before it."""
+        return self.buffer[self.num_before_held :]
+
+    def read_held(self, read: Callable[[], bool]) -> bool:
+        """Goes on with `read` once `held` has begun; behind a marker where nothing comes is no call."""
+        is_there, _ = self.something_behind(self._num_marker_chars)
+        if is_there is None:
+            return False
+        return read() if is_there else self.refuse()
+
+    def hold_marker(self, num_chars: int) -> None:
+        """The buffer begins with a marker."""
+        self._num_marker_chars = num_chars
+        self.state = self.at_calls
+
+    def refuse(self) -> bool:
+        """Behind the marker is no call: it is content, and what follows is looked at anew."""
+        self.take(self._num_marker_chars, CONTENT)
+        self._num_marker_chars = 0
+        self.state = self.in_content
+        return True
+
+    def is_named(self, name: str) -> bool:
+        """Whether there is a tool of that name."""
+        return bool(name) and (self._rules.names is None or name in self._rules.names)
+
+    def begin_call(self, name: str, num_chars: int) -> None:
+        """The next `num_chars` are the head of a call: its arguments follow."""
+        surplus = self._rules.max_calls is not None and self._num_calls >= self._rules.max_calls
+        number = self._num_calls
+        self._num_calls += not surplus
+        head = CONTENT if surplus else Part(PartKind.CALL, number, self._rules.call_id(number), name)
+        self._call = self.current = head.rest
+        self.take(num_chars, head, visible=False)
+
+    def give(self, num_chars: int, *, visible: bool) -> None:
+        """The next characters belong to the call."""
+        self.take(num_chars, self._call, visible=visible and self._call is not CONTENT)
+
+    def end_call(self) -> bool:
+        """The call is complete."""
+        self.current = CONTENT
+        self._num_marker_chars = 0
+        self.state = self.behind_call
+        return True
+
+    def read_object(self) -> bool:
+        """Goes on to the state that reads a call that is a JSON object, which `held` begins with."""
+        self._base = self.num_before_held
+        self._reader = CallReader(self._rules.names)
+        self._num_given = 0
+        self.state = self._in_object
+        return True
+
+    # --- states ----------------------------------------------------------------------------------------------------------
+
+    def in_content(self) -> bool:
+        """See BufferedParser."""
+        begin, end = find_marker(self.buffer, self.marker, self.lead, is_over=self.is_over)
+        self.take(begin, CONTENT)
+        if end is None:
+            return False
+        self.hold_marker(end - begin)
+        return True
+
+    def _in_object(self) -> bool:
+        """Not announced yet: the reader is ahead of what was taken."""
+        reader = self._reader
+        for char in self.buffer[self._base + reader.size :]:
+            if reader.status is not Status.READING or reader.is_call or reader.size > MAX_HELD_CHARS:
+                break
+            reader.feed(char)
+        if reader.is_call and reader.status is not Status.BAD and reader.begin is not None:
+            self.begin_call(reader.name, self._base + reader.begin)
+            self._num_given = reader.begin
+            self.state = self._in_call
+            return True
+        if reader.status is Status.BAD or self.is_over or reader.size > MAX_HELD_CHARS:
+            return self.refuse()
+        return False
+
+    def _in_call(self) -> bool:
+        """Announced: what the reader has accepted is given on at once."""
+        reader = self._reader
+        for char in self.buffer[reader.size - self._num_given :]:
+            if reader.status is not Status.READING:
+                break
+            reader.feed(char)
+        in_arguments = reader.size if reader.end is None else reader.end
+        self._give_to(in_arguments, visible=True)
+        self._give_to(reader.size, visible=False)
+        if reader.status is Status.READING:
+            return False
+        return self.end_call()
+
+    def _give_to(self, position: int, *, visible: bool) -> None:
+        num_chars = position - self._num_given
+        if num_chars > 0:
+            self.give(num_chars, visible=visible)
+            self._num_given = position

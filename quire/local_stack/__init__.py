@@ -1,0 +1,1 @@
+"""A whole stack of processes on this machine: start, watch, restart, certificates."""

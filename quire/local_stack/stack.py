@@ -1,0 +1,293 @@
+"""The three services on this machine: started, waited for, revived, stopped. Used by `quire up`, the demo, tests and benchmarks.
+
+    with LocalStack(model="models/tiny") as stack:
+        with Client(stack.grpc_address) as client:
+            print(client.generate("import ").text)
+
+Not here: what to start (`stack_options`), one child process (`processes`), when it is restarted (`restarts`).
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire import extras
+from quire.client.connections import Credentials, blocking_channel
+from quire.local_stack import ports
+from quire.local_stack.processes import LineSink, ServiceProcess, ignore_line
+from quire.local_stack.restarts import Restarts
+from quire.local_stack.stack_options import StackOptions
+from quire.local_stack.worker_watch import WorkerWatch
+from quire.operators.admin import AdminClient
+from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
+from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
+
+POLL_S = 0.02
+STOP_GRACE_S = 10.0
+
+
+class LocalStack:
+    """Owns a child process for each service. Context manager: entering starts them and waits until they can serve."""
+
+    def __init__(
+        self,
+        options: StackOptions | None = None,
+        *,
+        start_timeout_s: float = 120.0,
+        on_line: LineSink = ignore_line,
+        on_service: Callable[[ServiceProcess], None] = lambda service: None,
+        on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        on_restart: Callable[[str, float], None] = lambda death, pause_s: None,
+        **changes: object,
+    ) -> None:
+        """`changes` are fields of StackOptions.
+
+        `on_service` is called as each process says where it listens, `on_progress(stage, 0..1)` while the model loads (on a
+        thread), `on_line` for what the services write to standard error (on threads), `on_restart(what died and how, pause before
+        it is started again)` by `revive`.
+        """
+        if options is not None and changes:
+            raise TypeError("give either options or their fields, not both")
+        self.options = options or StackOptions(**changes)  # type: ignore[arg-type]
+        self._start_timeout_s = start_timeout_s
+        self._on_line = on_line
+        self._on_service = on_service
+        self._on_progress = on_progress
+        self._on_restart = on_restart
+        self._watches: list[WorkerWatch] = []
+        self._services: dict[str, ServiceProcess] = {}
+        self._silent: dict[str, ServiceProcess] = {}
+        self._restarts = Restarts(self.options.restart)
+        self._ports: dict[str, int] = {}
+        # For as long as the stack lives: a service that died finds its port as it left it.
+        self._reserved = ExitStack()
+
+    # --- where it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def grpc_address(self) -> str:
+        """The gateway's gRPC door, HOST:PORT."""
+        return self._address("--grpc-port")
+
+    @property
+    def http_url(self) -> str:
+        """The gateway's HTTP door; the OpenAI base URL is this with `/v1`."""
+        return f"{'http' if self.options.tls is None else 'https'}://{self._address('--http-port')}"
+
+    @property
+    def credentials(self) -> Credentials:
+        """For clients of this stack: the client's certificate where there are some. An API key is the caller's to add."""
+        certificates = self.options.certificates
+        return Credentials() if certificates is None else certificates.credentials()
+
+    @property
+    def admin_address(self) -> str:
+        """AdminService as the gateway relays it."""
+        return self._address("--admin-port")
+
+    @property
+    def admin_url(self) -> str:
+        """The gateway's admin HTTP listener: the lab, and metrics under `/metrics`."""
+        return f"{'http' if self.options.tls is None else 'https'}://{self._address('--admin-http-port')}"
+
+    @property
+    def scheduler_address(self) -> str:
+        """EngineService of the scheduler."""
+        return self._address("scheduler --port")
+
+    @property
+    def worker_address(self) -> str:
+        """WorkerService of the first worker."""
+        return self.worker_addresses[0]
+
+    @property
+    def worker_addresses(self) -> list[str]:
+        """WorkerService of each worker."""
+        return [self._address(f"{name} --port") for name in self.options.worker_names]
+
+    @property
+    def metrics_addresses(self) -> dict[str, str]:
+        """Where /metrics is of each worker and the scheduler, by service; the gateway's is at its doors."""
+        return {name: self._address(f"{name} --metrics-port") for name in ["scheduler", *self.options.worker_names]}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service."""
+        return {name: service.pid for name, service in self._services.items()}
+
+    def _address(self, option: str) -> str:
+        return f"{self.options.host}:{self._ports[option]}"
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the services and returns when the gateway is SERVING.
+
+        ConfigError or Unavailable when one ends before, DeadlineExceeded when it takes too long; nothing is left running then.
+        """
+        extras.require("starting the services", *extras.services(simulated=self.options.simulated))
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            self._ports = self._reserved.enter_context(ports.reserved(self.options.host, self.options.wanted_ports))
+            for name in self.options.commands(self._ports):
+                self._start(name)
+            self._watch_workers()
+            self._wait_announced(deadline)
+            self._wait_serving(deadline)
+            self._check_adapters()
+            self._stop_watching()
+        except BaseException:
+            # Nothing is served yet, so all may stop at once, and a worker that is loading has the whole grace.
+            self._stop(at_once=True)
+            raise
+
+    def _watch_workers(self) -> None:
+        """The first one's progress stands for all: they load the same model at the same time."""
+        choice = self.options.choice
+        for number, address in enumerate(self.worker_addresses):
+            on_progress = self._on_progress if number == 0 else lambda stage, fraction: None
+            channel = self._inner_channel(address, as_role=SCHEDULER, to=WORKER)
+            self._watches.append(WorkerWatch(channel, choice, on_progress))
+
+    def _inner_channel(self, address: str, *, as_role: str, to: str) -> grpc.Channel:
+        """Behind the gateway, where only services are let in."""
+        return blocking_channel(self._inner_credentials(as_role, to))(address)
+
+    def _inner_credentials(self, as_role: str, to: str) -> Credentials:
+        certificates = self.options.certificates
+        return Credentials(api_key="") if certificates is None else certificates.credentials(as_role, expects=to)
+
+    def _start(self, name: str) -> None:
+        arguments = self.options.commands(self._ports)[name]
+        service = ServiceProcess(name, arguments, environ=self.options.environ, on_line=self._on_line)
+        self._services[name] = self._silent[name] = service
+        self._restarts.started(name, time.monotonic())
+
+    def revive(self) -> None:
+        """Starts again what died, at the same address with the same arguments, after a pause; the others wait for it meanwhile.
+
+        Does not block: call it every tenth of a second or so. Raises where there is no hope: ConfigError for what ended with a
+        wrong setting, Unavailable for what died as often in a row as `options.restart` allows.
+        """
+        for name, service in self._services.items():
+            death = None if self._restarts.is_waiting(name) else service.death()
+            if death is not None:
+                self._mourn(name, death)
+        for name in self._restarts.due(time.monotonic()):
+            self._services[name].wait(0)
+            self._start(name)
+        self._tell_announced()
+
+    def _mourn(self, name: str, death: QuireError) -> None:
+        """Plans the next life, or raises that there is none."""
+        if not isinstance(death, Unavailable):
+            raise death
+        pause_s = self._restarts.died(name, time.monotonic())
+        if pause_s is None:
+            rules = self.options.restart
+            raise Unavailable(
+                f"the {name} died {rules.max_deaths} times in a row, each time within {rules.steady_s:g} s of its start, and is "
+                f"given up; the last time: {death.message}",
+                reason="SERVICE_GIVEN_UP",
+                metadata={"service": name, "deaths": str(rules.max_deaths)},
+            )
+        self._on_restart(death.metadata["summary"], pause_s)
+
+    def check(self) -> None:
+        """Raises when one of the services has ended, or the worker said that it can never serve."""
+        for service in self._services.values():
+            service.check()
+        for watch in self._watches:
+            if watch.error is not None:
+                raise watch.error
+
+    def stop(self) -> None:
+        """Stops gateway, scheduler, workers in this order; kills what does not stop within its grace. Idempotent."""
+        self._stop(at_once=False)
+
+    def _stop(self, *, at_once: bool) -> None:
+        self._stop_watching()
+        running = [self._services[name] for name in self._stop_order if name in self._services]
+        deadline = time.monotonic() + STOP_GRACE_S
+        for service in running if at_once else ():
+            service.terminate()
+        for service in running:
+            if not at_once:
+                service.terminate()
+            service.wait(max(0.1, deadline - time.monotonic()))
+        self._services.clear()
+        self._silent.clear()
+        self._reserved.close()
+
+    def kill(self) -> None:
+        """Ends all services at once; `stop` then has nothing to wait for."""
+        for service in self._services.values():
+            service.kill()
+
+    @property
+    def _stop_order(self) -> list[str]:
+        return ["gateway", "scheduler", *self.options.worker_names]
+
+    def _stop_watching(self) -> None:
+        for watch in self._watches:
+            watch.close()
+        self._watches.clear()
+
+    def _wait_announced(self, deadline: float) -> None:
+        while self._silent:
+            self.check()
+            self._tell_announced()
+            self._sleep(deadline, "say where it listens")
+
+    def _tell_announced(self) -> None:
+        for name in [name for name, service in self._silent.items() if service.announced and service.address]:
+            self._on_service(self._silent.pop(name))
+
+    def _wait_serving(self, deadline: float) -> None:
+        with blocking_channel(self.credentials)(self.grpc_address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while not _is_serving(health):
+                self.check()
+                self._sleep(deadline, "get ready")
+
+    def _check_adapters(self) -> None:
+        """ConfigError for one that a worker could not load: who starts with it wants it."""
+        if not self.options.adapters:
+            return
+        # The scheduler itself: the gateway may want a key.
+        address, inner = self._address("scheduler --admin-port"), self._inner_credentials(GATEWAY, SCHEDULER)
+        with AdminClient(address, credentials=inner) as admin:
+            for adapter in admin.list_adapters():
+                if adapter.unavailable:
+                    raise ConfigError(
+                        f"--adapter {adapter.name}={adapter.path}: {adapter.unavailable}",
+                        reason="ADAPTER_UNAVAILABLE",
+                        metadata={"adapter": adapter.name, "path": adapter.path},
+                    )
+
+    def _sleep(self, deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"the services did not {what} within {self._start_timeout_s:g} s", reason="START_TIMEOUT"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_serving(health: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,160 @@
+"""What `quire up` is to start, and the command line of each service that follows from it.
+
+Not here: the processes (`quire.local_stack.stack`).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from quire.built_in_model import default_model
+from quire.local_stack.certificate_folder import CertificateFolder
+from quire.local_stack.restarts import RestartRules
+from quire.scheduling import scheduler_settings
+from quire.settings import option_name
+from scheduler_svc.policy.choice import PolicyChoice
+from svc_common.log_format import LogFormat
+from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
+
+_SCHEDULING = {
+    "--policy": "policy",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+_WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
+
+    `workers`: how many of them. Ports: 0 = any free one. `adapters`: folders of LoRA adapters to load at the
+    start, by name. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it; `max_num_seqs`,
+    `max_num_batched_tokens`: None = what the policy says.
+    `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
+    `LocalStack.revive` starts again what died.
+    `tls`: folder of `quire certs`: mutual TLS on every hop. `tenants`: file of API keys and quotas. `insecure`: plain text may
+    leave this machine, where `host` says so. `log_format`: of what the services write to standard error.
+    """
+
+    model: Path | str | None = None
+    simulated: bool = False
+    workers: int = 1
+    host: str = "127.0.0.1"
+    grpc_port: int = 0
+    http_port: int = 0
+    admin_port: int = 0
+    admin_http_port: int = 0
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    policy: str | None = None
+    policy_set: Sequence[str] = ()
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tls: Path | str | None = None
+    tenants: Path | str | None = None
+    insecure: bool = False
+    log_format: LogFormat = LogFormat.TEXT
+    worker_args: Sequence[str] = ()
+    scheduler_args: Sequence[str] = ()
+    gateway_args: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    restart: RestartRules = field(default_factory=RestartRules)
+
+    def commands(self, chosen: Mapping[str, int]) -> dict[str, list[str]]:
+        """Arguments after `quire serve`, by service, with the ports `chosen` (see LocalStack)."""
+        model = [] if self.simulated else ["--model", str(self.model or default_model())]
+        worker = ["simulated-worker" if self.simulated else "worker", *model]
+        port = {option: str(number) for option, number in chosen.items()}
+        host = ["--host", self.host]
+        workers = {name: port[f"{name} --port"] for name in self.worker_names}
+        addresses = [part for number in workers.values() for part in ("--worker", f"{self.host}:{number}")]
+        return {
+            **{
+                name: [
+                    *(*worker, *host, "--port", number, "--metrics-port", port[f"{name} --metrics-port"]),
+                    *(*self._peer_args(WORKER), *self._log_args, *self.worker_args),
+                ]
+                for name, number in workers.items()
+            },
+            "scheduler": [
+                # The workers are this stack's own, and its next scheduler starts when the one before has ended.
+                *("scheduler", *addresses, *host, "--force-ownership"),
+                *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
+                *("--metrics-port", port["scheduler --metrics-port"]),
+                *self._peer_args(SCHEDULER),
+                *self._policy_args,
+                *(part for name, path in self.adapters.items() for part in ("--adapter", f"{name}={path}")),
+                *self._log_args,
+                *self.scheduler_args,
+            ],
+            "gateway": [
+                *("gateway", "--scheduler", f"{self.host}:{port['scheduler --port']}", *host),
+                *("--port", port["--grpc-port"], "--http-port", port["--http-port"]),
+                *("--admin-port", port["--admin-port"], "--admin-http-port", port["--admin-http-port"]),
+                *(*self._peer_args(GATEWAY), *self._door_args),
+                *self._log_args,
+                *self.gateway_args,
+            ],
+        }
+
+    @property
+    def worker_names(self) -> list[str]:
+        """ "worker", "worker-2" and so on: names of the services."""
+        return [_WORKER, *(f"{_WORKER}-{number}" for number in range(2, self.workers + 1))]
+
+    @property
+    def choice(self) -> PolicyChoice:
+        """The policy and its limits, as the scheduler will read them. ConfigError for what cannot work."""
+        arguments = [*self._policy_args, *self.scheduler_args]
+        given = {
+            name: int(value) if value.isdecimal() else value
+            for name, value in pairwise(arguments)
+            if name in _SCHEDULING
+        }
+        settings = scheduler_settings(
+            option_name,
+            **{field: given.get(option) for option, field in _SCHEDULING.items()},
+            policy_set=tuple(value for name, value in pairwise(arguments) if name == "--set"),
+            enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
+            workers=tuple(self.worker_names),  # their number is what matters; they have no addresses yet
+        )
+        return settings.policy_choice(option_name)
+
+    @property
+    def certificates(self) -> CertificateFolder | None:
+        """Those of `tls`."""
+        return None if self.tls is None else CertificateFolder(Path(self.tls).absolute())
+
+    def _peer_args(self, role: str) -> list[str]:
+        encrypted = [] if self.certificates is None else self.certificates.peer_arguments(role)
+        return [*encrypted, "--insecure"] if self.insecure else encrypted
+
+    @property
+    def _door_args(self) -> list[str]:
+        encrypted = [] if self.certificates is None else self.certificates.door_arguments()
+        return encrypted if self.tenants is None else [*encrypted, "--tenants", str(self.tenants)]
+
+    @property
+    def _log_args(self) -> list[str]:
+        return [] if self.log_format is LogFormat.TEXT else ["--log-format", self.log_format.value]
+
+    @property
+    def _policy_args(self) -> list[str]:
+        """The fields about scheduling, as arguments."""
+        named = {option: getattr(self, field) for option, field in _SCHEDULING.items()}
+        single = [part for name, value in named.items() if value is not None for part in (name, str(value))]
+        return [*single, *(part for text in self.policy_set for part in ("--set", text))]
+
+    @property
+    def wanted_ports(self) -> dict[str, int]:
+        """Ports by the option that chooses them."""
+        public = {
+            "--grpc-port": self.grpc_port,
+            "--http-port": self.http_port,
+            "--admin-port": self.admin_port,
+            "--admin-http-port": self.admin_http_port,
+        }
+        workers = {f"{name} {option}": 0 for name in self.worker_names for option in ("--port", "--metrics-port")}
+        return public | workers | {f"scheduler {option}": 0 for option in ("--port", "--admin-port", "--metrics-port")}

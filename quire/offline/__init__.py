@@ -1,0 +1,1 @@
+"""`LLM`: scheduler and engine in this process, without services."""

@@ -1,0 +1,314 @@
+"""The engine in this process: scheduler core, row planner and model engine in one loop, without RPC (R4-R8).
+
+The same classes that the services run, driven by `step()`: schedule, encode, execute, decode, update, text. Not here: prompts in
+many forms and the waiting for results (quire.offline.llm), the behaviour behind a gateway (quire.offline.remote).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.formats import FormatChoice
+from gateway_svc.checks import validation
+from gateway_svc.generating.choice_events import ChoiceEvents
+from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_stream import TextStream
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from quire.built_in_model import default_model
+from quire.client import messages
+from quire.client.conversations import Conversation
+from quire.client.messages import Prompt, RequestOptions
+from quire.client.outputs import RequestOutput
+from quire.client.sampling_params import AnyParams, PoolingParams, SamplingParams
+from quire.offline.in_process_adapters import InProcessAdapters
+from quire.offline.in_process_request import InProcessRequest
+from quire.offline.in_process_steps import LoggedSteps, NoWitness, StepWitness
+from quire.offline.llm_settings import named_as_in_python
+from quire.scheduling import scheduler_settings
+from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
+from scheduler_svc.loop.publishing import publish
+from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
+from scheduler_svc.requests.choice_output import Ending
+from scheduler_svc.requests.sequence_errors import sequence_error
+from scheduler_svc.requests.submission import parse, to_core
+from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
+from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.workers.row_planner import RowPlanner
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import AlreadyExists, Internal, QuireError
+from worker_svc.engine import Engine, Progress
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.settings import WorkerSettings
+
+
+class InProcessEngine:
+    """Owner of core, planner, engine and the live requests. One thread calls it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        choice: PolicyChoice,
+        adapters: Mapping[str, str],
+        *,
+        draw_seed: Callable[[], int],
+        progress: Progress,
+        log_steps: bool = False,
+    ) -> None:
+        """Loads, profiles, allocates (R8), loads `adapters` (folders by name). ConfigError says what is wrong with model, memory or
+        adapter and what to do. `log_steps`: keep the last steps for `steps`."""
+        self._engine = engine
+        self._draw_seed = draw_seed
+        self.limits: common_pb2.ModelLimits = engine.load(progress)
+        self.limits.max_model_len = max_model_len = choice.max_model_len(self.limits.max_model_len)
+        memory = self.memory = engine.profile(*choice.largest_step(max_model_len))
+        size = WorkerSize(
+            memory.block_size,
+            memory.num_gpu_blocks,
+            memory.num_cpu_blocks,
+            max_model_len,
+            self.limits.sliding_window,
+        )
+        fit = choice.core_limits(size)
+        engine.allocate(fit.num_gpu_blocks, fit.num_cpu_blocks)
+        self._adapters = InProcessAdapters(self.limits.model, engine, adapters)
+        self.text_model = TextModel.from_bundle(engine.bundle())
+        self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
+        self._core = choice.for_model(size).build(fit)
+        self._planner = RowPlanner(fit.max_num_seqs)
+        self._witness: StepWitness = LoggedSteps(self._core.spec.name) if log_steps else NoWitness()
+        self._live: dict[str, InProcessRequest] = {}
+        self._aborted: list[RequestOutput] = []
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
+        """Queues a request. InvalidArgument, OutOfRange or AlreadyExists where it cannot be taken."""
+        if request_id in self._live:
+            raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
+        resolved = self._resolved(prompt, params, options)
+        submit = resolved.submit(request_id, self._adapters.named(options.model))
+        submission = parse(submit, monotonic_ns())
+        adapter_id = self._adapters.id_of(submission.adapter)
+        request = to_core(submission, request_id, submission.new_output(), self.limits, adapter_id)
+        self._core.add(request)
+        choices = [
+            ChoiceEvents(i, self._text(resolved, i), with_logprobs=submission.sampling.logprobs)
+            for i in range(submission.num_choices)
+        ]
+        self._live[request_id] = InProcessRequest(
+            submission,
+            request,
+            None if isinstance(prompt, Conversation) else prompt,
+            choices,
+            submission.adapter or self.limits.model,
+            normalize=isinstance(params, PoolingParams) and params.normalize,
+        )
+
+    def _text(self, resolved: validation.ResolvedRequest, choice: int) -> TextStream:
+        parser = None if resolved.parsing is None else resolved.parsing.parser(choice)
+        return TextStream(
+            self.text_model,
+            resolved.stop_strings,
+            min_tokens=resolved.stop.min_tokens,
+            parser=parser,
+            include_stop=resolved.include_stop,
+            special_tokens=resolved.special_tokens,
+        )
+
+    def _resolved(
+        self, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        if isinstance(params, SamplingParams):
+            if isinstance(prompt, Conversation):
+                return self._resolve_chat(prompt, params, options)
+            return self.resolve(prompt, params, options)
+        assert not isinstance(prompt, Conversation), "LLM.chat takes SamplingParams alone"
+        return self._resolve_embed(prompt, params, options)
+
+    def _resolve_chat(
+        self, prompt: Conversation, params: SamplingParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        message = messages.chat_request(prompt.messages, params, options, prompt.chat)
+        validation.check_parameters(message, self.limits)
+        return resolve_chat(
+            message, self.text_model, self.limits, self._defaults, FormatChoice(), draw_seed=self._draw_seed
+        )
+
+    def resolve(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> validation.ResolvedRequest:
+        """The request with every default applied, checked exactly as a gateway checks it."""
+        message = messages.generate_request(prompt, params, options)
+        validation.check_parameters(message, self.limits)
+        return validation.resolve(
+            message, self._encoded(prompt), self.limits, self._defaults, self.text_model, draw_seed=self._draw_seed
+        )
+
+    def _resolve_embed(
+        self, prompt: Prompt, params: PoolingParams, options: RequestOptions
+    ) -> validation.ResolvedRequest:
+        message = messages.embed_request([prompt], params, options)
+        validation.check_embed(message, self.limits)
+        return validation.resolve_embed(message, self._encoded(prompt), self.limits)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        return self.text_model.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; their blocks are free at once. Unknown and finished ids are ignored (R35)."""
+        wanted = [request_id for request_id in sorted(request_ids) if request_id in self._live]
+        self._core.abort(wanted)
+        for request_id in wanted:
+            live = self._live.pop(request_id)
+            live.abort()
+            self._aborted.append(live.output)
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Ends requests, and nothing more is told of them."""
+        gone = set(request_ids)
+        self.abort(gone)
+        self._aborted = [output for output in self._aborted if output.request_id not in gone]
+
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self._live or self._aborted)
+
+    def close(self) -> None:
+        """Ends what runs."""
+        self.abort(list(self._live))
+        self._engine.reset()
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def steps(self, *, tables: bool) -> list[dict[str, Any]]:
+        """See Backend."""
+        return self._witness.steps(tables=tables)
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step (R5) and returns the requests that have something new; finished ones for the last time."""
+        touched: dict[str, RequestOutput] = {output.request_id: output for output in self._aborted}
+        self._aborted.clear()
+        began_ns = monotonic_ns()
+        for plan in self._core.schedule(began_ns / NS_PER_S):
+            self._witness.planned(plan, self._core, began_ns)
+            self._end_all(plan.ended, touched)
+            if plan.left or not plan.is_empty:
+                self._run(plan, touched)
+        return list(touched.values())
+
+    def _run(self, plan: StepPlan, touched: dict[str, RequestOutput]) -> None:
+        message = self._planner.encode(plan, self._sampling)
+        try:
+            result = self._decoded(message)
+        except QuireError as error:
+            self._fail(plan, error, touched)
+            return
+        outcome = self._core.update(result.result, monotonic_ns() / NS_PER_S)
+        self._witness.ran(result, outcome)
+        publish(outcome, result, self)
+        self._end_all(outcome.ended, touched)
+        for request_id in dict.fromkeys(run.request_id for run in outcome.runs):
+            if request_id in self._live and not self._live[request_id].made.ranked:
+                self._deliver(request_id, touched)
+
+    def _sampling(self, request_id: str) -> RowSampling:
+        live = self._live[request_id]
+        return live.submission.row_sampling(self.limits, live.request.lora_id)
+
+    def _decoded(self, message: worker_pb2.SchedulerOutputs) -> WorkerResult:
+        output = self._engine.execute(message)
+        output.step_id, output.epoch = message.step_id, message.epoch
+        result = self._planner.decode(output)
+        if result is None:
+            raise Internal(f"the engine answered step {output.step_id}, which is not awaited")
+        return result
+
+    def _fail(self, plan: StepPlan, error: QuireError, touched: dict[str, RequestOutput]) -> None:
+        """The step could not run: its requests fail, nobody else."""
+        void = worker_pb2.WorkerOutputs(step_id=self._planner.last_step_id, epoch=self._planner.epoch)
+        self._planner.decode(void)
+        outcome = self._core.fail_step(plan.step, error.message)
+        for ended in outcome.ended:
+            live = self._live.pop(ended.request_id)
+            live.fail(error)
+            touched[ended.request_id] = live.output
+
+    # --- what a step gave (publishing.Readers) ---------------------------------------------------------------------
+
+    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+        """See Readers."""
+        live = self._live[run.request_id]
+        wants_tops = live.submission.num_top_logprobs > 0
+        live.made.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
+
+    def put_prompt(self, core_id: str, run: PromptRun) -> None:
+        """See Readers."""
+        prompt = self._live[core_id].made.prompt
+        if prompt is not None:
+            prompt.put(run)
+
+    def put_embedding(self, core_id: str, values: bytes) -> None:
+        """See Readers."""
+        self._live[core_id].made.embedding = values
+
+    def _end_all(self, ended: Iterable[EndedSequence], touched: dict[str, RequestOutput]) -> None:
+        for end in ended:
+            live = self._live.get(end.request_id)
+            if live is None:
+                continue  # a stop string, or a failure of another sequence, ended it before
+            if end.error is not None:
+                self._core.abort([end.request_id])
+                del self._live[end.request_id]
+                live.fail(sequence_error(end.error, live.submission))
+                touched[end.request_id] = live.output
+            elif live.made.ranked:
+                if end.request_done:
+                    live.made.rank(live.request)
+                    self._deliver(end.request_id, touched)
+            else:
+                choice = live.made.choices[end.index]
+                choice.ending = choice.ending or Ending.of(end.status, end.stop_token_id)
+                self._deliver(end.request_id, touched)
+
+    def _deliver(self, request_id: str, touched: dict[str, RequestOutput]) -> None:
+        """Tells what is new of a request; stop strings end choices, and the last choice the request."""
+        live = self._live[request_id]
+        for choice, num_tokens in live.deliver():
+            if not live.made.ranked:
+                self._core.stop_at(f"{request_id}/{choice}", num_tokens)
+        touched[request_id] = live.output
+        if live.is_complete:
+            del self._live[request_id]
+            live.finish()
+
+
+# --- the composition root ----------------------------------------------------------------------------------------------
+
+
+def load(
+    model: str | Path | None,
+    scheduling: Mapping[str, Any],
+    worker_settings: Mapping[str, Any],
+    adapters: Mapping[str, str],
+    draw_seed: Callable[[], int],
+    *,
+    log_steps: bool,
+) -> InProcessEngine:
+    """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings.
+    `adapters`: folders by name.
+
+    ConfigError, by the options' Python names, for what cannot work; numbers are checked before anything is loaded.
+    """
+    choice = scheduler_settings(str, **scheduling).policy_choice()
+    with named_as_in_python():
+        given = {**worker_settings, "model": model or default_model()}
+        settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})
+        engine = ModelEngine(settings)
+        return InProcessEngine(
+            engine,
+            choice,
+            adapters,
+            draw_seed=draw_seed,
+            progress=lambda stage, fraction: None,
+            log_steps=log_steps,
+        )

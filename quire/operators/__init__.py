@@ -1,0 +1,1 @@
+"""What the operators' commands ask of a running stack, and how they show it."""

@@ -1,0 +1,222 @@
+"""Client of the operators' API, and its answers as JSON values and as text for people. Used by `quire steps` and `quire blocks`."""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from protos.inference.v1 import admin_pb2, admin_pb2_grpc
+from quire.client.calls import ADMIN, typed_errors
+from quire.client.connections import Credentials, blocking_channel
+from quire.client.keyed_channel import KeyedChannel
+from svc_common import rpc
+from svc_common.errors import DeadlineExceeded
+
+_UNARY_TIMEOUT_S = 30.0
+_LOAD_TIMEOUT_S = 120.0
+_NO_CREDENTIALS = Credentials()
+
+
+class AdminClient:
+    """Blocking client of AdminService at a gateway's or scheduler's admin listener. Context manager."""
+
+    def __init__(self, target: str, *, credentials: Credentials = _NO_CREDENTIALS) -> None:
+        self.target = target
+        make = blocking_channel(credentials, [("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)])
+        self._channel = KeyedChannel(make(target), credentials.metadata())
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._channel.close()
+
+    def steps(self, *, since: int = 0, follow: bool = False, tables: bool = False) -> Iterator[admin_pb2.StepReport]:
+        """Steps from `since` on (0 = the oldest held), oldest first; with `follow` it goes on as they complete."""
+        request = admin_pb2.WatchSchedulerRequest(since_step=since, follow=follow, tables=tables)
+        call = self._stub.WatchScheduler(request)
+        try:
+            with typed_errors(self.target, ADMIN):
+                yield from call
+        finally:
+            call.cancel()
+
+    def set_policy(self, settings: Sequence[str]) -> admin_pb2.SetPolicyResponse:
+        """Other values for "KEY=VALUE" keys, from the next step on. InvalidArgument, and nothing changed, where one cannot be."""
+        request = admin_pb2.SetPolicyRequest(settings=settings)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)
+
+    def list_adapters(self) -> Sequence[admin_pb2.Adapter]:
+        """The adapters that requests may name."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.ListAdapters(admin_pb2.ListAdaptersRequest(), timeout=_UNARY_TIMEOUT_S)
+            return answer.adapters  # type: ignore[no-any-return]
+
+    def load_adapter(self, name: str, path: str) -> admin_pb2.Adapter:
+        """Into every worker; the workers' errors where it does not fit. `path` as the workers see it."""
+        request = admin_pb2.LoadAdapterRequest(name=name, path=path)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S).adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """NotFound; FailedPrecondition while requests use it."""
+        with typed_errors(self.target, ADMIN):
+            self._stub.UnloadAdapter(admin_pb2.UnloadAdapterRequest(name=name), timeout=_UNARY_TIMEOUT_S)
+
+    def explain(self, request_id: str, *, tenant: str = "", needs: bool = False) -> admin_pb2.ExplainRequestResponse:
+        """Where a request's time went; `needs`: also what would have ended each wait. NotFound for an unknown id."""
+        request = admin_pb2.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)
+
+    def recording(
+        self, *, since: int = 0, follow: bool = False, for_s: float | None = None
+    ) -> Iterator[admin_pb2.DumpRecordingResponse]:
+        """Segments from number `since` on as parts of a recording; with `follow` further ones as they are complete, for ever or
+        `for_s` seconds."""
+        call = self._stub.DumpRecording(
+            admin_pb2.DumpRecordingRequest(since_segment=since, follow=follow), timeout=for_s if follow else None
+        )
+        try:
+            with typed_errors(self.target, ADMIN):
+                yield from call
+        except DeadlineExceeded:
+            return
+        finally:
+            call.cancel()
+
+    def load(self) -> admin_pb2.GetLoadResponse:
+        """How much there is to do."""
+        with typed_errors(self.target, ADMIN):
+            return self._stub.GetLoad(admin_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S)
+
+    def workers(self) -> Sequence[admin_pb2.Worker]:
+        """The workers, by lane."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=_UNARY_TIMEOUT_S)
+            return answer.workers  # type: ignore[no-any-return]
+
+    def drain(self, *, undo: bool = False) -> int:
+        """No more requests, or requests again; how many have not ended."""
+        with typed_errors(self.target, ADMIN):
+            answer = self._stub.Drain(admin_pb2.DrainRequest(undo=undo), timeout=_UNARY_TIMEOUT_S)
+            return int(answer.num_requests)
+
+    def blocks(self, *, memory: bool = False, cached: bool = False) -> admin_pb2.GetBlocksResponse:
+        """Pools, tables and reference counts at one instant; `memory`: how well it is used; `cached`: the cached blocks' names."""
+        request = admin_pb2.GetBlocksRequest(memory=memory, cached=cached)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.GetBlocks(request, timeout=_UNARY_TIMEOUT_S)
+
+    def requests(self, *, at_most: int = 0) -> admin_pb2.ListRequestsResponse:
+        """Who has not ended, and why those wait that do; `at_most` are listed, 0 = 1,000."""
+        request = admin_pb2.ListRequestsRequest(max_requests=at_most)
+        with typed_errors(self.target, ADMIN):
+            return self._stub.ListRequests(request, timeout=_UNARY_TIMEOUT_S)
+
+
+# --- as JSON values ------------------------------------------------------------------------------------------------
+
+
+def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
+    """One step; `tables` only where they were asked for."""
+    values: dict[str, Any] = {
+        "step": report.step,
+        "epoch": report.epoch,
+        "lane": report.lane,
+        "policy": report.policy,
+        "scheduled": [_scheduled_json(group) for group in report.scheduled],
+        "swap_in": _pairs(report.swap_in),
+        "swap_out": _pairs(report.swap_out),
+        "copy": _pairs(report.copy),
+        "preempted": [[item.id, item.mode] for item in report.preempted],
+        "queues": {
+            "waiting": report.queues.waiting,
+            "running": report.queues.running,
+            "swapped": report.queues.swapped,
+        },
+        "free": [report.free.gpu, report.free.cpu],
+        "sampled": {item.sequence: list(item.tokens) for item in report.sampled},
+        "computed_tokens": report.computed_tokens,
+        "times": _times_json(report.times),
+    }
+    if tables:
+        values["tables"] = _tables_json(report.tables)
+    if report.error:
+        values["error"] = report.error
+    return values
+
+
+def _times_json(times: admin_pb2.StepTimes) -> dict[str, int]:
+    return {field.name: getattr(times, field.name) for field in times.DESCRIPTOR.fields}
+
+
+def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
+    """The ledger."""
+    return {
+        "block_size": response.block_size,
+        "gpu": _pool_json(response.gpu),
+        "cpu": _pool_json(response.cpu),
+        "tables": _tables_json(response.tables),
+        "refs": {name: response.refs[name] for name in sorted(response.refs, key=_block_order)},
+    }
+
+
+def _scheduled_json(group: admin_pb2.ScheduledGroup) -> dict[str, Any]:
+    return {
+        "id": group.id,
+        "seqs": list(group.seqs),
+        "tokens": group.tokens,
+        "computed_before": group.computed_before,
+        "prefill": group.prefill,
+    }
+
+
+def _pairs(pairs: Any) -> list[list[int]]:
+    return [[pair.src, pair.dst] for pair in pairs]
+
+
+def _tables_json(tables: Any) -> dict[str, list[str]]:
+    return {table.sequence: list(table.blocks) for table in tables}
+
+
+def _pool_json(pool: admin_pb2.BlockPool) -> dict[str, int]:
+    return {"total": pool.total, "free": pool.free, "cached": pool.cached}
+
+
+def _block_order(name: str) -> tuple[str, int]:
+    """ "g3" before "g10"."""
+    return name[:1], int(name[1:]) if name[1:].isdigit() else -1
+
+
+# --- as text -------------------------------------------------------------------------------------------------------
+
+
+def step_line(report: admin_pb2.StepReport) -> str:
+    """One line: what the step did in numbers."""
+    num_prefill = sum(group.prefill for group in report.scheduled)
+    num_tokens = sum(group.tokens for group in report.scheduled)
+    num_sampled = sum(len(item.tokens) for item in report.sampled)
+    line = (
+        f"step {report.step}  {num_tokens} tokens of {len(report.scheduled)} requests ({num_prefill} prefill)  "
+        f"-> {num_sampled} sampled  waiting {report.queues.waiting} running {report.queues.running}  "
+        f"free {report.free.gpu}"
+    )
+    if report.preempted:
+        line += f"  preempted {len(report.preempted)}"
+    return f"{line}  FAILED: {report.error}" if report.error else line
+
+
+def blocks_text(response: admin_pb2.GetBlocksResponse) -> str:
+    """Pools and tables for people."""
+    lines = [f"block size {response.block_size} tokens"]
+    for name, pool in (("gpu", response.gpu), ("cpu", response.cpu)):
+        lines.append(f"{name}: {pool.total} blocks, {pool.free} free, {pool.cached} of these cached")
+    shared = {name: count for name, count in response.refs.items() if count > 1}
+    for table in response.tables:
+        lines.append(f"{table.sequence}: {' '.join(table.blocks)}")
+    if shared:
+        names = sorted(shared, key=_block_order)
+        lines.append("shared: " + ", ".join(f"{name} by {shared[name]}" for name in names))
+    return "\n".join(lines)

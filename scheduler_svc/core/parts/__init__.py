@@ -1,0 +1,1 @@
+"""The parts that a policy is made of: queue order, admission, budget, preemption, placement."""

@@ -1,0 +1,111 @@
+"""Admission checks: whether a waiting group may start."""
+
+from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.policy import Verdict
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class OpenGate:
+    """A check without a gate and without a memory: the parts below say more."""
+
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+        """Always open."""
+        return True
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """Anybody."""
+        return Verdict.ENTER
+
+    def close(self, num_started: int) -> None:
+        """Nothing to remember."""
+
+
+class MaxSeqs(OpenGate):
+    """No more than `max_num_seqs` sequences run at a time (R132)."""
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """STOP where it would be more."""
+        num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
+        if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
+            return Verdict.ENTER
+        state.journal.stop(group, Reason.MAX_SEQS, running=num_running, limit=state.limits.max_num_seqs)
+        return Verdict.STOP
+
+
+class LoraSlots(OpenGate):
+    """At most `max_loras` adapters in a batch; who would need one more is passed over (R53)."""
+
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = max_loras
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """SKIP where it would be more."""
+        lora_id = group.request.lora_id
+        if not lora_id or lora_id in draft.lora_ids or len(draft.lora_ids) < self._max_loras:
+            return Verdict.ENTER
+        state.journal.skip(group, Reason.LORA_SLOTS, adapter=lora_id, limit=self._max_loras)
+        return Verdict.SKIP
+
+
+class Delay(OpenGate):
+    """Prompts wait for company: until the oldest waited `delay_factor` times the last prompt step's duration (R57)."""
+
+    MEMORY = ("_prev_time", "_prev_prompt", "_last_prompt_latency")
+
+    def __init__(self, delay_factor: float) -> None:
+        self._factor = delay_factor
+        self._prev_time = 0.0
+        self._prev_prompt = False
+        self._last_prompt_latency = 0.0
+
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+        """Open when it waited long enough, or nobody runs. Asking twice in a step forgets that the last one was a prompt's."""
+        if self._prev_prompt:
+            self._last_prompt_latency = draft.now - self._prev_time
+        self._prev_time, self._prev_prompt = draft.now, False
+        if self._factor <= 0 or not len(state.waiting) or not state.running:
+            return True
+        waited_s = draft.now - min(group.request.arrival_time for group in state.waiting)
+        delay_s = self._factor * self._last_prompt_latency
+        if waited_s > delay_s:
+            return True
+        state.journal.stop_all(Place.WAITING, Reason.DELAY, waited_s=waited_s, delay_s=delay_s)
+        return False
+
+    def close(self, num_started: int) -> None:
+        """Remembers that this step has prompts."""
+        self._prev_prompt = self._prev_prompt or num_started > 0
+
+
+class WholeBatch(OpenGate):
+    """Static batching: nobody joins a batch under way; the slowest keeps all others waiting (R1: what is to be avoided)."""
+
+    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+        """Open while a batch is put together: until the worker holds its first."""
+        if not state.running or state.running[0].live[0].name not in state.on_worker:
+            return True
+        if len(state.waiting):
+            state.journal.stop_all(Place.WAITING, Reason.BATCH_UNDER_WAY, running=len(state.running))
+        return False
+
+
+class PatientSlots(OpenGate):
+    """`LoraSlots` until a request is `patience_s` later than it should have started; from then on nobody behind it starts until its
+    adapter has a slot (R53, R202)."""
+
+    def __init__(self, max_loras: int, ordering: Ordering, patience_s: float) -> None:
+        self._slots = LoraSlots(max_loras)
+        self._max_loras = max_loras
+        self._ordering = ordering
+        self._patience_s = patience_s
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """SKIP, or STOP for who has been patient."""
+        verdict = self._slots.check(group, state, draft)
+        if verdict is not Verdict.SKIP or draft.now <= self._ordering.key(group)[0] + self._patience_s:
+            return verdict
+        state.journal.stop(group, Reason.LORA_SLOTS, adapter=group.request.lora_id, limit=self._max_loras)
+        return Verdict.STOP

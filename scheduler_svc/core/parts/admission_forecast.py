@@ -1,0 +1,147 @@
+"""Restraint: a prompt starts only where those that run can be expected to come to their end with it, without preemption."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.parts.admission import OpenGate
+from scheduler_svc.core.policy import Verdict
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+Floats = NDArray[np.float64]
+
+_RISE = 0.1
+_FALL = 0.002
+_MOST_CAUTION = 1.0
+
+
+@dataclass(slots=True)
+class Demand:
+    """Of groups, one entry each: `tokens` known so far, `blocks` they hold, of which `own` go when they end, `remaining` tokens
+    expected to come, `width` sequences that grow."""
+
+    tokens: Floats
+    blocks: Floats
+    own: Floats
+    remaining: Floats
+    width: Floats
+
+    def __add__(self, other: "Demand") -> "Demand":
+        """Those of both."""
+        columns = ("tokens", "blocks", "own", "remaining", "width")
+        return Demand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
+
+    def peak(self, num_used: int, block_size: int) -> float:
+        """The most blocks in use at any time from now on, `num_used` now: just before each of them ends in turn."""
+        # By all columns, so that the order in which groups were looked at makes no difference.
+        order = np.lexsort((self.width, self.own, self.blocks, self.tokens, -self.remaining))
+        remaining, width = self.remaining[order], np.cumsum(self.width[order])
+        known = np.cumsum(self.tokens[order] - self.blocks[order] * block_size)
+        half_full = width / 2  # last blocks are on average half empty
+        grown = np.maximum(0.0, (known + width * remaining) / block_size + half_full)
+        gone = np.sum(self.own) - np.cumsum(self.own[order])
+        return float(np.max(num_used + grown - gone))
+
+
+class ExpectedPeak(OpenGate):
+    """Looks ahead: everybody grows to its expected length and frees its blocks at its end; the most blocks in use at any time must
+    fit the pool. What outputs are expected to become is learned (`OutputLengths`), times a caution that grows with each step in
+    which work was lost, and falls back to `caution` as outputs come to their end. Where victims are copied to the host for less
+    than computing them costs, it counts for as much less.
+
+    Who would run alone always enters, and so does for whom others just left. A forecast, not a promise: whether there are blocks
+    in this step is asked of the cache rules.
+    """
+
+    MEMORY = ("_caution", "_num_lost", "_num_ended")
+
+    def __init__(self, caution: float) -> None:
+        self._least = self._caution = caution
+        self._num_lost = self._num_ended = 0
+        self._draft: StepDraft | None = None
+        self._demand: Demand | None = None
+        self._num_used = 0
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """STOP where the expected peak is more than there is."""
+        if not state.running or group is draft.favoured or group is state.guard.favourite:
+            return Verdict.ENTER
+        size = state.limits.block_size
+        capacity = state.cache.capacity_tokens // size - state.cache.watermark_blocks
+        demand = self._running(state, draft, capacity) + self._of([group], state)
+        peak = demand.peak(self._num_used, size)
+        if peak <= capacity:
+            self._demand = demand
+            return Verdict.ENTER
+        state.journal.stop(group, Reason.RESERVED, need=math.ceil(peak), capacity=capacity)
+        return Verdict.STOP
+
+    def close(self, num_started: int) -> None:
+        """The step is over."""
+        self._draft = self._demand = None
+
+    def _running(self, state: CoreState, draft: StepDraft, capacity: int) -> Demand:
+        """Those that ran when the step was first asked about, and who was let in since."""
+        if self._demand is None or self._draft is not draft:
+            self._draft = draft
+            self._learn(state)
+            usable = capacity + state.cache.watermark_blocks
+            self._num_used = usable - state.cache.num_free_gpu
+            loose = [group for group in state.running if not group.is_steady]
+            self._demand = self._of_rows(state) + self._of(loose, state)
+            held = float(np.sum(self._demand.blocks))
+            # Shared blocks are in several tables: each of their holders is taken to free its part.
+            self._demand.own = self._demand.blocks * (min(1.0, self._num_used / held) if held else 0.0)
+        return self._demand
+
+    def _learn(self, state: CoreState) -> None:
+        """From what happened since the last time."""
+        num_ended = state.lengths.num_noted - self._num_ended
+        self._caution = max(self._least, self._caution - _FALL * num_ended)
+        if state.num_lost_tokens > self._num_lost:
+            self._caution = max(self._caution, min(_MOST_CAUTION, self._caution + _RISE))
+        self._num_lost, self._num_ended = state.num_lost_tokens, state.lengths.num_noted
+
+    def _factor(self, state: CoreState) -> float:
+        """What expected growth is multiplied by."""
+        costs, size = state.costs.now, state.limits.block_size
+        if not (costs.are_known and state.cache.num_free_cpu):
+            return self._caution
+        return self._caution * min(1.0, costs.swap_s(1) / costs.compute_s(size))
+
+    def _of_rows(self, state: CoreState) -> Demand:
+        rows = state.steady
+        prompts = np.array([group.sequences[0].num_prompt_tokens for group in rows.members], np.float64)
+        known = rows.known.astype(np.float64)
+        left = np.maximum(1.0, np.minimum(rows.ends_at, state.max_total_tokens) - known)
+        blocks = rows.capacity / state.limits.block_size
+        return self._demand_of(known - prompts, left, known, blocks, np.ones(len(rows)), state)
+
+    def _of(self, groups: list[Group], state: CoreState) -> Demand:
+        firsts = [group.live[0] for group in groups]
+        tokens = np.array([s.num_tokens for s in firsts], np.float64)
+        prompts = np.array([s.num_prompt_tokens for s in firsts], np.float64)
+        ends_at = np.array([s.num_prompt_tokens + s.request.stop.max_tokens for s in firsts], np.float64)
+        left = np.maximum(1.0, np.minimum(ends_at, state.max_total_tokens) - tokens)
+        blocks = np.array([_num_held(group, state) for group in groups], np.float64)
+        width = np.array([group.max_num_running_seqs for group in groups], np.float64)
+        return self._demand_of(tokens - prompts, left, tokens, blocks, width, state)
+
+    def _demand_of(
+        self, num_outputs: Floats, left: Floats, tokens: Floats, blocks: Floats, width: Floats, state: CoreState
+    ) -> Demand:
+        remaining = np.minimum(left, self._factor(state) * state.lengths.remaining(num_outputs, left))
+        return Demand(tokens, blocks, np.zeros(len(tokens)), remaining, width)
+
+
+def _num_held(group: Group, state: CoreState) -> int:
+    """Device blocks in its tables, or those in use already that it would share if it started."""
+    ledger = state.cache.ledger
+    if group.place is Place.WAITING:
+        return sum(ledger.gpu.refs[block] > 0 for block in state.cache.lookup(group.live[0]).block_ids)
+    return len({block for s in group.live for block in ledger.tables.get(s.name, ())})

@@ -1,1 +1,0 @@
-"""Stages of planning a step, one module per way: `mixed` (v1), `prefill`, `decode`, `swapped` and what is made of them (v0)."""

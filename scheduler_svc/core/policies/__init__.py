@@ -1,0 +1,1 @@
+"""How steps are planned, one folder per family of policies."""

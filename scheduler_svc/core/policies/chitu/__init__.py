@@ -1,0 +1,1 @@
+"""Chitu's planning: ranks, slots, task scores, skew control."""

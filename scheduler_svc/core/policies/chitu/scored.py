@@ -1,0 +1,180 @@
+"""Chitu's scheduler: a batch is all prefills or all decodes, by the type of the task with the best score (R165-R176, R181).
+
+Prompts may fill as many blocks as an adaptive threshold says; decodes that run out of blocks evict the last in score order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_svc.core.errors import TaskDoesNotFit
+from scheduler_svc.core.parts.preemption import Recompute
+from scheduler_svc.core.policies.chitu.scorers import TaskOrder
+from scheduler_svc.core.policies.chitu.tasks import Given, Room, TaskShares, give_up, hold_up, pool
+from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold
+from scheduler_svc.core.policies.mixed.mixed import leave
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+TOO_LARGE = "its tokens need more blocks than the cache has"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Most tasks of a batch by type (R180); `chunk_size`: prompt tokens of a batch, None = prompts are not cut."""
+
+    prefill_num_tasks: int
+    decode_num_tasks: int
+    chunk_size: int | None
+
+
+class ScoredBatch:
+    """Plans the batch of one scheduler group. `fails`: tasks that do not fit fail the step as the reference does, with its defects;
+    else they wait for blocks under way, roll back half-computed prompts, or end alone."""
+
+    def __init__(
+        self,
+        order: TaskOrder,
+        shares: TaskShares,
+        limits: BatchLimits,
+        threshold: AdaptiveThreshold,
+        preemption: Recompute,
+        *,
+        fails: bool,
+    ) -> None:
+        self._order = order
+        self._shares = shares
+        self._limits = limits
+        self._threshold = threshold
+        self._preemption = preemption
+        self._fails = fails
+        self._evicted: list[tuple[str, int]] = []
+        self._is_fallback = False
+
+    def retune(self, order: TaskOrder, limits: BatchLimits) -> None:
+        """Another order and other sizes from the next batch on."""
+        self._order, self._limits = order, limits
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        self._evicted, self._is_fallback = [], False
+        ready = [group for group in pool(state) if self._shares.is_ready(group) and self._order.admits(group)]
+        if not ready:
+            hold_up(state, Reason.LANE_BUSY)
+            return
+        draft.takes_lane = True
+        ranked = self._order.ranked(ready, draft.now, is_warming_up=state.is_warming_up)
+        prefills = [group for group in ranked if group.in_prefill]
+        decodes = [group for group in ranked if not group.in_prefill]
+        if ranked[0].in_prefill:
+            self._is_fallback = not self._prefill(prefills, state, draft)
+            if self._is_fallback:
+                self._check_fits(prefills[0], state)
+        else:
+            hold_up(state, Reason.DECODE_FIRST)
+        if not draft.entries:
+            self._decode(decodes, state, draft)
+        if not (draft.entries or self._fails):
+            self._unblock(prefills, state, draft)
+        for entry in draft.entries.values():
+            entry.sequence.group.lane = draft.lane
+
+    def view(self) -> dict[str, Any]:
+        """`threshold`; of the last plan `evicted`: (request id, threshold after it), and `fallback`: no prefill could be taken."""
+        return {"threshold": self._threshold.value, "evicted": list(self._evicted), "fallback": self._is_fallback}
+
+    # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def _prefill(self, prefills: list[Group], state: CoreState, draft: StepDraft) -> bool:
+        """Takes them in their order, as long as there is room; whether anybody was taken. Nobody is skipped for lack of blocks."""
+        room = self._room(state, draft)
+        num_taken, num_seqs = 0, state.num_running_seqs
+        for group in prefills:
+            if num_taken == self._limits.prefill_num_tasks or room.num_tokens <= 0:
+                self._tell_full(num_taken, room, state)
+                break
+            is_new = group.place is Place.WAITING
+            if is_new and num_seqs + group.max_num_running_seqs > state.limits.max_num_seqs:
+                state.journal.skip(group, Reason.MAX_SEQS, running=num_seqs, limit=state.limits.max_num_seqs)
+                continue
+            given = self._shares.give(group, room, state, draft)
+            if given is not Given.SHARE:
+                if not is_new:  # of a new one it is told already
+                    reason = room.short_of if given is Given.NO_BLOCKS else Reason.TOKEN_BUDGET
+                    hold_up(state, reason, **room.lack)
+                break
+            num_taken += 1
+            num_seqs += is_new * group.max_num_running_seqs
+        return num_taken > 0
+
+    def _room(self, state: CoreState, draft: StepDraft) -> Room:
+        used = self._threshold.total - state.cache.num_free_gpu
+        short_of = Reason.NEED_BLOCKS if self._threshold.value == self._threshold.total else Reason.THRESHOLD
+        return Room.of_chunks(self._limits.chunk_size, self._threshold.value - used, draft, short_of)
+
+    def _tell_full(self, num_taken: int, room: Room, state: CoreState) -> None:
+        if num_taken == self._limits.prefill_num_tasks:
+            hold_up(state, Reason.MAX_SEQS, running=num_taken, limit=num_taken)
+        else:
+            room.lacks_tokens(1, self._limits.chunk_size or state.limits.max_num_batched_tokens)
+            hold_up(state, Reason.TOKEN_BUDGET, **room.lack)
+
+    def _check_fits(self, best: Group, state: CoreState) -> None:
+        """Nobody could be taken though all blocks are free: the best is too large, or its first chunk is (R171)."""
+        total = self._threshold.total
+        if self._fails and self._threshold.value == state.cache.num_free_gpu == total:
+            num_tokens = best.live[0].num_tokens
+            raise TaskDoesNotFit("prefill_does_not_fit", best.request.request_id, num_tokens, self._evicted)
+
+    def _unblock(self, prefills: list[Group], state: CoreState, draft: StepDraft) -> None:
+        """Nothing runs and nothing decodes: half-computed prompts hold each other up, or the threshold does. The last give way."""
+        if any(not (group.in_prefill and self._shares.is_ready(group)) for group in state.running):
+            return
+        self._threshold.recover()
+        started = [group for group in prefills if group.place is Place.RUNNING]
+        new = [group for group in prefills if group.place is Place.WAITING]
+        while not self._prefill([*started, *new], state, draft):
+            if len(started) > 1:
+                self._evict(started.pop(), state, draft)
+                self._threshold.recover()
+            elif in_line := [*started, *new]:
+                give_up(in_line[0], TOO_LARGE, state, draft)
+                started, new = [], [group for group in new if group is not in_line[0]]
+            else:
+                return
+
+    # --- decode ------------------------------------------------------------------------------------------------------
+
+    def _decode(self, decodes: list[Group], state: CoreState, draft: StepDraft) -> None:
+        """All that are ready must fit, whoever then runs (R173)."""
+        while decodes and self._shares.num_blocks_to_decode(decodes) > state.cache.num_free_gpu:
+            if len(decodes) > 1:
+                draft.in_need = decodes[0]
+                self._evict(decodes.pop(), state, draft)
+            elif not self._make_room(decodes[0], state, draft):
+                return
+        room = Room.of_chunks(None, state.cache.num_free_gpu, draft)
+        for group in decodes[: self._limits.decode_num_tasks]:
+            self._shares.give(group, room, state, draft)
+
+    def _make_room(self, alone: Group, state: CoreState, draft: StepDraft) -> bool:
+        """For the only decode that is ready, by rolling back the last half-computed prompt. False: it waits, or ended."""
+        if self._fails:
+            num_tokens = alone.live[0].num_tokens
+            raise TaskDoesNotFit("decode_cannot_finish", alone.request.request_id, num_tokens, self._evicted)
+        others = [group for group in state.running if group is not alone]
+        if any(not self._shares.is_ready(group) for group in others):
+            return False
+        if not others:
+            give_up(alone, TOO_LARGE, state, draft)
+            return False
+        draft.in_need = alone
+        self._evict(self._order.ranked(others, draft.now)[-1], state, draft)
+        return True
+
+    def _evict(self, group: Group, state: CoreState, draft: StepDraft) -> None:
+        """It is computed again from its first token, in no group; each one lowers the threshold (R174)."""
+        leave(group, self._preemption, state, draft)
+        group.lane = None
+        self._evicted.append((group.request.request_id, self._threshold.lower()))

@@ -1,0 +1,87 @@
+"""Chitu's skew scheduler: tasks live in cache slots, and a step runs the residents of one of them (R183-R187)."""
+
+from scheduler_svc.core.policies.chitu.lanes import SkewSlots
+from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, has_rows
+from scheduler_svc.core.policies.chitu.scorers import TaskOrder
+from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, hold_up, pool
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class SkewBatch:
+    """Plans the batch of the slot whose turn it is, after filling it up with newcomers of one type.
+
+    All slots share one pool. `strict_residents`: those whose type the strict mode leaves out do not run, unless somebody is ready
+    whose type it is, as in the reference.
+    """
+
+    def __init__(
+        self,
+        order: TaskOrder,
+        shares: TaskShares,
+        slots: SkewSlots,
+        chunk_size: int | None,
+        *,
+        strict_residents: bool,
+    ) -> None:
+        self._order = order
+        self._shares = shares
+        self._slots = slots
+        self._chunk_size = chunk_size
+        self._strict_residents = strict_residents
+
+    def retune(self, order: TaskOrder, sizes: list[int], chunk_size: int | None) -> None:
+        """Another order, other sizes and chunks from the next batch on; as many slots as there are. Residents stay."""
+        assert len(sizes) == len(self._slots.sizes)
+        self._order, self._slots.sizes, self._chunk_size = order, sizes, chunk_size
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        tasks = pool(state)
+        ready = [group for group in tasks if self._shares.is_ready(group)]
+        if not any(self._counts(group) for group in ready):
+            hold_up(state, Reason.LANE_BUSY)
+            return
+        draft.takes_lane = True
+        self._fill(draft.lane, tasks, ready, state, draft)
+        residents = [group for group in self._slots.residents(draft.lane) if not group.is_paused]
+        batch, room = self._batch(residents, state, draft)
+        give_all(batch, room, self._shares, state, draft)
+
+    def _counts(self, group: Group) -> bool:
+        return self._order.admits(group) or (group.lane is not None and not self._strict_residents)
+
+    def _fill(self, lane: int, tasks: list[Group], ready: list[Group], state: CoreState, draft: StepDraft) -> None:
+        """Newcomers in score order, of the last resident's type; of the best one's into an empty slot (R184)."""
+        newcomers = [group for group in ready if group.lane is None and self._order.admits(group)]
+        residents = self._slots.residents(lane)
+        num_places = max(0, self._slots.sizes[lane] - len(residents))
+        if not newcomers or num_places <= 0:
+            hold_up(state, Reason.LANE_BUSY)
+            return
+        ranked = self._order.ranked(newcomers, draft.now, is_warming_up=state.is_warming_up)
+        last = residents[-1] if residents else ranked[0]
+        chosen = [group for group in ranked if group.in_prefill is last.in_prefill]
+        entered = [group for group in tasks if group.lane is not None or group.place is Place.RUNNING]
+        reservation = Reservation(entered, state.cache.ledger.gpu.num_usable, state)
+        for group in chosen[:num_places]:
+            if group.place is Place.WAITING and not (has_rows(group, entered, state) and reservation.take(group)):
+                return
+            self._slots.settle(group, lane)
+            entered.append(group)
+        hold_up(state, Reason.LANE_BUSY if chosen else Reason.SLOT_TYPE)
+
+    def _batch(self, residents: list[Group], state: CoreState, draft: StepDraft) -> tuple[list[Group], Room]:
+        """All residents; with chunks only the prefills where one stands last, behind the decodes (R185).
+
+        One that took the place of a decode that ended runs beside the decodes, uncut as far as the step allows.
+        """
+        num_blocks = state.cache.num_free_gpu
+        if self._chunk_size is None or not (residents and residents[-1].in_prefill):
+            room = Room.of_chunks(None, num_blocks, draft)
+            room.is_whole = self._chunk_size is None
+            return residents, room
+        prefills = [group for group in residents if group.in_prefill]
+        return prefills, Room.of_chunks(self._chunk_size, num_blocks, draft)

@@ -1,0 +1,151 @@
+"""Puts together schedulers of tasks in lanes: Chitu's three (R165-R195). What differs is the phase and the placement."""
+
+from block_manager.hashing import Rename
+from block_manager.rules.ranked import RankedRules
+from block_manager.rules.v1_pool import V1PoolRules
+from scheduler_svc.core.costs import CostBook
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.outputs import AtOnce, OutputRules
+from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
+from scheduler_svc.core.parts.interfaces import Placement, View
+from scheduler_svc.core.parts.preemption import Recompute, newest
+from scheduler_svc.core.parts.progress import OneUnderWay
+from scheduler_svc.core.parts.progress_guard import MAX_EMPTY_PLANS, STUCK, ProgressGuard
+from scheduler_svc.core.parts.queues import ArrivalQueue
+from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
+from scheduler_svc.core.policies.chitu.lanes import Ranks, SchedulerGroups, SkewSlots
+from scheduler_svc.core.policies.chitu.ranks import RankBatches
+from scheduler_svc.core.policies.chitu.scored import BatchLimits, ScoredBatch
+from scheduler_svc.core.policies.chitu.scorers import TaskOrder
+from scheduler_svc.core.policies.chitu.skew import SkewBatch
+from scheduler_svc.core.policies.chitu.tasks import TaskShares
+from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold, RecoveringOutputs
+from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
+from scheduler_svc.core.policy import Phase
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.windows import BehindWindow
+from svc_common.errors import ConfigError
+
+LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
+
+TaskCache = V1PoolRules | RankedRules
+TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[View]]
+
+
+def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename | None) -> Scheduler:
+    """The scheduler of a spec whose phases schedule tasks."""
+    cache = _cache(spec, limits, rename)
+    state = CoreState(
+        limits=limits,
+        cache=cache,
+        waiting=ArrivalQueue(),
+        max_total_tokens=limits.max_model_len,
+        guard=_guard(spec, limits),
+        steady=SteadyRows(limits.block_size),
+        costs=costs,
+    )
+    deadlines = Deadlines(costs) if spec.deadlines else None
+    intake = Intake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
+    progress, outputs, phases, placement, views = _parts(spec, limits, cache)
+    if spec.sliding_window is not None:
+        outputs = BehindWindow(outputs, cache, spec.sliding_window)
+    if deadlines is not None:
+        phases.insert(0, DropExpired(deadlines))
+    return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
+
+
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> TaskCache:
+    """One pool, or one for each rank."""
+    num_pools = spec.dp_size if spec.phases == "ranks" else 1
+    rules = [
+        V1PoolRules.make(
+            block_size=limits.block_size,
+            num_gpu_blocks=limits.num_gpu_blocks,
+            num_cpu_blocks=limits.num_cpu_blocks,
+            max_model_len=limits.max_model_len,
+            prefix_caching=limits.prefix_caching,
+            rename=rename,
+        )
+        for _ in range(num_pools)
+    ]
+    return RankedRules(rules) if spec.phases == "ranks" else rules[0]
+
+
+def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
+    """Chitu's recorded schedulers wait for ever; else as many empty plans are enough as give every slot its turn several times."""
+    if spec.defects == "recorded":
+        return ProgressGuard(None)
+    num_turns = len(spec.slot_sizes(limits)) if spec.phases == "skew" else 1
+    only = _order(spec).only
+    return ProgressGuard(MAX_EMPTY_PLANS * num_turns, STUCK if only is None else f"{LEFT_TO_OTHERS} ({only})")
+
+
+def _parts(spec: PolicySpec, limits: CoreLimits, cache: TaskCache) -> TaskParts:
+    """Phase and placement by the spec, and what both need."""
+    progress = OneUnderWay()
+    shares = TaskShares(progress, cache)
+    if isinstance(cache, RankedRules):
+        return _ranks(spec, limits, cache, shares)
+    return (_skew if spec.phases == "skew" else _scored)(spec, limits, cache, shares)
+
+
+def _scored(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+    threshold = AdaptiveThreshold(cache.ledger.gpu)
+    fails = spec.defects == "recorded"
+    phase = ScoredBatch(_order(spec), shares, _of_batch(spec, limits), threshold, Recompute(newest), fails=fails)
+    groups = SchedulerGroups(spec.num_groups())
+    return shares.progress, RecoveringOutputs(shares.progress, threshold), [phase], groups, [phase, groups]
+
+
+def _skew(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+    slots = SkewSlots(spec.slot_sizes(limits))
+    strict = spec.defects == "recorded"
+    phase = SkewBatch(_order(spec), shares, slots, spec.prefill_chunk_size, strict_residents=strict)
+    return shares.progress, AtOnce(shares.progress), [phase], slots, [slots]
+
+
+def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: TaskShares) -> TaskParts:
+    ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
+    affinity = PrefixAffinity(cache, spec.dp_prefix_affinity)
+    phase = RankBatches(shares, ranks, spec.prefill_chunk_size, affinity, starves=spec.defects == "recorded")
+    return shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
+
+
+def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
+    """The phase and its lanes go on with the order and the sizes of that spec. ConfigError where there would be other slots."""
+    for phase in core.parts:
+        if isinstance(phase, ScoredBatch):
+            phase.retune(_order(spec), _of_batch(spec, limits))
+        elif isinstance(phase, SkewBatch):
+            phase.retune(_order(spec), _same_slots(core.spec, core.state.limits, spec, limits), spec.prefill_chunk_size)
+        elif isinstance(phase, RankBatches):
+            phase.retune(spec.tasks_per_rank(limits), spec.prefill_chunk_size)
+
+
+def check_retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
+    """ConfigError where `retune` cannot be."""
+    if spec.phases == "skew":
+        _same_slots(core.spec, core.state.limits, spec, limits)
+
+
+def _same_slots(old: PolicySpec, old_limits: CoreLimits, spec: PolicySpec, limits: CoreLimits) -> list[int]:
+    sizes, num_slots = spec.slot_sizes(limits), len(old.slot_sizes(old_limits))
+    if len(sizes) != num_slots:
+        raise ConfigError(
+            f"max_reqs={spec.num_reqs(limits)} would make {len(sizes)} slots of {num_slots}, and slots are fixed at start",
+            reason="FIXED_AT_START",
+            metadata={"field": "max_reqs", "policy": spec.name},
+        )
+    return sizes
+
+
+def _of_batch(spec: PolicySpec, limits: CoreLimits) -> BatchLimits:
+    return BatchLimits(spec.num_prefills(limits), spec.num_decodes(limits), spec.prefill_chunk_size)
+
+
+def _order(spec: PolicySpec) -> TaskOrder:
+    return TaskOrder.of(spec.scheduler_type, returns_evicted=spec.defects == "repaired")

@@ -1,0 +1,107 @@
+"""Knobs of policies that schedule tasks in lanes, as Chitu does, and what follows from them (R167, R179, R180, R188)."""
+
+from dataclasses import MISSING, dataclass, fields
+
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.policies.chitu.scorers import SCORERS, unknown_words
+
+TASK_PHASES = ("scored", "skew", "ranks")
+DP_PREFIX_AFFINITY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKnobs:
+    """Under the names of Chitu's configuration.
+
+    `scheduler_type`: scorers, comma-separated, case and blanks are free; "" = fcfs. `max_reqs`: tasks of a batch, None =
+    max_num_seqs. `pp_size`: plans under way; slots of `skew`. `dp_size`: ranks. `prefill_chunk_size`: prompt tokens of a batch,
+    None = prompts are not cut. `dp_prefix_affinity`: a newcomer goes to the rank that knows the longest prefix of it, as long as
+    that has at most so many tasks more than the least busy one with room; None = to the rank whose turn it is, as recorded. With
+    `pp_size` above 1 a batch has ceil(max_reqs / pp_size) prefills, or `prefill_num_tasks` where not
+    `prefill_num_tasks_divided_by_pp`; decodes likewise by `enforce_decode_num_tasks_max` and `decode_num_tasks`.
+    `max_prefill_tasks`, `max_decode_tasks`, `num_scheduler_groups`: instead of what is derived so.
+    """
+
+    scheduler_type: str = ""
+    max_reqs: int | None = None
+    pp_size: int = 1
+    dp_size: int = 1
+    dp_prefix_affinity: int | None = DP_PREFIX_AFFINITY
+    prefill_chunk_size: int | None = None
+    prefill_num_tasks_divided_by_pp: bool = True
+    prefill_num_tasks: int | None = None
+    enforce_decode_num_tasks_max: bool = True
+    decode_num_tasks: int | None = None
+    max_prefill_tasks: int | None = None
+    max_decode_tasks: int | None = None
+    num_scheduler_groups: int | None = None
+
+    def num_reqs(self, limits: CoreLimits) -> int:
+        """Tasks that run at a time, as far as batches go."""
+        return limits.max_num_seqs if self.max_reqs is None else self.max_reqs
+
+    def num_prefills(self, limits: CoreLimits) -> int:
+        """Most prefills of a batch (R180)."""
+        fixed = None if self.prefill_num_tasks_divided_by_pp else self.prefill_num_tasks
+        return self._num_tasks(self.max_prefill_tasks, fixed, limits)
+
+    def num_decodes(self, limits: CoreLimits) -> int:
+        """Most decodes of a batch (R180)."""
+        fixed = None if self.enforce_decode_num_tasks_max else self.decode_num_tasks
+        return self._num_tasks(self.max_decode_tasks, fixed, limits)
+
+    def num_groups(self) -> int:
+        """Plans under way at once (R179)."""
+        return self.num_scheduler_groups or self.pp_size
+
+    def slot_sizes(self, limits: CoreLimits) -> list[int]:
+        """Slots share `max_reqs` evenly, the first ones take one more (R179)."""
+        num_reqs = self.num_reqs(limits)
+        num_slots = self.num_scheduler_groups or min(self.pp_size, num_reqs)
+        share, rest = divmod(num_reqs, num_slots)
+        return [share + (slot < rest) for slot in range(num_slots)]
+
+    def tasks_per_rank(self, limits: CoreLimits) -> int:
+        """Tasks that a rank owns at most (R188)."""
+        return -(-self.num_reqs(limits) // self.dp_size)
+
+    def _num_tasks(self, given: int | None, fixed: int | None, limits: CoreLimits) -> int:
+        if given is not None:
+            return given
+        if self.pp_size == 1:
+            return self.num_reqs(limits)
+        return fixed if fixed is not None else -(-self.num_reqs(limits) // self.pp_size)
+
+    def wrong_knobs(self, phases: str) -> list[tuple[str, str]]:
+        """(field, why it cannot be so with these phases)."""
+        if unknown := unknown_words(self.scheduler_type):
+            known = ", ".join(sorted(word for word in SCORERS if word))
+            return [("scheduler_type", f"has no scorer {unknown[0]!r}; there are: {known}")]
+        if phases not in TASK_PHASES:
+            changed = [
+                f.name for f in fields(TaskKnobs) if f.default is not MISSING and getattr(self, f.name) != f.default
+            ]
+            return [(name, f"is Chitu's; phases={phases} schedule no tasks") for name in changed]
+        wrong = [
+            (name, "must be at least 1") for name in _COUNTS if (value := getattr(self, name)) is not None and value < 1
+        ]
+        if self.dp_size > 1 and phases != "ranks":
+            wrong.append(("dp_size", f"more than one rank needs phases=ranks, not {phases}"))
+        if self.dp_prefix_affinity != DP_PREFIX_AFFINITY and phases != "ranks":
+            wrong.append(("dp_prefix_affinity", f"is between ranks; phases={phases} have none"))
+        if self.num_scheduler_groups is not None and phases == "ranks":
+            wrong.append(("num_scheduler_groups", "ranks have no scheduler groups"))
+        return wrong
+
+
+_COUNTS = (
+    "max_reqs",
+    "pp_size",
+    "dp_size",
+    "prefill_chunk_size",
+    "prefill_num_tasks",
+    "decode_num_tasks",
+    "max_prefill_tasks",
+    "max_decode_tasks",
+    "num_scheduler_groups",
+)

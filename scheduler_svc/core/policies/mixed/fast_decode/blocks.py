@@ -1,0 +1,104 @@
+"""What the fast path asks of progress and cache rules besides what every path asks, and how rows get and register blocks."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from block_manager.cache_rules import CachedSequence
+from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.request import Group
+
+
+class RowProgress(Protocol):
+    """A progress that can count by columns; each method does for rows what its namesake does for a sequence."""
+
+    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+        """`num_pending` of every row."""
+
+    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+        """Those rows are in a plan, with one token each."""
+
+    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+        """Those rows got their token; called after it was appended."""
+
+    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+        """Up to how many tokens each of them may be found by others now; None where that is left to the next step."""
+
+
+class RowCache(Protocol):
+    """Cache rules that can give and register blocks one by one, cheaply."""
+
+    @property
+    def num_free_gpu(self) -> int:
+        """Free device blocks."""
+
+    def table_of(self, sequence: CachedSequence) -> list[int]:
+        """Its table itself, which changes as it grows."""
+
+    def open_end(self, sequence: CachedSequence) -> Any:
+        """What `register_blocks` takes for it; None without caching."""
+
+    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
+        """One more block for each of `count` tables, in order."""
+
+    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Full blocks among its first `num_tokens` can be found; at how many tokens the next one will be full."""
+
+    def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
+        """Each has filled its next block with `data`: little-endian int32 [ends, block_size]."""
+
+    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
+        """Blocks that so many more tokens take."""
+
+
+class SteadyBlocks:
+    """Gives blocks to rows and lets others find what they fill."""
+
+    def __init__(self, rows: SteadyRows, cache: RowCache) -> None:
+        self._rows = rows
+        self._cache = cache
+
+    def join(self, groups: list[Group]) -> None:
+        """Groups become rows."""
+        sequences = [group.sequences[0] for group in groups]
+        tables = [self._cache.table_of(s) for s in sequences]
+        next_full = [self._cache.register(s, 0) for s in sequences]
+        self._rows.join(groups, tables, [self._cache.open_end(s) for s in sequences], next_full)
+
+    def append(self, needy: Ints) -> dict[int, int]:
+        """One more block for each of these rows, in order; by row."""
+        rows = needy.tolist()
+        if not rows:
+            return {}
+        tables = self._rows.tables
+        blocks = self._cache.append_blocks([tables[row] for row in rows], len(rows))
+        self._rows.capacity[needy] += self._rows.block_size
+        return dict(zip(rows, blocks, strict=True))
+
+    def register(self, full: Ints) -> None:
+        """The blocks that these rows have filled can be found from now on, in order."""
+        if not len(full):
+            return
+        rows = self._rows
+        ends_at = rows.next_full[full]
+        if (ends_at - rows.block_size >= rows.first_in_ring(full)).all():
+            ends = rows.open_ends
+            self._cache.register_blocks([ends[row] for row in full.tolist()], rows.blocks_before(full, ends_at))
+            rows.next_full[full] += rows.block_size
+        else:
+            self._register_one_by_one(full)
+
+    def _register_one_by_one(self, full: Ints) -> None:
+        """A ring went on since: all tokens are in the objects, once the rows are written back."""
+        rows = self._rows
+        for row in full.tolist():
+            rows.sync(rows.members[row])
+            sequence = rows.members[row].sequences[0]
+            rows.next_full[row] = self._cache.register(sequence, int(rows.next_full[row]))
+
+
+def between(rows: Ints, start: int, end: int) -> Ints:
+    """Those of ascending `rows` from `start` to before `end`."""
+    first, last = np.searchsorted(rows, (start, end))
+    return rows[first:last]

@@ -1,0 +1,176 @@
+"""Results of steady steps by columns; what is more than a plain token goes to `AtOnce` (design.md 4, fast path)."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_svc.core.outputs import AtOnce, Flight
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
+from scheduler_svc.core.policies.mixed.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.policies.mixed.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
+from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.stop_rules import check_stop
+
+
+class SteadyOutputs:
+    """Handles a result when it arrives. `rows` are the same that the running phase works on."""
+
+    def __init__(self, inner: AtOnce, rows: SteadyRows, progress: RowProgress, cache: RowCache) -> None:
+        self._inner = inner
+        self._rows = rows
+        self._progress = progress
+        self._blocks = SteadyBlocks(rows, cache)
+
+    def before_plan(self, state: CoreState) -> list[EndedSequence]:
+        """Nothing is open."""
+        return []
+
+    def set_aside(self, group: Group, state: CoreState) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
+        """Nothing is open."""
+        return []
+
+    def reset(self) -> None:
+        """Results under way will never come."""
+        self._rows.flights.clear()
+
+    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+        """Rows at once, the others one by one; ends and prefixes in running order."""
+        self._drive_out_odd(flights, result)
+        flight = self._rows.flights.pop(result.step, None)
+        if flight is None and not len(self._rows):
+            return self._inner.apply(flights, result, state)
+        column = _column(flight, self._rows, result)
+        loose, result = _as_objects(flights, flight, column, result)
+        given, tokens = self._for_rows(flight, column, loose, result)
+        loose = [f for f in loose if not f.sequence.group.is_steady]
+        return self._apply(given, tokens, loose, result, state)
+
+    def _drive_out_odd(self, flights: list[Flight], result: StepResult) -> None:
+        """Rows whose result is more than a token, or a failure, become objects before it is applied.
+
+        So do those that were preempted and started again since: the plan had them in another place.
+        """
+        groups = [f.sequence.group for f in flights]
+        flight = self._rows.flights.get(result.step)
+        if flight is not None and result.column is None:
+            groups += [self._rows.members[row] for row in flight.rows.tolist() if row >= 0]
+        again = {id(f.sequence.group) for f in flights if f.ticket != f.sequence.group.ticket}
+        if flight is not None:
+            back = [(group, int(flight.tickets[i])) for i, group in flight.left.items()]
+            groups += [group for group, _ in back]
+            again.update(id(group) for group, ticket in back if ticket != group.ticket)
+        for group in groups:
+            if group.is_steady and (id(group) in again or not _is_plain(group.sequences[0].name, result)):
+                self._rows.leave(group)
+
+    def _for_rows(
+        self, flight: SteadyFlight | None, column: Ints, loose: list[Flight], result: StepResult
+    ) -> tuple[Ints, Ints]:
+        """(row, token) pairs by ascending row; those without a token are left out."""
+        rows = np.zeros(0, np.int64) if flight is None else flight.rows
+        late = [f.sequence for f in loose if f.sequence.group.is_steady]
+        if late:
+            rows = np.append(rows, [self._rows.row_of(s.group) for s in late])
+            column = np.append(column, [(result.tokens.get(s.name) or [NO_TOKEN])[0] for s in late])
+            order = np.argsort(rows, kind="stable")
+            rows, column = rows[order], column[order]
+        there = (rows >= 0) & (column != NO_TOKEN)
+        return (rows, column) if there.all() else (rows[there], column[there])
+
+    def _apply(
+        self, given: Ints, tokens: Ints, loose: list[Flight], result: StepResult, state: CoreState
+    ) -> StepOutcome:
+        rows = self._rows
+        rows.append(given, tokens)
+        self._progress.on_tokens_rows(rows, given)
+        over = given[rows.is_over(given, tokens, state.max_total_tokens)]
+        settled = self._progress.settled_rows(rows, given)
+        full = given[:0] if settled is None else rows.filled(given, settled)
+        outcome = StepOutcome(steady=SteadyRuns.of(rows, given, tokens))
+        self._in_order(over, full, loose, result, state, outcome)
+        return outcome
+
+    def _in_order(
+        self, over: Ints, full: Ints, loose: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome
+    ) -> None:
+        """Ends, prefixes and objects as one loop over the running groups would have them."""
+        rows = self._rows
+        start = 0
+        ended: list[int] = []
+        for ticket, members in _by_ticket(loose):
+            end = int(np.searchsorted(rows.tickets, ticket))
+            self._settle_between(over, full, start, end, ended, state, outcome)
+            later = self._inner.apply(members, result, state)
+            outcome.tickets += [ticket] * len(later.entries)
+            outcome.entries += later.entries
+            outcome.ended += later.ended
+            outcome.dropped += later.dropped
+            start = end
+        self._settle_between(over, full, start, len(rows), ended, state, outcome)
+        if ended:
+            keep = np.ones(len(rows), np.bool_)
+            keep[ended] = False
+            rows.remove(keep)
+            state.running[:] = [group for group in state.running if group.place is Place.RUNNING]
+
+    def _settle_between(
+        self, over: Ints, full: Ints, start: int, end: int, ended: list[int], state: CoreState, outcome: StepOutcome
+    ) -> None:
+        self._blocks.register(between(full, start, end))
+        for row in between(over, start, end).tolist():
+            outcome.ended.append(self._end(row, state))
+            ended.append(row)
+
+    def _end(self, row: int, state: CoreState) -> EndedSequence:
+        group = self._rows.members[row]
+        self._rows.sync(group)
+        sequence = group.sequences[0]
+        status = check_stop(sequence, state.max_total_tokens)
+        assert status is not None
+        group.place = Place.NOWHERE
+        group.is_steady = False
+        return state.retire(sequence, status)
+
+
+def _is_plain(name: str, result: StepResult) -> bool:
+    special = name in result.failed or name in result.children or name in result.candidates
+    return not special and len(result.tokens.get(name, ())) <= 1
+
+
+def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -> Ints:
+    """One token for each position of the plan's steady part, NO_TOKEN for none."""
+    if flight is None:
+        return np.zeros(0, np.int64)
+    if result.column is not None:
+        return np.asarray(result.column, np.int64)
+    groups = [rows.members[row] if row >= 0 else flight.left.get(i) for i, row in enumerate(flight.rows.tolist())]
+    names = [group.sequences[0].name if group else "" for group in groups]
+    return np.array([(result.tokens.get(name) or [NO_TOKEN])[0] for name in names], np.int64)
+
+
+def _as_objects(
+    flights: list[Flight], flight: SteadyFlight | None, column: Ints, result: StepResult
+) -> tuple[list[Flight], StepResult]:
+    """The plan's shares that are no rows any more, beside those that never were, and a result that knows their tokens."""
+    if flight is None or not flight.left:
+        return flights, result
+    back = {position: group for position, group in flight.left.items() if not group.is_finished}
+    tokens = {g.sequences[0].name: [int(column[i])] for i, g in back.items() if column[i] != NO_TOKEN}
+    before, tickets = flight.computed_before, flight.tickets
+    shares = [Flight(g.sequences[0], 1, int(before[i]), ticket=int(tickets[i])) for i, g in back.items()]
+    return [*flights, *shares], replace(result, tokens={**tokens, **result.tokens})
+
+
+def _by_ticket(flights: list[Flight]) -> list[tuple[int, list[Flight]]]:
+    """Those of unfinished sequences, in the plan's order; a group's together."""
+    found: dict[int, list[Flight]] = {}
+    for flight in flights:
+        if not flight.sequence.status.is_finished:
+            found.setdefault(flight.ticket, []).append(flight)
+    return sorted(found.items())

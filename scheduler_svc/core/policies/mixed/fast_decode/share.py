@@ -1,0 +1,84 @@
+"""The steady part of a plan and of its outcome: rows that go on by one token, written out one by one only for who asks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_svc.core.entries import ScheduledSequence, TokenRun
+from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.request import Group
+
+
+@dataclass(slots=True)
+class SteadyShare:
+    """Rows of `members` that compute one token each, from `computed_before` on. `new_blocks`: by row, one for who needs it.
+
+    Shares of one `course` have the same rows, each with one more token computed before than in the share before.
+    """
+
+    members: list[Group]
+    rows: Ints
+    computed_before: Ints
+    course: object = field(default_factory=object)
+    new_blocks: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def names(self) -> list[str]:
+        """Of the sequences, in order."""
+        return [self.members[row].sequences[0].name for row in self.rows.tolist()]
+
+    def entries(self) -> Iterator[tuple[int, ScheduledSequence]]:
+        """(ticket, entry) of each, in order."""
+        for row, before in zip(self.rows.tolist(), self.computed_before.tolist(), strict=True):
+            yield self.members[row].ticket, self._entry(row, before)
+
+    def grown(self) -> list[ScheduledSequence]:
+        """Entries of those that got a block, in order."""
+        rows = sorted(self.new_blocks)
+        before = self.computed_before[np.searchsorted(self.rows, rows)].tolist() if rows else []
+        return [self._entry(row, num) for row, num in zip(rows, before, strict=True)]
+
+    def _entry(self, row: int, computed_before: int) -> ScheduledSequence:
+        group = self.members[row]
+        sequence = group.sequences[0]
+        block = self.new_blocks.get(row)
+        return ScheduledSequence(
+            name=sequence.name,
+            request_id=group.request.request_id,
+            index=sequence.index,
+            num_tokens=1,
+            computed_before=computed_before,
+            new_block_ids=[] if block is None else [block],
+            fresh=False,
+            resumed=False,
+            samples=True,
+            is_prefill=False,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+        )
+
+
+@dataclass(slots=True)
+class SteadyRuns:
+    """One new token of each of some rows of `members`; `positions`: where it stands in its sequence."""
+
+    members: list[Group]
+    rows: Ints
+    positions: Ints
+    token_ids: Ints
+
+    @classmethod
+    def of(cls, rows: SteadyRows, given: Ints, tokens: Ints) -> "SteadyRuns":
+        """The runs of rows that just got these tokens."""
+        return cls(rows.members, given, rows.known[given] - 1, tokens)
+
+    def runs(self) -> Iterator[tuple[int, TokenRun]]:
+        """(ticket, run) of each, in order."""
+        columns = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist())
+        for row, position, token in zip(*columns, strict=True):
+            group = self.members[row]
+            sequence = group.sequences[0]
+            offset = position - sequence.num_prompt_tokens
+            yield group.ticket, TokenRun(sequence.name, group.request.request_id, sequence.index, offset, [token])

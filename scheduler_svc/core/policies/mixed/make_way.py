@@ -1,0 +1,186 @@
+"""Running groups make way for a more important one that waits and does not get in, for blocks or for sequences (R82-R84)."""
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+from block_manager.cache_rules import AllocStatus, CachedSequence, PrefixHit
+from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.ordering import class_of
+from scheduler_svc.core.parts.preemption import LeastLost
+from scheduler_svc.core.policies.mixed.mixed import MixedRunning, leave
+from scheduler_svc.core.request import Group
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class CountsBlocks(Protocol):
+    """Cache rules that say how many blocks something takes."""
+
+    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
+        """Blocks that so many more tokens take."""
+
+    def num_blocks_to_admit(self, sequences: Items[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        """Blocks that a group takes to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plea:
+    """What the head asks for. `hit`: its cached prefix; `num_tokens` behind it that one step may compute."""
+
+    head: Group
+    hit: PrefixHit
+    num_tokens: int
+
+
+class MakeWay:
+    """Before the running phase: victims leave until the head of the queue fits behind all that the others take in this step.
+
+    Victims are of a lower priority class than the head, and more than `margin_s` behind it on the axis of `ordering`, so that age
+    counts: who has waited for long is not pushed out any more. Or they are of a tenant that has more than its share of the places
+    while the head's has less (`ServiceAccount`). Nobody leaves in vain: where all of them together would not do,
+    all stay. The head starts in the same step, by the waiting phase (`draft.favoured`). No thrash: keys do not change, so a victim
+    never pushes out whom it left for.
+    """
+
+    def __init__(
+        self,
+        ordering: Ordering,
+        running: MixedRunning,
+        progress: Progress,
+        preemption: LeastLost,
+        cache: CountsBlocks,
+        *,
+        margin_s: float,
+        max_loras: int | None,
+    ) -> None:
+        self._ordering = ordering
+        self._running = running
+        self._progress = progress
+        self._preemption = preemption
+        self._cache = cache
+        self._margin_s = margin_s
+        self._max_loras = max_loras
+        self._outranks_nobody: tuple[Group, int] | None = None
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        if not (len(state.waiting) and state.running) or state.guard.favourite is not None:
+            return
+        head = state.waiting.peek()
+        outranked = self._outranked(head, state)
+        if not outranked or not self._is_next(head, state):
+            return
+        plea = self._plea(head, state)
+        if plea is None or self._fits_surely(plea, state, draft):
+            return
+        state.steady.dissolve()
+        for victim in self._victims(plea, outranked, state, draft):
+            draft.favoured = draft.in_need = head
+            leave(victim, self._preemption, state, draft)
+            for sequence in victim.live:
+                self._progress.on_preempted(sequence)
+
+    def _outranked(self, head: Group, state: CoreState) -> list[Group]:
+        """Running groups that would leave for it. That there are none holds until somebody starts."""
+        if self._outranks_nobody is not None:
+            last, num_started = self._outranks_nobody
+            if last is head and num_started == state.num_started:
+                return []
+        rank, start_by = class_of(head.request), self._ordering.key(head)[0] + self._margin_s
+        found = [g for g in state.running if class_of(g.request) > rank and self._ordering.key(g)[0] > start_by]
+        found += [g for g in self._over_share(head, state) if g not in found]
+        self._outranks_nobody = None if found else (head, state.num_started)
+        return found
+
+    def _over_share(self, head: Group, state: CoreState) -> list[Group]:
+        """Those of tenants with more than their share, but for more important ones."""
+        rank = class_of(head.request)
+        return [g for g in state.account.over_share(head, state.running) if class_of(g.request) >= rank]
+
+    def _is_next(self, head: Group, state: CoreState) -> bool:
+        """Nothing else keeps it waiting: no result that is on its way, nobody on the host before it."""
+        key = self._ordering.key(head)
+        before = (g for g in state.swapped if self._ordering.key(g) <= key and not state.account.owes(g, head))
+        return self._progress.may_resume(head.live[0]) and next(before, None) is None
+
+    def _plea(self, head: Group, state: CoreState) -> Plea | None:
+        """None where the pool could not hold it even alone."""
+        first = head.live[0]
+        hit = state.cache.lookup(first)
+        never = state.cache.can_admit(head.live, hit, 1) is AllocStatus.NEVER
+        if never or first.num_tokens > state.cache.capacity_tokens:
+            return None
+        return Plea(head, hit, self._running.limited(first.num_tokens - hit.num_tokens, state))
+
+    def _fits_surely(self, plea: Plea, state: CoreState, draft: StepDraft) -> bool:
+        """Without anybody leaving, even if each that runs takes a block more; cheap enough for every step."""
+        if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
+            return False
+        loose = [group for group in state.running if not group.is_steady]
+        needed = sum(self._num_needed(group, state, draft)[1] for group in loose) + len(state.steady)
+        needed += self._cache.num_blocks_to_admit(plea.head.live, plea.hit, plea.num_tokens)
+        return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
+
+    def _victims(self, plea: Plea, outranked: list[Group], state: CoreState, draft: StepDraft) -> list[Group]:
+        """As few as it takes, the lowest class first, in it who loses least; none where it fits, or would not with all gone."""
+        staying = {id(g): (g, *self._num_needed(g, state, draft)) for g in state.running}
+        leaving: list[Group] = []
+        if self._budget_left(staying, draft) <= 0:
+            return []
+        order = sorted(outranked, key=lambda g: (-class_of(g.request), self._preemption.loss(g, state), -g.ticket))
+        for victim in order:
+            if self._fits(plea, staying, leaving, state, draft):
+                break
+            leaving.append(victim)
+            del staying[id(victim)]
+        if not self._fits(plea, staying, leaving, state, draft):
+            return []
+        for victim in leaving[:-1]:  # what leaves last may be large enough to spare others
+            others = [group for group in leaving if group is not victim]
+            kept = {**staying, id(victim): (victim, *self._num_needed(victim, state, draft))}
+            if self._fits(plea, kept, others, state, draft):
+                staying, leaving = kept, others
+        return leaving
+
+    def _fits(
+        self,
+        plea: Plea,
+        staying: dict[int, tuple[Group, int, int]],
+        leaving: list[Group],
+        state: CoreState,
+        draft: StepDraft,
+    ) -> bool:
+        num_tokens = min(plea.num_tokens, self._budget_left(staying, draft))
+        if num_tokens < plea.num_tokens and not state.limits.chunked_prefill:
+            return False
+        groups = [group for group, _, _ in staying.values()]
+        num_seqs = sum(group.max_num_running_seqs for group in groups)
+        if num_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or not self._has_slot(plea, groups):
+            return False
+        free = state.cache.num_free_gpu + num_freed(leaving, plea.hit, state)
+        free -= sum(num_blocks for _, _, num_blocks in staying.values())
+        needed = self._cache.num_blocks_to_admit(plea.head.live, plea.hit, num_tokens)
+        return needed + (state.cache.watermark_blocks if groups else 0) <= free
+
+    def _has_slot(self, plea: Plea, groups: list[Group]) -> bool:
+        adapters = dict.fromkeys(g.request.lora_id for g in groups if g.request.lora_id > 0)
+        lora_id = plea.head.request.lora_id
+        return self._max_loras is None or not lora_id or lora_id in adapters or len(adapters) < self._max_loras
+
+    def _num_needed(self, group: Group, state: CoreState, draft: StepDraft) -> tuple[int, int]:
+        """(tokens, blocks) that a running group takes of an empty step."""
+        shares = self._running.shares(group, state, draft)
+        return sum(n for _, n in shares), sum(self._cache.num_blocks_needed(s, n) for s, n in shares)
+
+    @staticmethod
+    def _budget_left(staying: dict[int, tuple[Group, int, int]], draft: StepDraft) -> int:
+        return draft.budget.num_tokens_left - sum(num_tokens for _, num_tokens, _ in staying.values())
+
+
+def num_freed(groups: list[Group], but: PrefixHit, state: CoreState) -> int:
+    """Device blocks that nobody holds any more once these leave, but those of a prefix that will be held again."""
+    ledger, kept = state.cache.ledger, dict.fromkeys(but.block_ids)
+    held = Counter(block for g in groups for s in g.live for block in ledger.tables.get(s.name, ()))
+    return sum(ledger.gpu.refs[block] == count and block not in kept for block, count in held.items())

@@ -1,0 +1,237 @@
+"""Phases of vLLM V1: running first, then waiting, all under one token budget (R127-R133).
+
+There is no prefill and no decode: every sequence closes the gap between computed and known tokens.
+"""
+
+from block_manager.cache_rules import AllocStatus, PrefixHit
+from scheduler_svc.core.parts.interfaces import Progress
+from scheduler_svc.core.parts.progress_guard import STUCK
+from scheduler_svc.core.policy import Admission, Preemption, Verdict, first_refusal, gates_open
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+Share = tuple[Sequence, int]
+
+
+class MixedRunning:
+    """Gives every running group, in order, as many of its pending tokens as the budget allows (R129).
+
+    Short of blocks, victims leave until the group fits or is the victim itself (R130).
+    """
+
+    def __init__(self, preemption: Preemption, progress: Progress) -> None:
+        self._preemption = preemption
+        self._progress = progress
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        position = 0
+        while position < len(state.running) and not draft.budget.is_spent:
+            group = state.running[position]
+            shares = self.shares(group, state, draft)
+            if shares:
+                position -= self._make_room(group, shares, state, draft)
+                if group.place is not Place.RUNNING:
+                    break
+                for sequence, num_tokens in shares:
+                    self.schedule(sequence, num_tokens, state, draft)
+            position += 1
+
+    def shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
+        """What each sequence computes in this step; nothing while it must wait for a result."""
+        live = group.live
+        wanted = [(s, self.num_wanted(s, state)) for s in live]
+        left = draft.budget.num_tokens_left
+        if len(live) == 1:
+            return [(s, min(n, left)) for s, n in wanted if min(n, left) > 0]
+        return joint_shares(wanted, left)
+
+    def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
+        """What it would take of a budget without end; 0 while it must wait for a result, or sits out (`mask_pace`)."""
+        if sequence.group.is_paused:
+            return 0
+        pending = self.limited(self._progress.num_pending(sequence), state)
+        return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
+
+    def limited(self, num_tokens: int, state: CoreState) -> int:
+        """As many of them as one step may compute of one sequence."""
+        threshold = state.limits.long_prefill_token_threshold
+        return threshold if 0 < threshold < num_tokens else num_tokens
+
+    def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
+        """Gives it blocks for `num_tokens`, which must be there, and puts it into the draft."""
+        draft.extend(sequence, num_tokens, state)
+        beyond = sequence.num_computed_tokens + num_tokens - sequence.num_tokens - sequence.num_placeholders
+        num_drafts = max(0, beyond) if sequence.draft_token_ids else 0
+        sequence.draft_token_ids = []
+        draft.add(sequence, num_tokens, num_drafts)
+        draft.budget.take(num_tokens)
+
+    def _make_room(self, group: Group, shares: list[Share], state: CoreState, draft: StepDraft) -> int:
+        """Preempts until the group fits or has left itself; how many of the victims were scheduled in this step already."""
+        num_withdrawn = 0
+        while not self._fits(shares, state):
+            if state.guard.is_hopeless(group, alone=len(state.running) == 1):
+                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                break
+            candidates = state.guard.victims(state.running)
+            victim = self._preemption.victim(candidates, group, state) if candidates else group
+            withdrawn = [draft.withdraw(sequence, state) for sequence in victim.live]
+            draft.budget.give_back(sum(withdrawn))
+            num_withdrawn += any(withdrawn)
+            draft.in_need = group
+            leave(victim, self._preemption, state, draft)
+            draft.num_preempted += 1
+            for sequence in victim.live:
+                self._progress.on_preempted(sequence)
+            if victim is group:
+                break
+        return num_withdrawn
+
+    @staticmethod
+    def _fits(shares: list[Share], state: CoreState) -> bool:
+        """All of them have equal shares (`joint_shares`)."""
+        return state.cache.can_extend([s for s, _ in shares], shares[0][1])
+
+
+class CollectLoras:
+    """Notes the adapters of all that run, for `LoraSlots` (R53, R133)."""
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        draft.lora_ids.update((g.request.lora_id, None) for g in state.running if g.request.lora_id > 0)
+
+
+class MixedWaiting:
+    """Starts waiting groups, head first, unless somebody had to leave for those that run (R132)."""
+
+    def __init__(self, admission: list[Admission], progress: Progress) -> None:
+        self._admission = admission
+        self._progress = progress
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        if draft.num_preempted:
+            if len(state.waiting):
+                state.journal.stop_all(Place.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+            return
+        skipped: list[Group] = []
+        num_started = self._start_in_order(skipped, state, draft)
+        if draft.budget.is_spent and len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, **draft.budget.shortage())
+        for group in reversed(skipped):
+            state.waiting.push_front(group)
+        for check in self._admission:
+            check.close(num_started)
+
+    def _start_in_order(self, skipped: list[Group], state: CoreState, draft: StepDraft) -> int:
+        """How many started. Who is passed over goes into `skipped`, out of the queue."""
+        num_started = 0
+        while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
+            group = state.guard.next_of(state.waiting, Place.WAITING)
+            if group is None:
+                state.journal.stop_all(Place.WAITING, Reason.MAKES_WAY)
+                break
+            verdict = first_refusal(self._admission, group, state, draft)
+            if verdict is Verdict.ENTER:
+                verdict = self._start(group, state, draft)
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+                break
+            num_started += verdict is Verdict.ENTER
+            if verdict is Verdict.SKIP:
+                skipped.append(state.waiting.pop())
+        return num_started
+
+    def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        first = group.live[0]
+        if not self._progress.may_resume(first):
+            state.journal.stop(group, Reason.RESULT_PENDING)
+            return Verdict.STOP
+        if first.num_tokens > state.cache.capacity_tokens:
+            give_up(group, state, draft)
+            return Verdict.REJECT
+        hit = state.cache.lookup(first)
+        draft.lookups.append((group.request.request_id, hit.num_tokens))
+        num_tokens = self._num_tokens(first, hit, state)
+        left = draft.budget.num_tokens_left
+        if num_tokens > left and not state.limits.chunked_prefill:
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_tokens))
+            return Verdict.STOP
+        num_tokens = min(num_tokens, left)
+        if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
+            need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
+            state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
+            return Verdict.STOP
+        state.cache.admit(group.live, hit, num_tokens)
+        self._enter(group, hit.num_tokens, state, draft)
+        self._schedule(group, num_tokens, draft)
+        return Verdict.ENTER
+
+    def _num_tokens(self, first: Sequence, hit: PrefixHit, state: CoreState) -> int:
+        threshold = state.limits.long_prefill_token_threshold
+        num_tokens = first.num_tokens - hit.num_tokens
+        return threshold if 0 < threshold < num_tokens else num_tokens
+
+    @staticmethod
+    def _schedule(group: Group, num_tokens: int, draft: StepDraft) -> None:
+        """One sequence starts at once. Several catch up in the steps that follow and sample together at the end."""
+        first, *siblings = group.live
+        if siblings:
+            num_tokens = min(num_tokens, first.num_tokens - 1 - first.num_computed_tokens)
+        draft.budget.take(num_tokens)
+        if num_tokens:
+            draft.add(first, num_tokens)
+
+    @staticmethod
+    def _enter(group: Group, num_cached_tokens: int, state: CoreState, draft: StepDraft) -> None:
+        first, *siblings = group.live
+        first.num_computed_tokens = num_cached_tokens
+        state.waiting.remove(group)
+        state.running.append(group)
+        state.start(group, draft.now)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        size = state.limits.block_size
+        for sibling in siblings:
+            sibling.num_computed_tokens = first.num_prompt_tokens // size * size
+        if group.request.num_cached_tokens is None:
+            group.request.num_cached_tokens = num_cached_tokens
+
+
+def joint_shares(wanted: list[Share], left: int) -> list[Share]:
+    """Shares of sequences that sample together or not at all: all they want, else what brings one nearer to it.
+
+    Nobody reaches its last token before all can in the same step. The oldest that lags catches up first: the others' prefix is in
+    blocks that it fills.
+    """
+    amounts = {n for _, n in wanted}
+    if min(amounts) <= 0:
+        return []
+    fits = len(amounts) == 1 and sum(n for _, n in wanted) <= left
+    if fits and all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
+        return wanted
+    for sequence, num_tokens in wanted:
+        take = min(num_tokens, sequence.num_tokens - 1 - sequence.num_computed_tokens, left)
+        if take > 0:
+            return [(sequence, take)]
+    return []
+
+
+def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDraft) -> None:
+    """A running group is preempted: back to the front of waiting, or to the host (R131)."""
+    state.take_out(group)
+    if preemption.preempt(group, state, draft) == "swap":
+        group.place = Place.SWAPPED
+        state.swapped.append(group)
+    else:
+        group.place = Place.WAITING
+        state.waiting.push_front(group)
+
+
+def give_up(group: Group, state: CoreState, draft: StepDraft) -> None:
+    """It can never fit, not even alone: ends it, so that those behind it are served (R51, R197)."""
+    num_tokens = max(sequence.num_tokens for sequence in group.live)
+    why = f"its {num_tokens} tokens need more than the {state.cache.capacity_tokens} that the cache can hold"
+    draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

@@ -1,0 +1,108 @@
+"""Groups on the host come back under mixed phases: before new prompts that are less important, after the others (R5, R73, R78)."""
+
+from block_manager.cache_rules import AllocStatus
+from scheduler_svc.core.parts.admission import OpenGate
+from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.policies.mixed.mixed import MixedRunning
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class MixedSwapIns:
+    """Between running and waiting: brings back the most important first, all its blocks or none, and goes on with it at once.
+
+    Nobody comes back in a step in which somebody left (R5), nor while a step from before its swap is under way: the token that
+    this will give is not known, and the worker feeds it only to rows that it still holds (R154).
+    """
+
+    def __init__(
+        self, ordering: Ordering, admission: list[Admission], running: MixedRunning, progress: Progress
+    ) -> None:
+        self._ordering = ordering
+        self._admission = admission
+        self._running = running
+        self._progress = progress
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        state.swapped.sort(key=self._ordering.key)
+        if state.swapped and draft.preempted:
+            state.journal.stop(state.swapped[0], Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+            return
+        skipped: list[Group] = []
+        while state.swapped and not draft.budget.is_spent:
+            group = state.guard.favourite or state.swapped[0]
+            if group.place is not Place.SWAPPED:
+                state.journal.stop_all(Place.SWAPPED, Reason.MAKES_WAY)
+                break
+            verdict = self._check(group, state, draft)
+            if verdict is Verdict.ENTER:
+                verdict = self._enter(group, state, draft)
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+                break
+            if verdict is Verdict.SKIP:
+                state.swapped.remove(group)
+                skipped.append(group)
+        state.swapped[:0] = skipped
+        if state.swapped and draft.budget.is_spent:
+            state.journal.stop(state.swapped[0], Reason.TOKEN_BUDGET, **draft.budget.shortage())
+
+    def _check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        if any(sequence.num_placeholders for sequence in group.live):
+            state.journal.stop(group, Reason.RESULT_PENDING)
+            return Verdict.STOP
+        if len(state.waiting) and group is not state.guard.favourite and self._is_behind(group, state):
+            state.journal.stop(group, Reason.OUTRANKED)
+            return Verdict.STOP
+        status = state.cache.can_swap_in(group.live)
+        if status is AllocStatus.NEVER:
+            why = "what it holds does not fit the device any more (R69)"
+            draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+            return Verdict.REJECT
+        refusal = first_refusal(self._admission, group, state, draft)
+        if refusal is Verdict.ENTER and status is AllocStatus.LATER:
+            numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live))
+            state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
+            return Verdict.STOP
+        return refusal
+
+    def _is_behind(self, group: Group, state: CoreState) -> bool:
+        """A more important one waits for its first blocks."""
+        head = state.waiting.peek()
+        return self._ordering.key(head) < self._ordering.key(group) or state.account.owes(group, head)
+
+    def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        shares = self._running.shares(group, state, draft)
+        if not shares:
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(len(group.live)))
+            return Verdict.STOP
+        state.swapped.remove(group)
+        draft.swap_in.add(group.request.request_id, state.cache.swap_in(group.live))
+        state.running.append(group)
+        state.start(group, draft.now)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        for sequence, num_tokens in shares:
+            self._running.schedule(sequence, num_tokens, state, draft)
+        return Verdict.ENTER
+
+
+class BehindSwapped(OpenGate):
+    """Nobody starts before a more important one that is on the host and wants to come back."""
+
+    def __init__(self, ordering: Ordering) -> None:
+        self._ordering = ordering
+
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+        """STOP where there is one."""
+        if not state.swapped or group is state.guard.favourite or group is draft.favoured:
+            return Verdict.ENTER
+        key = self._ordering.key(group)
+        num_before = sum(self._ordering.key(g) < key and not state.account.owes(g, group) for g in state.swapped)
+        if not num_before:
+            return Verdict.ENTER
+        state.journal.stop(group, Reason.SWAPPED_FIRST, swapped=num_before)
+        return Verdict.STOP

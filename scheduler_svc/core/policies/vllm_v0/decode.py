@@ -1,0 +1,126 @@
+"""Lets running groups go on under v0 (R58-R63): in order, victims from the tail when blocks run out."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.outputs import OutputRules
+from scheduler_svc.core.parts.preemption import SWAP
+from scheduler_svc.core.parts.progress_guard import STUCK
+from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, spread
+from scheduler_svc.core.policy import Preemption
+from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What became of the running groups. `left_over`: they sit out, or the budget ended before them; they stay in front (R45)."""
+
+    scheduled: list[ScheduledGroup] = field(default_factory=list)
+    left_over: list[Group] = field(default_factory=list)
+    recomputed: list[Group] = field(default_factory=list)
+    swapped_out: list[Group] = field(default_factory=list)
+
+    @property
+    def has_preempted(self) -> bool:
+        """Somebody had to leave."""
+        return bool(self.recomputed or self.swapped_out)
+
+    def of(self, *, prefill: bool) -> list[ScheduledGroup]:
+        """The scheduled prompts, or the scheduled decodes."""
+        return [s for s in self.scheduled if s.is_prefill is prefill]
+
+
+class Decodes:
+    """Gives each running group its slots; who gets none makes the last one leave, at worst itself.
+
+    Victims are not taken off the budget, only the group that is short is, as the reference has it (R61).
+    """
+
+    def __init__(self, shares: WholePrompts, preemption: Preemption, outputs: OutputRules) -> None:
+        self._shares = shares
+        self._preemption = preemption
+        self._outputs = outputs
+
+    def go_on(self, state: CoreState, draft: StepDraft) -> Decoded:
+        """Works through `state.running`, which the caller then puts together anew."""
+        done = Decoded()
+        draft.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
+        queue = deque(state.running)
+        while queue:
+            if queue[0].is_paused:
+                done.left_over.append(queue.popleft())
+                continue
+            num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
+            if num_tokens == 0 and self._shares.is_chunked:
+                break
+            group = queue.popleft()
+            if num_tokens == 0:
+                done.left_over.append(group)
+            elif self._outputs.set_aside(group, state):
+                draft.late.append(group.request.request_id)
+            elif self._make_room(group, num_tokens, queue, done, state, draft):
+                done.scheduled.append(self._schedule(group, num_tokens, state, draft))
+        done.left_over += [group for group in queue if group.place is Place.RUNNING]
+        draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
+        return done
+
+    def _make_room(
+        self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, draft: StepDraft
+    ) -> bool:
+        lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
+        sequences, each = by_sequence(group, num_tokens)
+        while not state.cache.can_extend(sequences, each, lookahead):
+            if state.guard.may_stay(group, each, lookahead, alone=not queue, cache=state.cache):
+                return True
+            if state.guard.is_hopeless(group, alone=not (queue or done.scheduled)):
+                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                return False
+            self._take_off(group, num_tokens, draft)
+            candidates = state.guard.victims([*queue])
+            victim = self._preemption.victim(candidates, group, state) if candidates else group
+            if victim is not group:
+                queue.remove(victim)
+            draft.ended += self._outputs.drain(victim, state)
+            if victim.is_finished:
+                if victim is group:
+                    return False
+                continue
+            draft.in_need = group
+            mode = self._preemption.preempt(victim, state, draft)
+            (done.swapped_out if mode == SWAP else done.recomputed).append(victim)
+            if victim is group:
+                return False
+        return True
+
+    def _schedule(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
+        request_id, is_prefill = group.request.request_id, group.in_prefill
+        extend_all(group, num_tokens, self._shares, state, draft)
+        draft.budget.add_num_tokens(request_id, num_tokens)
+        if self._shares.is_chunked:
+            draft.budget.add_num_seqs(request_id, group.max_num_running_seqs)
+        elif is_prefill:
+            draft.num_caught_up += num_tokens
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        return ScheduledGroup(group, num_tokens, is_prefill)
+
+    @staticmethod
+    def _take_off(group: Group, num_tokens: int, draft: StepDraft) -> None:
+        draft.budget.subtract_num_tokens(group.request.request_id, num_tokens)
+        draft.budget.subtract_num_seqs(group.request.request_id, group.max_num_running_seqs)
+        draft.lora_ids.pop(group.request.lora_id, None)
+
+
+def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, draft: StepDraft) -> None:
+    """Slots for all sequences of a group that goes on (R67)."""
+    lookahead = shares.num_lookahead(in_prefill=group.in_prefill)
+    for sequence, num in spread(group, num_tokens):
+        draft.extend(sequence, num, state, lookahead)
+
+
+def by_sequence(group: Group, num_tokens: int) -> tuple[list[Sequence], int]:
+    """Who of a group takes part in the step, and the most tokens that one of them takes."""
+    shares = spread(group, num_tokens)
+    return [sequence for sequence, _ in shares], max(num for _, num in shares)

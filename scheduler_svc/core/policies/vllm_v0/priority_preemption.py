@@ -1,0 +1,61 @@
+"""Running groups make room for a more important one that waits (R82-R85)."""
+
+from block_manager.cache_rules import AllocStatus, PrefixHit
+from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.parts.preemption import SWAP
+from scheduler_svc.core.policies.vllm_v0.shares import WholePrompts
+from scheduler_svc.core.policy import Preemption
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class PriorityPreemption:
+    """Sorts both queues; while the last that runs is less important than the head that waits and that does not fit, it leaves.
+
+    The head itself starts in the next step (R85). Victims swapped out go to the swapped queue, which the reference forgets (R205).
+    """
+
+    def __init__(self, ordering: Ordering, shares: WholePrompts, preemption: Preemption) -> None:
+        self._ordering = ordering
+        self._shares = shares
+        self._preemption = preemption
+
+    def make_room(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        state.running.sort(key=self._ordering.key)
+        if len(state.waiting) and state.guard.favourite is None:
+            head = state.waiting.pop()
+            num_tokens = self._shares.num_new_tokens(head, state, draft)
+            while state.running and self._outranked(state.running[-1], head):
+                if self._fits(head, num_tokens, state, draft):
+                    break
+                draft.in_need = head
+                self._push_out(state.running.pop(), state, draft)
+            state.waiting.push_front(head)
+            if draft.preempted:
+                state.journal.stop(head, Reason.MADE_ROOM, preempted=len(draft.preempted))
+        state.waiting.sort(self._ordering)
+
+    def _outranked(self, runner: Group, head: Group) -> bool:
+        return self._ordering.key(runner) > self._ordering.key(head)
+
+    @staticmethod
+    def _fits(head: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> bool:
+        return (
+            num_tokens > 0
+            and state.cache.can_admit(head.live, PrefixHit(), num_tokens) is AllocStatus.OK
+            and draft.budget.can_schedule(num_tokens, head.max_num_running_seqs)
+        )
+
+    def _push_out(self, victim: Group, state: CoreState, draft: StepDraft) -> None:
+        request_id = victim.request.request_id
+        draft.budget.subtract_num_tokens(request_id, self._shares.num_new_tokens(victim, state, draft))
+        draft.budget.subtract_num_seqs(request_id, victim.max_num_running_seqs)
+        if self._preemption.preempt(victim, state, draft) == SWAP:
+            victim.place = Place.SWAPPED
+            state.swapped.append(victim)
+        else:
+            victim.place = Place.WAITING
+            state.waiting.push_front(victim)

@@ -1,0 +1,73 @@
+"""Brings swapped groups back under v0 (R69-R71): head first, all blocks of a group or none."""
+
+from block_manager.cache_rules import AllocStatus
+from scheduler_svc.core.policies.vllm_v0.decode import extend_all
+from scheduler_svc.core.policies.vllm_v0.prefill import fits_budget
+from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts
+from scheduler_svc.core.policy import Admission, Verdict, first_refusal
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class SwapIns:
+    """Takes from `state.swapped` what fits. The caller puts the groups into `running` and the draft.
+
+    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts. `leaks_ignored`: host blocks of
+    groups that can never come back are lost, as the recordings have it.
+    """
+
+    def __init__(self, shares: WholePrompts, admission: list[Admission], *, leaks_ignored: bool = False) -> None:
+        self._shares = shares
+        self._admission = admission
+        self._leaks_ignored = leaks_ignored
+
+    def bring_in(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+        """The groups that came back, in order."""
+        back: list[ScheduledGroup] = []
+        skipped: list[Group] = []
+        while state.swapped:
+            group = state.guard.next_of(state.swapped, Place.SWAPPED)
+            if group is None:
+                state.journal.stop_all(Place.SWAPPED, Reason.MAKES_WAY)
+                break
+            num_tokens = self._shares.num_new_tokens(group, state, draft)
+            verdict = self._check(group, num_tokens, state, draft)
+            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+                break
+            if verdict is Verdict.SKIP:
+                skipped.append(state.swapped.pop(0))
+            elif verdict is Verdict.ENTER:
+                back.append(self._enter(group, num_tokens, state, draft))
+        state.swapped[:0] = skipped
+        return back
+
+    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
+        num_lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
+        status = state.cache.can_swap_in(group.live, num_lookahead)
+        if status is AllocStatus.LATER:
+            numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live, num_lookahead))
+            state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
+            return Verdict.STOP
+        if status is AllocStatus.NEVER:
+            why = "what it holds does not fit the device any more (R69)"
+            end = state.end if self._leaks_ignored else state.retire
+            draft.ended += [end(sequence, SequenceStatus.FINISHED_IGNORED, why) for sequence in group.live]
+            return Verdict.REJECT
+        refusal = first_refusal(self._admission, group, state, draft)
+        if refusal is not Verdict.ENTER:
+            return refusal
+        return fits_budget(group, num_tokens, self._shares.least(group, state), state, draft)
+
+    def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
+        request_id = group.request.request_id
+        state.swapped.remove(group)
+        draft.swap_in.add(request_id, state.cache.swap_in(group.live))
+        state.start(group, draft.now)
+        extend_all(group, num_tokens, self._shares, state, draft)
+        if group.request.lora_id > 0:
+            draft.lora_ids[group.request.lora_id] = None
+        draft.budget.add_num_tokens(request_id, num_tokens)
+        draft.budget.add_num_seqs(request_id, group.max_num_running_seqs)
+        return ScheduledGroup(group, num_tokens, group.in_prefill)

@@ -1,0 +1,119 @@
+"""The two ways of v0 to make a step of prompts, decodes and swapped groups (R40-R47, R86-R89)."""
+
+from scheduler_svc.core.policies.vllm_v0.decode import Decoded, Decodes
+from scheduler_svc.core.policies.vllm_v0.prefill import Prefills
+from scheduler_svc.core.policies.vllm_v0.priority_preemption import PriorityPreemption
+from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup
+from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Place
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class PrefillOrDecode:
+    """A step is all prompts or all decodes; groups on the host come before new prompts (R40, R41).
+
+    But for the step behind one that moved less important groups there: else they would be back before whom they made room for
+    (R84, R85).
+    """
+
+    MEMORY = ("_has_made_room",)
+
+    def __init__(
+        self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns, make_room: PriorityPreemption | None
+    ) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._swap_ins = swap_ins
+        self._make_room = make_room
+        self._has_made_room = False
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class."""
+        for group in state.running:
+            draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
+            if group.request.lora_id > 0:
+                draft.lora_ids[group.request.lora_id] = None
+        prompts = self._prompts(state, draft)
+        self._has_made_room = False
+        if prompts:
+            hold_up_swapped(Reason.PREFILL_FIRST, state)
+            state.running += [p.group for p in prompts]
+            put_all(draft, prompts)
+        else:
+            self._decode(state, draft)
+
+    def _prompts(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+        if self._has_made_room or not state.swapped:
+            return self._prefills.start(state, draft)
+        if len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.SWAPPED_FIRST, swapped=len(state.swapped))
+        return []
+
+    def _decode(self, state: CoreState, draft: StepDraft) -> None:
+        if self._make_room is not None:
+            self._make_room.make_room(state, draft)
+            self._has_made_room = bool(draft.swap_out.pairs)
+        done = self._decodes.go_on(state, draft)
+        back = bring_back(self._swap_ins, done, state, draft)
+        state.running[:] = [*done.left_over, *(s.group for s in done.scheduled), *(s.group for s in back)]
+        queue_victims(done, state)
+        put_all(draft, [*done.scheduled, *back])
+
+
+class DecodeThenPrefill:
+    """Decodes and chunks under way first, then swapped groups, then new prompts, all under one budget (R86)."""
+
+    def __init__(self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._swap_ins = swap_ins
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """See the class; the orders of queue and batch are R89's."""
+        done = self._decodes.go_on(state, draft)
+        back = bring_back(self._swap_ins, done, state, draft)
+        # Those with a share are out of line until the end: a delay of prompts does not wait for them (R57).
+        state.running[:] = done.left_over
+        prompts = self._prefills.start(state, draft)
+        decodes, chunks = done.of(prefill=False), done.of(prefill=True)
+        back_decodes = [s for s in back if not s.is_prefill]
+        back_chunks = [s for s in back if s.is_prefill]
+        in_order = [*back_decodes, *back_chunks, *decodes, *chunks, *prompts]
+        state.running += [s.group for s in in_order]
+        queue_victims(done, state)
+        put_all(draft, [*prompts, *chunks, *back_chunks, *decodes, *back_decodes])
+
+
+def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
+    """Groups that come back from the host, unless somebody had to leave in this step (R5)."""
+    if not (done.has_preempted or draft.swap_out.pairs):
+        return swap_ins.bring_in(state, draft)
+    hold_up_swapped(Reason.STEP_PREEMPTS, state, preempted=len(draft.preempted))
+    return []
+
+
+def hold_up_swapped(reason: Reason, state: CoreState, **numbers: int) -> None:
+    """Nobody comes back in this step."""
+    if state.swapped:
+        state.journal.stop_all(Place.SWAPPED, reason, **numbers)
+
+
+def queue_victims(done: Decoded, state: CoreState) -> None:
+    """Victims go to the front of waiting, the last one first, and to the tail of swapped (R44)."""
+    for group in done.recomputed:
+        group.place = Place.WAITING
+        state.waiting.push_front(group)
+    for group in done.swapped_out:
+        group.place = Place.SWAPPED
+        state.swapped.append(group)
+
+
+def put_all(draft: StepDraft, scheduled: list[ScheduledGroup]) -> None:
+    """The batch, by adapter where there are any (R47)."""
+    if any(s.group.request.lora_id for s in scheduled):
+        scheduled = sorted(scheduled, key=lambda s: (s.group.request.lora_id, s.group.request.request_id))
+    draft.num_prefill_groups = sum(s.is_prefill for s in scheduled)
+    for share in scheduled:
+        share.put(draft)

@@ -1,1 +1,0 @@
-"""The gateways that read, and what is still to be written to each."""

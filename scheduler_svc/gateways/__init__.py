@@ -1,0 +1,1 @@
+"""Streams of gateways: submitted requests in, outputs out, detached and resubmitted requests."""

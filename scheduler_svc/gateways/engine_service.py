@@ -1,0 +1,124 @@
+"""EngineService: the streams of gateways (design.md 3.2). Who they are and what they get is `frontends`; this is the transport."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
+from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.gateways.output_messages import held_message
+from scheduler_svc.loop.readiness import Readiness
+from svc_common import rpc
+from svc_common.errors import InvalidArgument, NotFound, Unavailable
+
+log = logging.getLogger(__name__)
+
+BUNDLE_CHUNK_BYTES = 2**20
+MAX_FRONTEND_ID_LENGTH = 128
+
+
+class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
+    """Attach and GetModelBundle. `admin_address`: HOST:PORT told to gateways."""
+
+    def __init__(
+        self, frontends: FrontendTable, readiness: Readiness, identity: rpc.Identity, admin_address: str
+    ) -> None:
+        self._frontends = frontends
+        self._readiness = readiness
+        self._identity = identity
+        self._admin_address = admin_address
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[engine_pb2.FrontendMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[engine_pb2.EngineMessage]:
+        """One gateway's stream: at most one outstanding write, everything new in each message."""
+        async with rpc.errors_to_status(context):
+            hello = await _read_hello(request_iterator)
+            frontend, attachment = self._frontends.attach(hello.frontend_id)
+            reader = asyncio.create_task(_read(request_iterator, frontend, attachment))
+            try:
+                yield self._welcome(frontend)
+                async for message in _messages(frontend, attachment):
+                    yield message
+            finally:
+                reader.cancel()
+                self._frontends.detach(frontend, attachment)
+
+    async def GetModelBundle(
+        self, request: engine_pb2.GetModelBundleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[engine_pb2.GetModelBundleResponse]:
+        """The bundle that the worker made, in pieces."""
+        async with rpc.errors_to_status(context):
+            limits, bundle = self._readiness.limits, self._readiness.bundle
+            if limits is None:
+                raise Unavailable(
+                    f"no model bundle yet: {self._readiness.reason}", reason="NO_WORKER", retry_after_s=1.0
+                )
+            if request.digest not in {"", limits.bundle_digest}:
+                raise NotFound(
+                    f"model bundle {request.digest} is not served here; {limits.bundle_digest} is",
+                    reason="BUNDLE_DIGEST",
+                    metadata={"wanted": request.digest, "served": limits.bundle_digest},
+                    resource_type="model bundle",
+                    resource_name=request.digest,
+                )
+            for start in range(0, len(bundle), BUNDLE_CHUNK_BYTES):
+                yield engine_pb2.GetModelBundleResponse(chunk=bundle[start : start + BUNDLE_CHUNK_BYTES])
+
+    def _welcome(self, frontend: Frontend) -> engine_pb2.EngineMessage:
+        held = [held_message(handle, live) for handle, live in frontend.held.items()]
+        welcome = engine_pb2.Welcome(
+            identity=self._identity.message(),
+            limits=self._readiness.limits,
+            held=held,
+            state=self._readiness.state(),
+            admin_address=self._admin_address,
+            queue=self._frontends.queue(),
+        )
+        return engine_pb2.EngineMessage(welcome=welcome)
+
+
+async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> engine_pb2.FrontendHello:
+    first = await anext(messages, None)
+    if first is None or not first.HasField("hello"):
+        raise InvalidArgument.field("hello", "is missing: the first message of a stream carries it")
+    hello = first.hello
+    rpc.check_peer(hello.identity, "the gateway")
+    if not 0 < len(hello.frontend_id) <= MAX_FRONTEND_ID_LENGTH:
+        raise InvalidArgument.field("hello.frontend_id", f"must have 1 to {MAX_FRONTEND_ID_LENGTH} characters")
+    return hello
+
+
+async def _read(
+    messages: AsyncIterator[engine_pb2.FrontendMessage], frontend: Frontend, attachment: Attachment
+) -> None:
+    """Feeds what the gateway says to its frontend; the stream's end or a broken message closes the attachment."""
+    try:
+        async for message in messages:
+            if attachment.over:
+                return
+            frontend.receive(message)
+        attachment.close()
+    except InvalidArgument as error:
+        attachment.close(error)
+    except Exception as error:
+        attachment.close(rpc.hide(error))
+
+
+async def _messages(frontend: Frontend, attachment: Attachment) -> AsyncIterator[engine_pb2.EngineMessage]:
+    """Everything new, as often as the transport takes it, until the attachment is over."""
+    while True:
+        await attachment.wake.wait()
+        attachment.wake.clear()
+        if attachment.error is not None:
+            raise attachment.error
+        if attachment.over:
+            return
+        message = frontend.collect()
+        if message is not None:
+            yield message

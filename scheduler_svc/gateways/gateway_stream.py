@@ -1,0 +1,304 @@
+"""Frontends (gateway processes) and what is still to be written to each: a cursor per request, never a queue of messages.
+
+A slow gateway coalesces by itself: the next message carries everything new since the last one, and only token ids are kept.
+The stream is `engine_service`'s, the messages' parts are `output_messages`'s; requests live in the `RequestBook`.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from protos.engine.v1 import engine_pb2
+from scheduler_svc.gateways.detached_requests import Holding
+from scheduler_svc.gateways.output_messages import (
+    TokenRuns,
+    finished_message,
+    held_message,
+    put_extras,
+    queue_message,
+)
+from scheduler_svc.gateways.resubmission import attached_elsewhere, meant_by_attach, meant_by_submit
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.live_request import LiveRequest, Outlet
+from scheduler_svc.requests.submission import Submission, parse
+from svc_common import rpc
+from svc_common.clock import monotonic_ns
+from svc_common.errors import Aborted, InvalidArgument, QuireError
+
+MAX_TOKENS_PER_MESSAGE = 2_000_000
+MAX_CONFIRMED_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One stream of a frontend. `wake`: something to write, or over. `over`: ends the stream; with `error`, by that error."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+    error: QuireError | None = None
+
+    def close(self, error: QuireError | None = None) -> None:
+        """Ends the stream from our side."""
+        self.over, self.error = True, error
+        self.wake.set()
+
+
+class Frontend:
+    """Owner of one gateway's handles, for as long as it has a stream.
+
+    Resumable requests whose readers go, with their stream or alone, are held (`Holding`): an Attach from any gateway reads one from
+    its beginning, its own gateway's Submit of the same id from the tokens that this one has.
+    """
+
+    def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: Holding) -> None:
+        self.frontend_id = frontend_id
+        self.attachment: Attachment | None = None
+        self._book = book
+        self._readiness = readiness
+        self._holding = holding
+        self._unconfirmed: dict[int, engine_pb2.HeldRequest] = {}
+        self._outlets: dict[int, Outlet] = {}
+        self._dirty: dict[int, Outlet] = {}
+        self._refusals: list[engine_pb2.Failed] = []
+        self._state_changed = False
+        self._queue_changed = False
+
+    # --- what the gateway says ------------------------------------------------------------------------------------
+
+    def receive(self, message: engine_pb2.FrontendMessage) -> None:
+        """Takes one message after the first. A bad part is refused alone. InvalidArgument: a second hello."""
+        if message.HasField("hello"):
+            raise InvalidArgument.field("hello", "belongs into the first message of a stream only")
+        for submit in message.submits:
+            self._submit(submit)
+        for attach in message.attaches:
+            self._attach(attach)
+        for stop in message.stops:
+            outlet = self._outlets.get(stop.handle)
+            if outlet is not None:
+                self._book.stop(outlet.live, stop.choice, stop.token_offset)
+        for cancel in message.cancels:
+            self._cancel(cancel)
+        for detach in message.detaches:
+            self._detach(detach.handle)
+        if message.HasField("goodbye"):
+            self.leave()
+
+    def _submit(self, submit: engine_pb2.Submit) -> None:
+        try:
+            if submit.handle == 0 or (submit.handle in self._outlets and not self._is_same(submit)):
+                raise InvalidArgument.field("handle", f"{submit.handle} is zero or in use for another request")
+            submission = parse(submit, monotonic_ns())
+            known = meant_by_submit(self._book, submission, self)
+            live = known or self._accept(submission)
+        except QuireError as error:
+            self._book.refused(submit, error)
+            self._refuse(submit.handle, error)
+            return
+        self._bind(submit.handle, live, [len(tokens) for tokens in submission.committed])
+        if submission.resumable and not submission.resubmitted:
+            self._confirm(submit.handle, live, is_known=known is not None)
+
+    def _accept(self, submission: Submission) -> LiveRequest:
+        """A drained scheduler takes no new ones; what it, or the one before it, had accepted already is no new one."""
+        if not submission.resubmitted:
+            self._readiness.check_open()
+        return self._book.accept(submission)
+
+    def _is_same(self, submit: engine_pb2.Submit) -> bool:
+        return self._outlets[submit.handle].live.submission.key == (submit.tenant, submit.request_id)
+
+    def _attach(self, attach: engine_pb2.Attach) -> None:
+        try:
+            if attach.handle == 0 or attach.handle in self._outlets:
+                raise InvalidArgument.field("handle", f"{attach.handle} is zero or in use for another request")
+            live = meant_by_attach(self._book, attach)
+        except QuireError as error:
+            self._refuse(attach.handle, error)
+            return
+        self._bind(attach.handle, live, [])
+        self._confirm(attach.handle, live, is_known=True)
+
+    def _confirm(self, handle: int, live: LiveRequest, *, is_known: bool) -> None:
+        """Tells what the handle stands for: the request as it was first submitted, where it was known."""
+        held = held_message(handle, live)
+        if is_known:
+            held.submit.CopyFrom(live.message(monotonic_ns()))
+            self._book.read_again(live)
+        self._unconfirmed[handle] = held
+        self._wake()
+
+    def _bind(self, handle: int, live: LiveRequest, cursors: list[int]) -> None:
+        """From here on the request's output goes to `handle`, from those tokens on; a former reader has lost it."""
+        if live.outlet is not None and live.outlet.reader is self and live.outlet.handle == handle:
+            self._forget(live.outlet)
+        elif live.outlet is not None:
+            live.outlet.reader.lose(live.outlet)
+        self._holding.release(live)
+        live.outlet = self._outlets[handle] = Outlet(
+            self, handle, live, cursors + [0] * (live.submission.num_choices - len(cursors))
+        )
+        self.touch(live.outlet)
+
+    def _cancel(self, cancel: engine_pb2.Cancel) -> None:
+        outlet = self._outlets.get(cancel.handle)
+        live = outlet.live if outlet is not None else self.held.get(cancel.handle)
+        if not cancel.handle:
+            live = self._book.find(cancel.tenant, cancel.request_id)
+        if live is not None:
+            self._book.cancel(live)
+
+    def _detach(self, handle: int) -> None:
+        outlet = self._outlets.get(handle)
+        if outlet is not None:
+            self._forget(outlet)
+            self._drop(outlet, "")
+
+    @property
+    def held(self) -> dict[int, LiveRequest]:
+        """What it left behind when it was lost, and can still have, by handle."""
+        return self._holding.of(self.frontend_id)
+
+    # --- what it gets ---------------------------------------------------------------------------------------------
+
+    def touch(self, outlet: Outlet) -> None:
+        """The outlet has something new."""
+        self._dirty[outlet.handle] = outlet
+        self._wake()
+
+    def lose(self, outlet: Outlet) -> None:
+        """Another reader took the request over."""
+        if self._forget(outlet):
+            self._refuse(outlet.handle, attached_elsewhere())
+
+    def state_changed(self) -> None:
+        """The service's state is to be told."""
+        self._state_changed = True
+        self._wake()
+
+    def queue_changed(self) -> None:
+        """Whom the waiting queue has room for is to be told."""
+        self._queue_changed = True
+        self._wake()
+
+    def collect(self) -> engine_pb2.EngineMessage | None:
+        """Everything new since the last call, or None. Ends that it carries count as delivered."""
+        dirty, self._dirty = self._dirty, {}
+        message = engine_pb2.EngineMessage()
+        if self._refusals or self._unconfirmed:
+            message.failed.extend(self._refusals)
+            message.attached.extend(self._take_confirmations())
+            self._refusals = []
+        if self._state_changed:
+            message.state.CopyFrom(self._readiness.state())
+            self._state_changed = False
+        if self._queue_changed:
+            message.queue.CopyFrom(queue_message(self._book.room, monotonic_ns()))
+            self._queue_changed = False
+        runs = TokenRuns()
+        for outlet in dirty.values():
+            if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE or outlet.handle in self._unconfirmed:
+                self.touch(outlet)
+            elif outlet.live.outlet is outlet:
+                self._put(outlet, message, runs)
+        if runs.handles:
+            runs.fill(message.tokens)
+        return message if message.ByteSize() else None
+
+    def _take_confirmations(self) -> list[engine_pb2.HeldRequest]:
+        """As many as fit; output of the others waits with them."""
+        taken, size = [], 0
+        while self._unconfirmed and size < MAX_CONFIRMED_BYTES:
+            taken.append(self._unconfirmed.pop(next(iter(self._unconfirmed))))
+            size += taken[-1].ByteSize()
+        if self._unconfirmed:
+            self._wake()
+        return taken
+
+    def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
+        live = outlet.live
+        if not outlet.started_written and live.time.first_scheduled_ns is not None:
+            outlet.started_written = True
+            message.started.add(handle=outlet.handle, cached_prompt_tokens=live.cached_prompt_tokens)
+        if not live.output.ranked or live.is_over:
+            self._put_choices(outlet, message, runs)
+        if live.is_over:
+            self._put_end(outlet, message)
+
+    def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
+        """New tokens of each choice, and its end, but for the request's last, which has the account."""
+        live = outlet.live
+        if live.is_over and live.failure is None:
+            put_extras(outlet, message)
+        for number, choice in enumerate(live.output.choices):
+            if len(choice.tokens) > outlet.cursors[number]:
+                runs.put(outlet, number, choice)
+            if choice.ending is not None and number not in outlet.ends_written and live.failure is None:
+                outlet.ends_written.add(number)
+                last = live.is_over and len(outlet.ends_written) == len(live.output.choices)
+                account = live.account_at_end if last else None
+                message.finished.append(finished_message(outlet.handle, number, choice, account))
+
+    def _put_end(self, outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
+        live = outlet.live
+        if live.failure is not None:
+            message.failed.add(handle=outlet.handle, account=live.account_at_end).MergeFrom(live.failure)
+        outlet.end_written = True
+        self._forget(outlet)
+        self._book.delivered(live)
+
+    def _refuse(self, handle: int, error: QuireError) -> None:
+        self._refusals.append(engine_pb2.Failed(handle=handle, error=rpc.to_error_status(error)))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.attachment is not None:
+            self.attachment.wake.set()
+
+    def _forget(self, outlet: Outlet) -> bool:
+        """Nothing more is written for it; whether anything was to be."""
+        if self._outlets.get(outlet.handle) is not outlet:
+            return False
+        del self._outlets[outlet.handle]
+        self._dirty.pop(outlet.handle, None)
+        self._unconfirmed.pop(outlet.handle, None)
+        return True
+
+    # --- streams come and go --------------------------------------------------------------------------------------
+
+    def attach(self) -> Attachment:
+        """A new stream; an older one of the same frontend is closed."""
+        if self.attachment is not None:
+            self._drop_readers()
+            self.attachment.close(Aborted("another stream of this frontend took over", reason="FRONTEND_REPLACED"))
+        self.attachment = Attachment()
+        return self.attachment
+
+    def detach(self) -> None:
+        """The stream is gone: what is not resumable is cancelled, the rest is held."""
+        self.attachment = None
+        self._drop_readers()
+
+    def leave(self) -> None:
+        """The gateway leaves for good: what it did not detach from is cancelled and the stream ends."""
+        self._drop_readers()
+        self._holding.abandon(self.frontend_id)
+        if self.attachment is not None:
+            self.attachment.close()
+
+    def _drop_readers(self) -> None:
+        outlets, self._outlets, self._dirty = self._outlets, {}, {}
+        self._refusals, self._unconfirmed = [], {}
+        for outlet in outlets.values():
+            self._drop(outlet, self.frontend_id)
+
+    def _drop(self, outlet: Outlet, frontend_id: str) -> None:
+        """Its reader has gone; `frontend_id`: who may ask for it under its handle."""
+        live, live.outlet = outlet.live, None
+        if live.submission.resumable:
+            self._holding.hold(live, frontend_id, outlet.handle)
+        elif live.is_over:
+            self._book.delivered(live)
+        else:
+            # Not merely cancelled: a gateway that is back before the next plan asks for it anew, under its id.
+            self._book.abandon(live)

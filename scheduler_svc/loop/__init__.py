@@ -1,0 +1,1 @@
+"""The step loop: intake, plan, send, commit results, publish."""

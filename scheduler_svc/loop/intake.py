@@ -1,0 +1,85 @@
+"""What happens to the core between a result and the next plan: stops, cancels, deadlines first, then new requests.
+
+So the blocks of whatever ended are free before the next plan, and the core never changes under a plan that is out.
+"""
+
+from collections.abc import Callable
+
+from protos.common.v1 import common_pb2
+from scheduler_svc.core.stop_rules import check_stop
+from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.choice_output import Ending
+from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.requests.submission import to_core
+from svc_common.errors import QuireError, Unavailable
+
+
+class Intake:
+    """Moves inputs from the book into the core. `core` is None where there is none (yet). `adapter_id(name)`: NotFound,
+    FailedPrecondition."""
+
+    def __init__(self, book: RequestBook, adapter_id: Callable[[str], int]) -> None:
+        self._book = book
+        self._adapter_id = adapter_id
+
+    def take_ends(self, core: AnyCore | None) -> None:
+        """Ends what is stopped, cancelled or expired."""
+        for live, choice, offset in self._book.inputs.take_stops():
+            if core is not None:
+                core.stop_at(live.name(choice), offset)
+            self._book.stopped(live, choice, offset)
+        for live in self._book.inputs.take_cancels():
+            self.leave_core(live, core)
+            self._book.finish(live, common_pb2.FINISH_REASON_CANCELLED)
+        for live in self._book.take_expired():
+            self.leave_core(live, core)
+            self._book.expire(live)
+
+    def take_requests(self, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
+        """Queues new requests in order of arrival; those that cannot be served fail."""
+        for live in self._book.inputs.take_crowd():
+            self.leave_core(live, core)
+            self._book.back_to_pending(live)
+        for live in self._book.inputs.take_pending():
+            try:
+                self._enter(live, core, limits)
+            except QuireError as error:
+                self._book.fail(live, error)
+
+    def fail_unserved(self, core: AnyCore | None, arrived_until_ns: int, why: str) -> None:
+        """Nobody waits for ever for a worker that does not come: fails what arrived until then."""
+        for live in self._book.live():
+            if live.time.arrival_ns <= arrived_until_ns:
+                self.leave_core(live, core)
+                self._book.fail(live, Unavailable(why, reason="NO_WORKER", retry_after_s=5.0))
+
+    def fail_without_adapter(self, core: AnyCore | None) -> None:
+        """Workers changed: what is in the core and names an adapter that one of them is without fails."""
+        for live in self._book.live():
+            if live.place is not Place.IN_CORE:
+                continue  # looked at when it enters
+            try:
+                self._adapter_id(live.submission.adapter)
+            except QuireError as error:
+                self.leave_core(live, core)
+                self._book.fail(live, error)
+
+    def leave_core(self, live: LiveRequest, core: AnyCore | None) -> None:
+        """Out of the core; its end is told by the caller."""
+        if live.place is Place.IN_CORE and core is not None:
+            core.abort([live.core_id])
+
+    def _enter(self, live: LiveRequest, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
+        """Choices that their committed tokens already end, end here, and with the last of them the request."""
+        adapter_id = self._adapter_id(live.submission.adapter)
+        live.output.sequences.clear()  # ranked ones start from the prompt
+        request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
+        for sequence in request.unfinished if request.committed else ():
+            status = check_stop(sequence, limits.max_model_len)
+            if status is not None:
+                self._book.choice_ended(live, sequence.index, Ending.of(status, sequence.stop_token_id))
+        if not live.is_over:
+            live.request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
+            core.add(live.request)
+            self._book.entered(live)

@@ -1,0 +1,209 @@
+"""Workers come and go: who is here, for whom the core is built, and what becomes of the sequences of one that is lost.
+
+A worker that comes back in its epoch goes on with what it holds. Else its sequences wait again with their tokens; where the core
+has a worker for each lane, and another one is here, they need not wait for its return.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
+from scheduler_svc.loop.intake import Intake
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.link import WorkerLostError
+from svc_common.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_RETURN_S = 0.5
+"""Time for a worker whose stream broke to come back in its epoch, before others take its sequences over."""
+
+
+class LaneKeeper:
+    """Owner of the lanes to all workers. `workers`: what the core in force, or the one before, was built for.
+
+    `news`: set when a lane has something to take; whoever waits clears it.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[WorkerLane],
+        keeper: CoreKeeper,
+        book: RequestBook,
+        intake: Intake,
+        step_log: StepLog,
+        readiness: Readiness,
+    ) -> None:
+        self.lanes = list(lanes)
+        self.workers: Workers | None = None
+        self.news = asyncio.Event()
+        self._keeper = keeper
+        self._book = book
+        self._intake = intake
+        self._log = step_log
+        self._readiness = readiness
+        for lane in self.lanes:
+            lane.listen(self.on_news)
+
+    def on_news(self) -> None:
+        """A lane has something to take."""
+        self.news.set()
+        self._book.wake.set()
+
+    @property
+    def core(self) -> AnyCore | None:
+        """The core in force."""
+        return self._keeper.core
+
+    @property
+    def here(self) -> list[WorkerLane]:
+        """Lanes whose workers can take plans."""
+        return [lane for lane in self.lanes if lane.is_here]
+
+    @property
+    def can_step(self) -> bool:
+        """There is a core, and a worker."""
+        return self.core is not None and bool(self.here)
+
+    def of(self, plan: StepPlan) -> WorkerLane:
+        """The worker that runs a plan."""
+        assert self.core is not None
+        return self.lanes[plan.lane if self.core.has_worker_per_lane else 0]
+
+    def show_ready(self) -> None:
+        """Steps are completing, or can."""
+        if self.workers is not None and not self._readiness.serving:
+            self._readiness.ready(self.workers.limits, self.workers.bundle)
+
+    # --- coming ---------------------------------------------------------------------------------------------------
+
+    async def meet(self) -> None:
+        """Takes in who came, lets go who stays away, and builds the core once all are here."""
+        for lane in self.lanes:
+            lane.attach()
+            owned = lane.take_ownership()
+            if owned is not None:
+                await self._adopt(lane, resumed=owned.resumed)
+        self._hand_over()
+        if self.core is None:
+            self._build()
+
+    async def _adopt(self, lane: WorkerLane, *, resumed: bool) -> None:
+        """Steps can run; where one is out still, that is shown by its result."""
+        if not resumed:
+            self._begin(lane)
+        else:
+            try:
+                await lane.resume()
+            except WorkerLostError as error:
+                self.lose(lane, error)
+                return
+        self._intake.fail_without_adapter(self.core)
+        if self.core is not None and not lane.in_flight:
+            self.show_ready()
+
+    def _begin(self, lane: WorkerLane) -> None:
+        """The worker holds nothing. Where it has another model or less memory than the core counts on, that is void."""
+        self._let_go(lane)
+        if self.core is None:
+            return
+        if not self._are_alike():
+            self._keeper.discard()
+            return
+        assert self.workers is not None
+        lane.begin(self._keeper.most_rows(self.workers))
+        if self.core.has_worker_per_lane:
+            self.core.take_lane_back(lane.number)
+
+    def _are_alike(self) -> bool:
+        """Same blocks and same model as before."""
+        now = Workers.of([lane.owned for lane in self.lanes if lane.owned is not None])
+        return self.workers is not None and (now.cache, now.limits) == (self.workers.cache, self.workers.limits)
+
+    def _build(self) -> None:
+        """A core for what all workers have; requests of the old one enter it as if they came anew, with their tokens."""
+        for lane in self.here:
+            if not lane.is_fresh:
+                self._let_go(lane)
+                lane.renew()
+        owned = [lane.owned for lane in self.here if lane.owned is not None]
+        if len(owned) < len(self.lanes):
+            return
+        before, self.workers = self.workers, Workers.of(owned)
+        self._log.policy = self._keeper.build(owned).policy
+        for live in self._book.live():
+            self._move(live, before, self.workers)
+        for lane in self.lanes:
+            lane.begin(self._keeper.most_rows(self.workers))
+        self.show_ready()
+
+    def _move(self, live: LiveRequest, before: Workers | None, now: Workers) -> None:
+        same = before is None or before.limits.model_digest == now.limits.model_digest
+        if live.output.num_tokens and not same:
+            self._book.fail(live, Unavailable("the worker came back with another model", reason="MODEL_CHANGED"))
+        else:
+            self._book.back_to_pending(live)
+
+    # --- going ----------------------------------------------------------------------------------------------------
+
+    def lose(self, lane: WorkerLane, error: WorkerLostError) -> None:
+        """The stream is gone."""
+        lane.lose(error)
+        if not self.here:
+            self._readiness.stop()
+
+    def discard_core(self, why: str) -> None:
+        """A bug of our own: the core is not to be trusted, and whichever request brought it there must not for ever."""
+        self._keeper.discard()
+        self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
+        for live in self._book.live():
+            live.num_losses += live.place is Place.IN_CORE
+        for lane in self.lanes:
+            lane.lose(WorkerLostError(why, refused=True))
+        self._readiness.stop()
+
+    def _hand_over(self) -> None:
+        """Sequences of a worker that stays away go on elsewhere."""
+        if self.core is None or not self.core.has_worker_per_lane or not self.here:
+            return
+        for lane in self.lanes:
+            if not (lane.is_here or lane.is_void) and lane.seconds >= _RETURN_S:
+                log.warning("worker %s does not come back at once: its sequences go on elsewhere", lane.address)
+                lane.renew()
+                self._let_go(lane)
+
+    def _let_go(self, lane: WorkerLane) -> None:
+        """What the worker held is gone: all that ran there waits again with its tokens."""
+        if lane.is_void:
+            return
+        in_step = {entry.request_id for sent in lane.in_flight for entry in sent.plan.scheduled}
+        self._log.lost_worker(lane.planner.names, [sent.plan.step for sent in lane.in_flight], lane.lost_because)
+        for live in self._book.live():
+            if self._runs_on(live, lane) and not self._book.lost_its_worker(live, in_step=live.core_id in in_step):
+                self._intake.leave_core(live, self.core)
+                self._book.fail(live, _poisonous(live))
+        lane.empty()
+        if self.core is not None:
+            self.core.reset_sequences_of_lost_worker(lane.number if self.core.has_worker_per_lane else None)
+
+    def _runs_on(self, live: LiveRequest, lane: WorkerLane) -> bool:
+        if live.place is not Place.IN_CORE:
+            return False
+        if self.core is None or not self.core.has_worker_per_lane or live.request is None:
+            return True
+        return any(group.lane == lane.number for group in live.request.groups)
+
+
+def _poisonous(live: LiveRequest) -> Unavailable:
+    return Unavailable(
+        f"{live.num_losses} workers in a row were lost while they ran this request; it is not tried again",
+        reason="WORKER_LOST_REPEATEDLY",
+        metadata={"losses": str(live.num_losses)},
+    )

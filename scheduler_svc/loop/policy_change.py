@@ -1,0 +1,41 @@
+"""A policy changed while the service runs: what the service itself cannot change, beside what the core cannot (design.md 4)."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from scheduler_svc.core import live_change
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
+from svc_common.errors import ConfigError
+
+_OF_THE_WORKER = ("max_num_batched_tokens", "max_num_seqs")
+
+Change = tuple[str, Any, Any]
+
+
+def change(core: AnyCore, profiled: CoreLimits, spec: PolicySpec, limits: CoreLimits) -> list[Change]:
+    """From the next plan on the core decides by these: (key, value before, value now) of what is another. All or nothing.
+
+    `profiled`: the limits that the worker made room for. ConfigError for more, and for what is fixed at start.
+    """
+    for name in _OF_THE_WORKER:
+        most, wanted = getattr(profiled, name), getattr(limits, name)
+        if wanted > most:
+            raise ConfigError(
+                f"{name}={wanted}: the worker has memory for steps of at most {most}; restart the scheduler for more",
+                reason="FIXED_AT_START",
+                metadata={"field": name},
+            )
+    changes = [*_differences(core.spec, spec), *_differences(core.state.limits, limits)]
+    if isinstance(core, RecordingCore):
+        core.reconfigure(spec, limits)
+    else:
+        live_change.reconfigure(core, spec, limits)
+    return changes
+
+
+def _differences(old: Any, new: Any) -> Sequence[Change]:
+    pairs = [(f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(old)]
+    return [(name, before, now) for name, before, now in pairs if before != now]

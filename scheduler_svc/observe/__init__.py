@@ -1,0 +1,1 @@
+"""What looks at steps and requests without changing them: step log, spans, timelines, explanations."""

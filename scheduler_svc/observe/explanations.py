@@ -1,0 +1,147 @@
+"""Why requests waited: the core's timelines beside what only the service knows, that no worker was there (design.md 4, Explain)."""
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.observe.timelines import Episode, Timelines, note_heads, now_of
+from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.live_request import LiveRequest, Place
+from svc_common.clock import NS_PER_S, monotonic_ns
+from svc_common.errors import NotFound
+from svc_common.public_ids import meanings
+
+_NUM_OUTAGES = 256
+
+
+@dataclass(slots=True)
+class _Outage:
+    """A time without a worker that can run steps, monotonic seconds; `to_time` None: still."""
+
+    why: str
+    from_time: float
+    to_time: float | None = None
+
+
+class Explanations:
+    """Owner of the timelines of the requests that the service saw. Times are monotonic seconds, as in the core.
+
+    `num_logged`: events that are kept, and as many about heads of queues.
+    """
+
+    def __init__(self, book: RequestBook, readiness: Readiness, num_logged: int) -> None:
+        self._book = book
+        self._readiness = readiness
+        self._timelines = Timelines(
+            lambda core_id: book.in_core(core_id) is not None, num_logged=num_logged, num_heads=num_logged
+        )
+        self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
+        self._heads: dict[str, Event] = {}
+        self._note_readiness()
+        readiness.listen(self._note_readiness)
+
+    def observe(self, plan: StepPlan) -> None:
+        """What the plan decided, for the timelines and for the spans of the requests."""
+        self._timelines.observe(plan.events)
+        note_heads(self._heads, plan)
+        for event in plan.events:
+            if event.request_id:
+                self._book.explained(event)
+
+    def reason_of(self, live: LiveRequest) -> tuple[str, Reason, Numbers]:
+        """Queue, reason and numbers of one that has not ended, as of now; of several samples that of whose changed last."""
+        event = live.last_event if live.place is Place.IN_CORE else None
+        queue = event.queue if event is not None else "waiting"
+        if queue in WAITING_QUEUES and not self._readiness.serving:
+            return queue, Reason.NO_WORKER, {"why": self._readiness.reason}
+        if event is None:
+            losses = {"losses": live.num_losses} if live.num_losses else {}
+            return queue, Reason.WORKER_LOST if losses else Reason.ARRIVED, losses
+        event = now_of(event, self._heads.get(queue))
+        return queue, event.reason, event.numbers
+
+    def core_ids(self, tenant: str, request_id: str) -> list[str]:
+        """The core's id of a public one, as a door printed it; of a call with several prompts that of each. NotFound.
+
+        Ids of the core are taken as they are.
+        """
+        for meant in meanings(request_id):
+            if name := self._known(tenant, meant):
+                return [name]
+            parts = map(functools.partial(self._known, tenant), (f"{meant}-{i}" for i in itertools.count()))
+            if names := list(itertools.takewhile(bool, parts)):
+                return names
+        raise NotFound(
+            f"request {request_id} is not known here: it never came, or it ended too long ago (the last "
+            f"{self._timelines.num_logged} events are kept); `quire replay` reads recordings",
+            reason="UNKNOWN_REQUEST",
+            resource_type="request",
+            resource_name=request_id,
+        )
+
+    def _known(self, tenant: str, request_id: str) -> str:
+        """The core's id of exactly that public one; "" where it is not known."""
+        live = self._book.find(tenant, request_id)
+        name = live.core_id if live is not None else f"{tenant}:{request_id}" if tenant else request_id
+        return name if name in self._timelines or self._book.in_core(name) is not None else ""
+
+    def episodes(self, core_id: str) -> list[Episode]:
+        """Its timeline, oldest first, sample by sample; of one that has not reached the core its wait alone."""
+        if core_id in self._timelines:
+            own = self._timelines.episodes(core_id)
+            return [
+                part for episode in [*own, *self._outside(core_id, own[-1])] for part in self._with_outages(episode)
+            ]
+        live = self._book.in_core(core_id)
+        if live is None:
+            return []
+        arrived_s = live.time.arrival_ns / NS_PER_S
+        return list(self._with_outages(Episode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
+
+    def _outside(self, core_id: str, last: Episode) -> Iterator[Episode]:
+        """The wait of one that had to leave the core, as a suspect, since it left."""
+        live = self._book.in_core(core_id)
+        if live is not None and live.place is Place.PENDING and last.to_time is not None:
+            numbers = {"losses": live.num_losses}
+            yield Episode("waiting", Reason.WORKER_LOST, 0, last.to_step or 0, None, last.to_time, None, numbers)
+
+    def _note_readiness(self) -> None:
+        now = monotonic_ns() / NS_PER_S
+        if self._outages and self._outages[-1].to_time is None:
+            self._outages[-1].to_time = now
+        if not self._readiness.serving:
+            self._outages.append(_Outage(self._readiness.reason, now))
+
+    def _with_outages(self, episode: Episode) -> Iterator[Episode]:
+        """The parts of a wait that no plan could end, as there was no worker, stand for themselves."""
+        rest = episode
+        for outage in self._outages if episode.is_wait else ():
+            start = max(rest.from_time, outage.from_time)
+            end = _earlier(rest.to_time, outage.to_time)
+            if end is not None and end <= start:
+                continue
+            if start > rest.from_time:
+                yield replace(rest, to_step=rest.from_step, to_time=start)
+            yield replace(
+                rest,
+                reason=Reason.NO_WORKER,
+                to_step=rest.to_step if end == rest.to_time else rest.from_step,
+                from_time=start,
+                to_time=end,
+                numbers={"why": outage.why},
+            )
+            if end == rest.to_time:
+                return
+            assert end is not None
+            rest = replace(rest, from_time=end)
+        yield rest
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """None is never."""
+    return min((t for t in (one, other) if t is not None), default=None)

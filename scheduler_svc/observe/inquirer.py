@@ -1,0 +1,129 @@
+"""Asks the recording what would have ended a wait, in a process of its own: steps go on meanwhile."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler_svc.core.reasons import KEYS, Reason
+from scheduler_svc.observe.recording.file_format import RecordingWriter
+from scheduler_svc.observe.recording.inquiry import Question, as_json
+from scheduler_svc.observe.recording.needs import Needs
+from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.timelines import Episode
+
+log = logging.getLogger(__name__)
+
+_MAX_KNOWN = 10_000
+_PLAIN = (Reason.NEED_BLOCKS, Reason.TOKEN_BUDGET)
+"""Searched first: most often one number of the reason's own keys is the answer."""
+_NUM_IN_ROUND = 16
+"""A round is a replay of its own, so the first answers come soon, and replays do not add up."""
+_TIMEOUT_S = 25.0
+_PROGRAM = (sys.executable, "-m", "scheduler_svc.observe.recording.inquiry")
+
+
+class Inquirer:
+    """One asker at a time; answers are kept, as the past does not change. What is not found in time stays without an answer."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._lock = asyncio.Lock()
+        self._known: OrderedDict[Question, Needs] = OrderedDict()
+
+    async def needs(self, core_id: str, episodes: Sequence[Episode]) -> tuple[dict[int, Needs], int]:
+        """By position of the episode: knobs and values that would have let the request in at its first step; and how many waits
+        could not be looked into in time.
+
+        As far as the ring holds their steps; nothing where nothing is recorded.
+        """
+        waits = {i: _question(core_id, episodes[i]) for i in by_worth(episodes)}
+        if not waits or not self._tape.is_on:
+            return {}, 0
+        async with self._lock:
+            open_questions = [question for question in waits.values() if question not in self._known]
+            if open_questions:
+                await self._ask(open_questions)
+        found = {i: self._known[question] for i, question in waits.items() if question in self._known}
+        return {i: needs for i, needs in found.items() if needs}, len(waits) - len(found)
+
+    async def _ask(self, questions: list[Question]) -> None:
+        with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".rec") as file:
+            await asyncio.to_thread(self._write, Path(file.name), min(q.step for q in questions))
+            process = await asyncio.create_subprocess_exec(
+                *_PROGRAM,
+                file.name,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self._read(process, questions)
+            except TimeoutError:
+                log.warning(
+                    "what would have ended some of %d waits was not found in %.0f s", len(questions), _TIMEOUT_S
+                )
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+
+    async def _read(self, process: asyncio.subprocess.Process, questions: list[Question]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        rounds = [questions[i : i + _NUM_IN_ROUND] for i in range(0, len(questions), _NUM_IN_ROUND)]
+        process.stdin.write(as_json(rounds).encode())
+        process.stdin.close()
+        async for line in process.stdout:
+            number, needs = json.loads(line)
+            self._known[questions[number]] = needs
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        if await process.wait():
+            log.error(
+                "what would have ended a wait could not be found: the search ended with status %d", process.returncode
+            )
+
+    def _write(self, path: Path, since_step: int) -> None:
+        """The segments that hold these steps, as a recording."""
+        held = self._tape.segments()
+        start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
+        with path.open("wb") as file:
+            writer = RecordingWriter(file)
+            writer.write(self._tape.beginning())
+            num_segments = num_steps = 0
+            for packed in self._tape.pack(held[start:]):
+                writer.write(packed.frame)
+                num_segments, num_steps = num_segments + 1, num_steps + packed.num_steps
+            writer.finish(num_segments=num_segments, num_steps=num_steps)
+
+
+def by_worth(episodes: Sequence[Episode]) -> list[int]:
+    """Positions of the waits that some number could have ended: plain ones first, longest first."""
+    waits = [i for i, episode in enumerate(episodes) if _hangs_on_a_knob(episode)]
+    return sorted(waits, key=lambda i: (episodes[i].reason not in _PLAIN, -_length_s(episodes[i])))
+
+
+def _length_s(episode: Episode) -> float:
+    """A wait that is not over is longer than any other."""
+    return math.inf if episode.to_time is None else episode.to_time - episode.from_time
+
+
+def _question(core_id: str, episode: Episode) -> Question:
+    head = str(episode.numbers.get("head_reason", ""))
+    return Question(core_id, episode.sample, episode.from_step, episode.reason.value, head)
+
+
+def _hangs_on_a_knob(episode: Episode) -> bool:
+    """A wait of at least one step that some number could have ended."""
+    if not episode.is_wait or episode.from_step == episode.to_step:
+        return False
+    head = episode.numbers.get("head_reason")
+    return (Reason(str(head)) if head else episode.reason) in KEYS

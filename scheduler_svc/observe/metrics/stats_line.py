@@ -1,0 +1,112 @@
+"""One readable line every few seconds in the scheduler's log (R5): what is there, and what was done since the line before.
+
+Its numbers are those of /metrics: gauges as they stand, differences of counters. Nothing is said while nothing happens.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from block_manager.pool import PoolCounts
+from scheduler_svc.observe.metrics import definitions as d
+from scheduler_svc.observe.metrics.reading import Readings
+from scheduler_svc.observe.step_log import StepRecord
+from svc_common.clock import NS_PER_S
+from svc_common.log_format import STATS_LOGGER
+from svc_common.metrics import MetricSpec, Sums
+
+log = logging.getLogger(STATS_LOGGER)
+
+NS_PER_MS = NS_PER_S // 1_000
+
+
+class StatsLine:
+    """Listener of the step log, for what steps took; `sums()`: everything counted so far. `clock`: monotonic ns."""
+
+    def __init__(self, readings: Readings, sums: Callable[[], Sums], clock: Callable[[], int]) -> None:
+        self._readings = readings
+        self._sums = sums
+        self._clock = clock
+        self._durations_ns: list[int] = []
+        self._since_ns = clock()
+        self._before = sums()
+        self._queues = readings.queues
+
+    def step(self, record: StepRecord) -> None:
+        """One that is over."""
+        if not record.error:
+            self._durations_ns.append(record.duration_ns)
+
+    async def run(self, interval_s: float) -> None:
+        """A line every so many seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                line = self.next()
+            except Exception:
+                log.exception("no statistics this time")
+                continue
+            if line:
+                log.info("%s", line)
+
+    def next(self) -> str:
+        """The line about what happened since the last time; empty = nothing did."""
+        now_ns, sums, queues = self._clock(), self._sums(), self._readings.queues
+        since = Since(self._before, sums, (now_ns - self._since_ns) / NS_PER_S)
+        durations_ns, self._durations_ns = self._durations_ns, []
+        is_news = sums != self._before or queues != self._queues
+        self._since_ns, self._before, self._queues = now_ns, sums, queues
+        if not is_news:
+            return ""
+        waiting, running, swapped = queues
+        gpu, cpu = self._readings.pools
+        return "; ".join(
+            [
+                f"{running} running, {waiting} waiting, {swapped} swapped",
+                f"blocks {_usage(gpu)} gpu, {_usage(cpu)} cpu",
+                f"prompt {since.per_s(d.STEP_TOKENS, 'prefill'):.1f} tokens/s, output {since.per_s(d.OUTPUT_TOKENS):.1f} tokens/s",
+                f"prefix hits {_percent(since.of(d.HIT_TOKENS), since.of(d.QUERIED_TOKENS))}",
+                f"{since.of(d.PREEMPTIONS):.0f} preempted",
+                f"{since.of(d.STEPS):.0f} steps, {since.of(d.PROMPT_STEPS):.0f} with prompts, "
+                f"{since.of(d.STEP_TOKENS):.0f} tokens, {_times(durations_ns)}",
+                *([f"{failed:.0f} FAILED"] if (failed := since.of(d.FAILED_STEPS)) else []),
+            ]
+        )
+
+
+class Since:
+    """What was counted between two moments, `seconds` apart."""
+
+    def __init__(self, before: Sums, now: Sums, seconds: float) -> None:
+        self._before, self._now = before, now
+        self._seconds = max(seconds, 1e-9)
+
+    def of(self, spec: MetricSpec, *labels: str) -> float:
+        """Of a counter, or of those of its series whose labels begin so."""
+        return _sum(self._now, spec, labels) - _sum(self._before, spec, labels)
+
+    def per_s(self, spec: MetricSpec, *labels: str) -> float:
+        """The same in a second."""
+        return self.of(spec, *labels) / self._seconds
+
+
+def _sum(sums: Mapping[str, Mapping[tuple[str, ...], float]], spec: MetricSpec, labels: tuple[str, ...]) -> float:
+    series = sums.get(spec.name, {})
+    return sum(value for given, value in series.items() if given[: len(labels)] == labels)
+
+
+def _usage(pool: PoolCounts) -> str:
+    return f"{_percent(pool.total - pool.free, pool.total)} of {pool.total}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _times(durations_ns: Sequence[int]) -> str:
+    if not durations_ns:
+        return "p50 -, p99 -"
+    p50, p99 = np.quantile(np.array(durations_ns), (0.5, 0.99)) / NS_PER_MS
+    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"

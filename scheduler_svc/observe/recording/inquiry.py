@@ -1,0 +1,145 @@
+"""Answers for waits of the past: which knob, at which value, would have let a request in at its step, and one unit less not.
+
+Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.recording.inquiry FILE` reads rounds of
+questions as JSON from standard input and writes a line of JSON for each answer as it is found: [its place among all questions,
+what would have done]. Each round is a replay of its own, in the order of steps.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.request import Place
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import knob_names
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.needs import Needs, Value, find_needs
+from scheduler_svc.observe.recording.probe import StepProbe
+from scheduler_svc.observe.recording.ring import Segment
+from svc_common.errors import ConfigError, QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A wait: the request (by its id in the core), which sample of it, the step that did not let it in, and why.
+
+    `head_reason`: for one that stands behind another, what that one lacks; else "".
+    """
+
+    request_id: str
+    sample: int
+    step: int
+    reason: str
+    head_reason: str = ""
+
+
+class StepTrial:
+    """`needs.Trial` for one request in one step. `forks`: each try in a child of this process, which must have one thread only."""
+
+    def __init__(self, probe: StepProbe, question: Question, *, forks: bool) -> None:
+        self._probe = probe
+        self._question = question
+        self._forks = forks
+        self._core = probe.core()
+
+    def value(self, key: str) -> Value | None:
+        """What it was; None where the policy does not have it."""
+        return _value(self._core, key)
+
+    def most(self, key: str) -> int:
+        """What all requests together could use."""
+        requests = self._core.state.requests.values()
+        limits = self._core.state.limits
+        if key in ("max_num_seqs", "max_reqs"):
+            return limits.max_num_seqs + sum(r.num_samples for r in requests)
+        if key == "max_loras":
+            return len({r.lora_id for r in requests}) + 1
+        longest = [
+            min(s.num_prompt_tokens + r.stop.max_tokens, limits.max_model_len) for r in requests for s in r.unfinished
+        ]
+        if key in ("max_num_batched_tokens", "prefill_chunk_size"):
+            return limits.max_num_batched_tokens + sum(longest)
+        num_blocks = sum(-(-tokens // limits.block_size) + 1 for tokens in longest)
+        return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
+
+    def lets_in(self, values: Mapping[str, Value]) -> bool:
+        """Whether it starts, or comes back, in a plan of that step."""
+        if self._forks:
+            return _in_child(lambda: self._starts(self._core, values))
+        return self._starts(self._probe.core(), values)
+
+    def _starts(self, core: Scheduler, values: Mapping[str, Value]) -> bool:
+        try:
+            plans = self._probe.plan(core, values)
+        except ConfigError:
+            return False  # the values do not go together with others
+        who = self._question.request_id, self._question.sample
+        events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == who]
+        return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == Place.RUNNING.value
+
+
+def _in_child(question: Callable[[], bool]) -> bool:
+    """The answer of a copy of this process, which is left as it was: far cheaper than making the core anew."""
+    child = os.fork()
+    if not child:
+        status = 2
+        try:
+            status = 0 if question() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _value(core: Scheduler, key: str) -> Value | None:
+    if key == "watermark_blocks":
+        return core.state.cache.watermark_blocks or None
+    if key == "delay_factor":
+        return core.spec.delay_factor or None
+    owner = core.spec if key in knob_names() else core.state.limits
+    value: Value | None = getattr(owner, key)
+    return value
+
+
+def answers(
+    segments: Sequence[Segment], questions: Sequence[Question], *, forks: bool = False
+) -> Iterator[tuple[int, Needs]]:
+    """For each question, by its place and step by step, what would have done; empty where nothing would, or the segments do not
+    hold the step. `forks`: as in `StepTrial`."""
+    for step, probe in StepProbe.at_each(segments, (question.step for question in questions)):
+        for i, question in enumerate(questions):
+            if question.step == step:
+                yield i, {} if isinstance(probe, QuireError) else _answer(probe, question, forks=forks)
+
+
+def answer(segments: Sequence[Segment], questions: Sequence[Question]) -> list[Needs]:
+    """All answers, in the order of the questions."""
+    found = dict(answers(segments, questions))
+    return [found[i] for i in range(len(questions))]
+
+
+def _answer(probe: StepProbe, question: Question, *, forks: bool) -> Needs:
+    return find_needs(StepTrial(probe, question, forks=forks), Reason(question.reason), question.head_reason)
+
+
+def main(path: str) -> None:
+    """The program."""
+    segments, first = list(Recording(Path(path)).segments()), 0
+    for values in json.load(sys.stdin):
+        questions = [Question(**value) for value in values]
+        for number, needs in answers(segments, questions, forks=True):
+            sys.stdout.write(json.dumps([first + number, needs]) + "\n")
+            sys.stdout.flush()
+        first += len(questions)
+
+
+def as_json(rounds: Iterable[Sequence[Question]]) -> str:
+    """Rounds of questions as the program reads them."""
+    return json.dumps([[asdict(question) for question in questions] for questions in rounds])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,283 @@
+"""A core that writes down what happens to it: every input as an event, every decision beside it."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core import live_change
+from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
+from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec import PolicySpec
+from scheduler_svc.observe.recording import snapshot
+from scheduler_svc.observe.recording.decision import DecisionMaker, Shape, endings
+from scheduler_svc.observe.recording.events import (
+    Aborted,
+    Added,
+    Changed,
+    CostsSeen,
+    Drafted,
+    Event,
+    Failed,
+    LaneBack,
+    Planned,
+    PrefixesReset,
+    Returned,
+    StoppedAt,
+    WarmedUp,
+    WorkerLost,
+)
+from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, column_of, ints, tokens
+from scheduler_svc.observe.recording.ring import Ring
+from svc_common.errors import QuireError
+
+log = logging.getLogger(__name__)
+
+
+class RecordingCore:
+    """A `Scheduler` with the same methods; inputs go into `ring`, looking in goes to the core.
+
+    `clock`: seconds, the one that `schedule` is called with. `about`: what else a replay should know; "max_under_way": plans that
+    the service sends off before a result is there. Recording must never stop the service: should it fail, that is logged once and
+    the core goes on without.
+    """
+
+    def __init__(
+        self, core: Scheduler, ring: Ring, clock: Callable[[], float], about: dict[str, Any] | None = None
+    ) -> None:
+        self.core = core
+        self._ring = ring
+        self._clock = clock
+        self._about = about or {}
+        self._decisions = DecisionMaker()
+        self._records: dict[str, RequestRecord] = {}
+        self._shape: Shape | None = None
+        self._expected: dict[int, tuple[str, ...]] = {}
+        self._steady: dict[int, SteadyShare] = {}
+        self._has_begun = False
+        self._is_off = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever only looks in."""
+        return getattr(self.core, name)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether all went well so far."""
+        return not self._is_off
+
+    @property
+    def step(self) -> int:
+        """Number of the last plan."""
+        return self.core.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.core.step = step
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """As `Scheduler.add`."""
+        self._add_request(request, self.core.add, prefilled=False)
+
+    def add_prefilled(self, request: Request) -> None:
+        """As `Scheduler.add_prefilled`."""
+        self._add_request(request, self.core.add_prefilled, prefilled=True)
+
+    def _add_request(self, request: Request, add: Callable[[Request], None], *, prefilled: bool) -> None:
+        record = RequestRecord.of(request)
+        refused = ""
+        try:
+            add(request)
+            self._records[record.request_id] = record
+        except QuireError as error:
+            refused = error.reason
+            raise
+        finally:
+            self._note(Added(self._clock(), record, prefilled, refused))
+
+    def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
+        """As `Scheduler.abort`."""
+        ids = list(request_ids)
+        ended = self.core.abort(ids)
+        self._note(Aborted(self._clock(), ids, endings(ended)))
+        self._forget(ended)
+        return ended
+
+    def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
+        """As `Scheduler.stop_at`."""
+        ended = self.core.stop_at(name, num_output_tokens)
+        self._note(StoppedAt(self._clock(), name, num_output_tokens, endings(ended)))
+        self._forget(ended)
+        return ended
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> list[StepPlan]:
+        """As `Scheduler.schedule`. Where a segment is full the next one begins with the core as it stands before this."""
+        if self._ring.is_full:
+            self._begin()
+        try:
+            plans = self.core.schedule(now)
+        except Exception as error:
+            self._note(Planned(now, [], failed=failure(error)))
+            raise
+        self._guard(self._note_plans, now, plans)
+        for plan in plans:
+            self._forget(plan.ended)
+        return plans
+
+    def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
+        """As `Scheduler.update`."""
+        expected, steady = self._expected.pop(result.step, None), self._steady.pop(result.step, None)
+        outcome = self.core.update(result, now)
+        self._guard(self._note_result, result, now, outcome, expected, steady)
+        self._forget(outcome.ended)
+        return outcome
+
+    def warm_up(self, *, on: bool) -> None:
+        """As `Scheduler.warm_up`."""
+        self.core.warm_up(on=on)
+        self._note(WarmedUp(self._clock(), on))
+
+    def put_drafts(self, drafts: dict[str, list[int]]) -> None:
+        """As `Scheduler.put_drafts`."""
+        self.core.put_drafts(drafts)
+        runs = drafts.values()
+        flat = [token for run in runs for token in run]
+        self._note(Drafted(self._clock(), list(drafts), ints([len(run) for run in runs]), tokens(flat)))
+
+    def fail_step(self, step: int, why: str) -> StepOutcome:
+        """As `Scheduler.fail_step`."""
+        self._expected.pop(step, None)
+        self._steady.pop(step, None)
+        outcome = self.core.fail_step(step, why)
+        self._note(Failed(self._clock(), step, why, endings(outcome.ended)))
+        self._forget(outcome.ended)
+        return outcome
+
+    def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
+        """As `Scheduler.reset_sequences_of_lost_worker`."""
+        if lane is None:
+            self._expected.clear()
+            self._steady.clear()
+        self.core.reset_sequences_of_lost_worker(lane)
+        self._note(WorkerLost(self._clock(), lane))
+
+    def take_lane_back(self, lane: int) -> None:
+        """As `Scheduler.take_lane_back`."""
+        self.core.take_lane_back(lane)
+        self._note(LaneBack(self._clock(), lane))
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """As `Scheduler.reset_prefix_cache`."""
+        done = self.core.reset_prefix_cache(preempt_running=preempt_running)
+        self._note(PrefixesReset(self._clock(), preempt_running, done))
+        return done
+
+    def observe_costs(self, costs: Costs) -> None:
+        """As `Scheduler.observe_costs`."""
+        self.core.observe_costs(costs)
+        self._note(CostsSeen(self._clock(), asdict(costs)))
+
+    def reconfigure(self, spec: PolicySpec, limits: CoreLimits) -> None:
+        """As `live_change.reconfigure` of the core."""
+        live_change.reconfigure(self.core, spec, limits)
+        self._note(Changed(self._clock(), asdict(spec), asdict(limits)))
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._guard(self._take_snapshot)
+
+    def _take_snapshot(self) -> None:
+        taken = snapshot.take(self.core, self._records)
+        about = {**self._about, "spec": asdict(self.core.spec), "limits": asdict(self.core.state.limits)}
+        self._ring.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
+        self._has_begun = True
+        self._decisions.forget()
+        self._expected.clear()
+
+    def _note(self, event: Event) -> None:
+        self._guard(self._add, event)
+
+    def _add(self, event: Event) -> None:
+        """What comes before the first plan is in the snapshot that it begins with."""
+        if self._has_begun:
+            self._ring.add(event)
+
+    def _note_plans(self, now: float, plans: list[StepPlan]) -> None:
+        decisions, num_bytes = [], 200
+        for plan in plans:
+            decision = self._decisions.of(plan)
+            shape = decision.shape
+            num_bytes += decision.num_bytes + (0 if shape is self._shape else shape.num_bytes)
+            self._shape = shape
+            self._expected[plan.step] = shape.sampling
+            if plan.steady is not None:
+                self._steady[plan.step] = plan.steady
+            decisions.append(decision)
+        self._ring.add(Planned(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
+
+    def _note_result(
+        self,
+        result: StepResult,
+        now: float | None,
+        outcome: StepOutcome,
+        expected: tuple[str, ...] | None,
+        steady: SteadyShare | None,
+    ) -> None:
+        record = _plain_record(result, steady, expected)
+        record = record or ResultRecord.of(result, _by_name(result, steady), expected)
+        self._ring.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
+
+    def _forget(self, ended: list[EndedSequence]) -> None:
+        for sequence in ended:
+            if sequence.request_done:
+                self._records.pop(sequence.request_id, None)
+
+    def _guard(self, write: Callable[..., None], *args: Any) -> None:
+        if self._is_off:
+            return
+        try:
+            write(*args)
+        except Exception:
+            self._is_off = True
+            log.exception("recording failed and is off from here on; scheduling goes on")
+
+
+AnyCore = Scheduler | RecordingCore
+"""A core, whether it writes down what happens to it or not."""
+
+
+def failure(error: Exception) -> str:
+    """What a failed `schedule` is known by."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _plain_record(
+    result: StepResult, steady: SteadyShare | None, expected: tuple[str, ...] | None
+) -> ResultRecord | None:
+    """That of a plan of steady rows alone, which got a token each and nothing else."""
+    column = result.column
+    if column is None or steady is None or expected is None or len(steady) != len(expected):
+        return None
+    if result.tokens or result.failed or result.children or result.candidates or min(column.tolist()) < 0:
+        return None
+    return ResultRecord(result.step, None, b"", column_of(column), result.duration_s, result.queued_s)
+
+
+def _by_name(result: StepResult, steady: SteadyShare | None) -> dict[str, list[int]]:
+    """The tokens of a result by name, those that came as a column too."""
+    if result.column is None or steady is None:
+        return result.tokens
+    column = np.asarray(result.column).tolist()
+    found = {name: [token] for name, token in zip(steady.names(), column, strict=True) if token >= 0}
+    return {**found, **result.tokens}

@@ -1,0 +1,1 @@
+"""Runs steps on the model: launch, asynchronous results, profile run."""

@@ -1,0 +1,166 @@
+"""A batch's forward passes: what is run together; logits, hidden states and prompt scores brought back into the batch's order."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from svc_common import clock
+from worker_svc.device.queue import DeviceQueue
+from worker_svc.device.tokens import LastTokens
+from worker_svc.executor.invariance import FREE, RowRule
+from worker_svc.model.input_batch import ModelInput, model_inputs
+from worker_svc.model.packed_model import PackedModel
+from worker_svc.model.pooling import Pools
+from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
+from worker_svc.rows.table import RowTable
+from worker_svc.sampling import prompt_scores
+from worker_svc.sampling.prompt_scores import PromptScores
+
+Timings = worker_pb2.StepTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Last hidden states, float32 [T, H], of the tokens of `rows`; those of `rows[i]` are `offsets[i] : offsets[i + 1]`."""
+
+    states: torch.Tensor
+    rows: IntArray
+    offsets: IntArray
+    reaches_end: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """`logits`: float32 [places, vocab], [0, 0] when there is none. `hidden`: None = no row wants vectors."""
+
+    logits: torch.Tensor
+    hidden: Hidden | None = None
+    prompts: tuple[PromptScores, ...] = ()
+
+    @property
+    def bad_rows(self) -> set[int]:
+        """Rows whose logits are not finite at some prompt token."""
+        return {row for scores in self.prompts for row in scores.bad_rows}
+
+    def vectors(self, pools: Pools) -> list[tuple[int, NDArray[np.float32]]]:
+        """Takes the hidden states into `pools`; (row, vector) of those that are ready."""
+        found = self.hidden
+        return [] if found is None else pools.step(found.states, found.rows, found.offsets, found.reaches_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Runs `model` on rows of `table`.
+
+    Rows that want log probabilities of their prompt run first, in passes of their own: their logits are many and are taken in
+    pieces. So such a row must not read blocks that another one writes in the same step; all others may (R136).
+    """
+
+    model: PackedModel
+    table: RowTable
+    rule: RowRule
+    pools: Pools
+    queue: DeviceQueue
+    last_tokens: LastTokens
+
+    def compute(self, batch: StepBatch, timings: Timings) -> Computed:
+        """All passes of the batch.
+
+        Rows with adapters have a fused model's modules compute; others must get the bits that they get without such company. The
+        two kinds never share blocks: an adapter changes keys and values.
+        """
+        adapted = self.table.options.adapter_ids[batch.rows] > 0
+        if not self.model.is_fused or adapted.all() or not adapted.any():
+            return self._one_way(batch, timings)
+        with_adapters, without = (self._one_way(batch.part(rows), timings) for rows in (adapted, ~adapted))
+        logits = _merged(_owners(batch, adapted), with_adapters.logits, without.logits)
+        return Computed(logits, _both(with_adapters.hidden, without.hidden), with_adapters.prompts + without.prompts)
+
+    def _one_way(self, batch: StepBatch, timings: Timings) -> Computed:
+        wanting = prompt_scores.wanting_rows(self.table, batch)
+        if not wanting.any():
+            return self._together(batch, timings)
+        prompts, apart = self._apart(batch.part(wanting), timings)
+        rest = self._together(batch.part(~wanting), timings)
+        return Computed(_merged(_owners(batch, wanting), apart, rest.logits), rest.hidden, (prompts,))
+
+    def _together(self, batch: StepBatch, timings: Timings) -> Computed:
+        with lap(timings, "prepare_ns"):
+            packed = self.table.pack(batch)
+            inputs = self._inputs(packed, self._rule_of(packed))
+        with lap(timings, "model_ns"):
+            if not self.pools.wants(batch.rows):
+                return Computed(self.model.logits(inputs))
+            if batch.samples.any():
+                logits, states = self.model.logits_and_hidden(inputs)
+            else:
+                logits, states = torch.empty(0, 0), self.model.hidden(inputs)
+            return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
+
+    def _rule_of(self, packed: PackedTokens) -> RowRule:
+        """A fused decoder's rows keep their bits whatever their count."""
+        return FREE if self.model.is_fused and packed.adapter_ids is None else self.rule
+
+    def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
+        """On the device, with the tokens that only the device knows."""
+        inputs = list(model_inputs(packed, self.table.block_tables, rule, self.queue.upload))
+        for step in inputs:
+            if step.unread is not None:
+                self.last_tokens.fill(step.token_ids[0], *step.unread)
+        return inputs
+
+    def _apart(self, batch: StepBatch, timings: Timings) -> tuple[PromptScores, torch.Tensor]:
+        """The scores, and the logits of the places to draw at."""
+        with lap(timings, "prepare_ns"):
+            scores = PromptScores(self.table, self.table.pack(batch))
+            packed = scores.wanted
+            rule = prompt_scores.piece_rule(self._rule_of(packed), self.table.limits.vocab_size)
+            inputs = self._inputs(packed, rule)
+        begin = 0
+        with lap(timings, "model_ns"):
+            for step in inputs:
+                end = begin + step.num_logits
+                scores.take(packed.sampled_at[begin:end], self.model.logits([step]))
+                begin = end
+        return scores, scores.sampled_logits()
+
+
+def _owners(batch: StepBatch, chosen: BoolArray) -> BoolArray:
+    """Whether each place whose logits are wanted is of a chosen row; `chosen` [n]."""
+    return np.repeat(chosen[batch.samples], batch.sampled_drafts + 1)
+
+
+def _both(first: Hidden | None, second: Hidden | None) -> Hidden | None:
+    if first is None or second is None:
+        return first or second
+    return Hidden(
+        torch.cat([first.states, second.states]),
+        np.concatenate([first.rows, second.rows]),
+        np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
+        np.concatenate([first.reaches_end, second.reaches_end]),
+    )
+
+
+def _merged(is_apart: BoolArray, apart: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Logits of places, `is_apart` [P], in the batch's order."""
+    if is_apart.all():
+        return apart
+    if not is_apart.any():
+        return rest
+    logits = torch.empty(len(is_apart), rest.shape[1], device=rest.device)
+    logits[torch.from_numpy(is_apart).to(rest.device)] = apart
+    logits[torch.from_numpy(~is_apart).to(rest.device)] = rest
+    return logits
+
+
+@contextlib.contextmanager
+def lap(timings: Timings, name: str) -> Iterator[None]:
+    """Adds the time spent inside to a field of `timings`."""
+    begin = clock.monotonic_ns()
+    yield
+    setattr(timings, name, getattr(timings, name) + clock.monotonic_ns() - begin)

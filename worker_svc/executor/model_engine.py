@@ -1,0 +1,184 @@
+"""The engine that computes with a real model: start-up and steps composed behind `engine.Engine`.
+
+Blocking; called from one thread. Importing this module imports torch and transformers, which takes seconds.
+"""
+
+import logging
+import os
+
+import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from svc_common.errors import ConfigError, FailedPrecondition
+from worker_svc.adapters.model_adapters import AdapterLimits, Adapters
+from worker_svc.device import malloc_tuning
+from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
+from worker_svc.device.streams import device_errors
+from worker_svc.engine import Pending, Progress
+from worker_svc.executor import profile
+from worker_svc.executor.invariance import FREE, RowRule
+from worker_svc.executor.step_runner import StepRunner
+from worker_svc.model import device_memory, memory
+from worker_svc.model import loading as model_loading
+from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.loading import LoadedModel
+from worker_svc.rows.table import Limits, RowTable
+from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.row_grammar import MaskBudget
+from worker_svc.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class ModelEngine:
+    """`engine.Engine` on a transformers checkpoint. Owns the model, the cache and the persistent batch.
+
+    `invariant`: the invariance contract holds; `row_rule`: row counts the model is run with. Both are known after `profile`.
+    """
+
+    def __init__(self, settings: WorkerSettings, devices: Devices = CUDA_DEVICES) -> None:
+        """ConfigError for devices and backends that this release does not have."""
+        malloc_tuning.keep_freed_memory(os.environ)
+        self._device = model_loading.choose_device(settings, devices)
+        self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
+        if settings.invariant and self.backend != "cpu":
+            raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
+        self.invariant = False
+        self.row_rule: RowRule = FREE
+        self._settings = settings
+        self._loaded: LoadedModel | None = None
+        self._cache: CacheEngine | None = None
+        self._adapters: Adapters | None = None
+        self._masks: GrammarMasks | None = None
+        self._rows: RowTable | None = None
+        self._runner: StepRunner | None = None
+
+    # --- start-up (R8) -----------------------------------------------------------------------------------------------
+
+    def load(self, progress: Progress) -> common_pb2.ModelLimits:
+        """See Engine."""
+        self._loaded = model_loading.load(self._settings, self._device, self.backend, progress)
+        limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
+        self._adapters = Adapters(self._loaded.model.adapter_layers, limits, self._device.free_bytes)
+        # Now, not with the cache: its thread reads the tokenizer beside the runs of `profile`, and the first request need not wait.
+        self._masks = GrammarMasks.of_bundle(self._loaded.bundle, MaskBudget(self._settings.mask_budget_ms))
+        return self._loaded.limits
+
+    def bundle(self) -> bytes:
+        """See Engine."""
+        return self._need_loaded().bundle
+
+    def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
+        """See Engine. Settles the row rule too, since it depends on the largest step."""
+        loaded = self._need_loaded()
+        if self._settings.invariant is not False and self._device is HOST:
+            self._settle_row_rule(loaded, max_num_batched_tokens)
+            max_rows = max_num_batched_tokens if self.invariant else 0
+            self._need_adapters().settle(max_rows, strict=bool(self._settings.invariant))
+        activation_bytes = self._device.peak_bytes(
+            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs)
+        )
+        budget = self._budget(loaded, activation_bytes)
+        counts = memory.count_blocks(budget)
+        memory.check_blocks(counts, budget, loaded.limits.max_model_len)
+        return memory.profile_response(budget, counts, loaded.limits.max_model_len)
+
+    def _settle_row_rule(self, loaded: LoadedModel, max_num_batched_tokens: int) -> None:
+        rule = profile.settle_row_rule(loaded, max_num_batched_tokens)
+        if rule is None and self._settings.invariant:
+            raise ConfigError(
+                "on this processor this model's results depend on the batch, however it is padded: do without --invariant, "
+                "or try another --dtype",
+                reason="NOT_INVARIANT",
+            )
+        if rule is None:
+            log.warning("the invariance contract is off: a request's tokens may depend on the batch it runs in")
+        self.invariant, self.row_rule = rule is not None, rule or FREE
+
+    def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:
+        settings = self._settings
+        return device_memory.measured(
+            self._device,
+            memory.MemoryBudget(
+                block_size=loaded.shape.block_size,
+                block_bytes=loaded.block_bytes,
+                weight_bytes=loaded.model.weight_bytes,
+                activation_bytes=activation_bytes,
+                swap_bytes=int(settings.swap_space_gib * memory.GIB),
+                utilization=settings.gpu_memory_utilization,
+                cache_bytes=settings.kv_cache_memory_bytes,
+                num_gpu_blocks_override=settings.num_gpu_blocks_override,
+            ),
+        )
+
+    def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """See Engine."""
+        loaded = self._need_loaded()
+        limits = loaded.limits
+        self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        self._cache.expect(0)
+        self._rows = RowTable(
+            Limits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
+        )
+        self._need_adapters().guard(self._rows)
+        loaded.model.bind(loaded.shape, self._cache.device_pool)
+        self._runner = StepRunner(
+            loaded.model,
+            self._cache,
+            self._rows,
+            self.row_rule,
+            masks=self._masks,
+            queue=self._device.queue(),
+            draws=loaded.draws,
+            choose=loaded.choose,
+        )
+
+    # --- adapters ----------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
+        """See Engine."""
+        adapter = self._need_adapters().load(adapter_id, path)
+        return adapter.num_bytes, adapter.rank
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See Engine."""
+        self._need_adapters().unload(adapter_id, self._rows)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
+        """See Engine."""
+        if self._runner is None:
+            raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
+        with device_errors():
+            return self._runner.launch(outputs)
+
+    def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+        """See Engine."""
+        return self.launch(outputs).finish()
+
+    def reset(self) -> None:
+        """See Engine."""
+        if self._runner is not None:
+            self._runner.reset()
+        if self._adapters is not None:
+            self._adapters.begin_owner()
+
+    # --- for tests and tools, to be read -----------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> CacheEngine:
+        """Both pools. FailedPrecondition before `allocate`."""
+        if self._cache is None:
+            raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
+        return self._cache
+
+    def _need_adapters(self) -> Adapters:
+        _ = self._need_loaded()
+        assert self._adapters is not None
+        return self._adapters
+
+    def _need_loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            raise FailedPrecondition("the model is not loaded; call LoadModel first", reason="WORKER_STATE")
+        return self._loaded

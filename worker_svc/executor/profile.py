@@ -1,0 +1,90 @@
+"""Runs of a loaded model before it serves: the largest step (R8, R9), and whether a token's bits depend on its company.
+
+Both use made-up tokens in a scratch cache; nothing of it stays.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from worker_svc.executor.invariance import RowRule, measure
+from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.loading import LoadedModel
+from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
+
+_CHECK_TOKENS = 6
+_CHECK_FILLER = 21
+
+
+def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    """One step of so many tokens over so many sequences, sampled with everything on (R8): in as many rows as are drawn for at once,
+    since the others come after them and take no more memory."""
+    size = loaded.shape.block_size
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    counts = np.full(num_seqs, max_num_batched_tokens // num_seqs)
+    counts[: max_num_batched_tokens % num_seqs] += 1
+    longest = min(int(counts.max()), loaded.limits.max_model_len)
+    # All sequences share the same blocks: only sizes matter here.
+    tables = np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1))
+    chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
+    loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[1]).device_pool)
+    logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), tables, rule))
+    ones = torch.ones(num_seqs, dtype=torch.int64, device=logits.device)
+    half = torch.full((num_seqs,), 0.5, device=logits.device)
+    drawn = torch.arange(num_seqs, device=logits.device) < rows_at_once(logits.shape[1])
+    temperatures = torch.where(drawn, half, 0.0)
+    sample(logits, SamplingRows(temperatures, ones, half, ones, ones, ones, ones.bool()), loaded.draws)
+
+
+def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:
+    """The row rule that keeps the invariance contract with this model on this processor; None when none does."""
+    if not loaded.may_be_invariant:
+        return None
+    rule = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
+    return rule if rule is not None and _keeps(loaded, rule) else None
+
+
+def _keeps(loaded: LoadedModel, rule: RowRule) -> bool:
+    """By either way that rows may take: those with adapters go through the modules of a fused model."""
+    if not _company_is_irrelevant(loaded, rule):
+        return False
+    with loaded.model.computed_by_modules():
+        return not loaded.model.is_fused or _company_is_irrelevant(loaded, rule)
+
+
+def _company_is_irrelevant(loaded: LoadedModel, rule: RowRule) -> bool:
+    """Runs a few tokens alone, then in chunks beside others and in other blocks; True when the logits' bits are the same.
+
+    Catches what no row-wise probe sees, such as experts that get as many rows as the batch sends them.
+    """
+    # Blocks needed by the check sequence and the filler, twice over.
+    size = loaded.shape.block_size
+    width = -(-max(_CHECK_TOKENS, _CHECK_FILLER) // size)
+    ids = np.arange(4 * width, dtype=np.int32)
+    alone, beside = ids[: 2 * width].reshape(2, width), ids[::-1][: 2 * width].reshape(2, width).copy()
+    loaded.model.bind(loaded.shape, loaded.new_cache(4 * width).device_pool)
+    tokens = _spread(_CHECK_TOKENS, loaded.limits.vocab_size)
+    filler = _spread(_CHECK_FILLER, loaded.limits.vocab_size)
+    expected = _last_logits(loaded, rule, alone, [[Chunk(0, 0, tokens, samples=True)]])
+    chunked = [
+        [Chunk(1, 0, filler), Chunk(0, 0, tokens[:3])],
+        [Chunk(0, 3, tokens[3:5])],
+        [Chunk(1, 0, filler[:5], samples=True), Chunk(0, 5, tokens[5:], samples=True)],
+    ]
+    return torch.equal(expected, _last_logits(loaded, rule, beside, chunked))
+
+
+def _spread(count: int, vocab_size: int) -> list[int]:
+    return [(17 + 31 * i) % vocab_size for i in range(count)]
+
+
+def _last_logits(
+    loaded: LoadedModel, rule: RowRule, tables: np.ndarray, steps: Sequence[Sequence[Chunk]]
+) -> torch.Tensor:
+    """Logits of the last token of the last step."""
+    logits = torch.empty(0)
+    for chunks in steps:
+        logits = loaded.model.logits(model_inputs(pack(chunks, tables, loaded.shape.block_size), tables, rule))
+    return logits[-1]

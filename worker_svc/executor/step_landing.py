@@ -1,0 +1,91 @@
+"""A decode step whose results have come to the host: which of them count, and what is told of them. Rows are not touched here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from worker_svc.executor.step_flights import Flight
+from worker_svc.executor.step_results import Candidates, StepResults, Yield
+from worker_svc.rows.options import IntArray
+from worker_svc.sampling.draws import Settled, settle
+from worker_svc.sampling.row_sampler import NOTHING, Drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What one decode step came to. `failed`: rows that fail beside those of `settled`."""
+
+    drawn: Drawn
+    settled: Settled
+    failed: IntArray
+
+    @property
+    def token_ids(self) -> IntArray:
+        """Of the draws that count."""
+        return self.drawn.token_ids[self.settled.kept]
+
+
+def landed(flight: Flight) -> Landed:
+    """What `flight` came to; waits for its results."""
+    plan = flight.plan
+    drawn = flight.drawing.drawn() if flight.drawing is not None else NOTHING
+    fit = drawn.finite
+    if len(flight.bad_rows):
+        fit = fit & ~np.isin(plan.place_rows, flight.bad_rows)
+    settled = settle(plan, drawn.token_ids, fit, drawn.opens)
+    if drawn.mask_work.flags:
+        settled = settled.explained(plan, drawn.mask_work.flags)
+    if flight.dropped.any():
+        settled = settled.without(plan, ~flight.kept(plan.rows))
+    failed = [row for row, vector in flight.vectors if not np.isfinite(vector).all()]
+    if len(flight.bad_rows):
+        failed += np.setdiff1d(flight.bad_rows, plan.rows).tolist()
+    return Landed(drawn, settled, np.array(sorted(failed), np.int32))
+
+
+def report(flight: Flight, landed: Landed, results: StepResults) -> None:
+    """Adds tokens, failures, candidates and vectors to the step's results."""
+    plan, drawn, settled = flight.plan, landed.drawn, landed.settled
+    yields = (settled.counts > 0) | (settled.flags > 0)
+    rows = np.concatenate([plan.rows[yields], landed.failed])
+    results.add(
+        Yield(
+            rows=rows,
+            incarnations=flight.lives_of(rows),
+            counts=np.concatenate([settled.counts[yields], np.zeros_like(landed.failed)]),
+            flags=np.concatenate([settled.flags[yields], _not_finite(len(landed.failed))]),
+            token_ids=landed.token_ids,
+            logprobs=drawn.logprobs[settled.kept],
+            tops=drawn.tops.taken(settled.kept),
+        )
+    )
+    if drawn.mask_work.cpu_ns:
+        work = drawn.mask_work
+        rows = np.array(sorted(work.cpu_ns), np.int32)
+        results.add_masks(rows, flight.lives_of(rows), work)
+    if len(drawn.beams):
+        beams = (settled.flags[drawn.beams] == 0) & flight.kept(plan.rows[drawn.beams])
+        rows = plan.rows[drawn.beams[beams]]
+        candidates = drawn.candidates.taken(np.flatnonzero(beams))
+        results.add_candidates(Candidates(rows, flight.lives_of(rows), candidates))
+    for row, vector in flight.vectors:
+        if row not in landed.failed:
+            results.add_embedding(row, int(flight.lives_of(np.array([row]))[0]), vector)
+
+
+def promised_tokens(flight: Flight, landed: Landed) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Of each row of the flight's promise: the first token that it drew, and whether it drew any."""
+    assert flight.promise is not None
+    settled = landed.settled
+    at = np.searchsorted(flight.plan.rows, flight.promise.rows)
+    first = (np.cumsum(settled.counts) - settled.counts)[at]
+    drew = settled.counts[at] > 0
+    token_ids = np.zeros(len(at), np.int32)
+    token_ids[drew] = landed.token_ids[first[drew]]
+    return token_ids, drew
+
+
+def _not_finite(n: int) -> NDArray[np.uint8]:
+    return np.full(n, worker_pb2.ROW_FLAG_NOT_FINITE, np.uint8)

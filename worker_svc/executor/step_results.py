@@ -1,0 +1,201 @@
+"""What the rows of a step produced over all its decode steps, and the wire form of it. No torch."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.worker.v1 import worker_pb2
+from svc_common import wire_arrays
+from worker_svc.sampling.mask_times import MaskTimes
+from worker_svc.sampling.token_masks import MaskWork
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tops:
+    """The likeliest tokens at the place of each of n tokens, best first: `counts` [n]; of [n, most] the first `counts` count."""
+
+    counts: IntArray
+    token_ids: IntArray
+    logprobs: FloatArray
+
+    @classmethod
+    def none(cls, n: int) -> "Tops":
+        """Nobody asked."""
+        return cls(np.zeros(n, np.int32), np.zeros((n, 0), np.int32), np.zeros((n, 0), np.float32))
+
+    def taken(self, at: NDArray[np.int64]) -> "Tops":
+        """Those of some tokens."""
+        return Tops(self.counts[at], self.token_ids[at], self.logprobs[at])
+
+    def flat(self) -> tuple[IntArray, FloatArray]:
+        """Those that count, one after the other."""
+        inside = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
+        return self.token_ids[inside], self.logprobs[inside]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """One decode step: n rows, distinct, with `counts` tokens each, `token_ids` and `logprobs` [sum of counts] and their `tops`.
+
+    Rows with a flag have failed and have no token.
+    """
+
+    rows: IntArray
+    incarnations: IntArray
+    counts: IntArray
+    flags: NDArray[np.uint8]
+    token_ids: IntArray
+    logprobs: FloatArray
+    tops: Tops
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """m beams: `tops` [m], the tokens each may go on with."""
+
+    rows: IntArray
+    incarnations: IntArray
+    tops: Tops
+
+
+@dataclass(slots=True)
+class StepResults:
+    """Collects decode steps; `outputs` makes one message of them."""
+
+    _yields: list[Yield] = field(default_factory=list)
+    _candidates: list[Candidates] = field(default_factory=list)
+    _prompts: list[worker_pb2.PromptLogprobs] = field(default_factory=list)
+    _embeddings: list[worker_pb2.RowEmbedding] = field(default_factory=list)
+    _masks: MaskTimes = field(default_factory=MaskTimes)
+
+    def add(self, found: Yield) -> None:
+        """Tokens and failures of the next decode step."""
+        self._yields.append(found)
+
+    def add_candidates(self, found: Candidates) -> None:
+        """Candidates of its beams."""
+        if len(found.rows):
+            self._candidates.append(found)
+
+    def add_prompt(self, row: int, incarnation: int, start: int, logprobs: FloatArray, tops: Tops) -> None:
+        """Log probabilities of a row's prompt tokens from place `start` on; `tops` of each, equally many."""
+        ids, top_logprobs = tops.flat()
+        self._prompts.append(
+            worker_pb2.PromptLogprobs(
+                row=row,
+                incarnation=incarnation,
+                start=start,
+                logprobs=wire_arrays.pack(logprobs, wire_arrays.F32),
+                num_top=int(tops.counts[0]),
+                top_token_ids=wire_arrays.pack(ids),
+                top_logprobs=wire_arrays.pack(top_logprobs, wire_arrays.F32),
+            )
+        )
+
+    def add_embedding(self, row: int, incarnation: int, vector: FloatArray) -> None:
+        """A row's vector."""
+        self._embeddings.append(
+            worker_pb2.RowEmbedding(row=row, incarnation=incarnation, values=wire_arrays.pack(vector, wire_arrays.F32))
+        )
+
+    def add_masks(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
+        """What the masks of `rows` took in the next decode step."""
+        self._masks.add(rows, incarnations, work)
+
+    def outputs(
+        self, num_computed_tokens: int, timings: worker_pb2.StepTimings, *, logprobs: bool
+    ) -> worker_pb2.WorkerOutputs:
+        """The step's result, rows ascending; `logprobs`: some row asked for those of its tokens."""
+        result = worker_pb2.WorkerOutputs(
+            num_computed_tokens=num_computed_tokens,
+            timings=timings,
+            prompt_logprobs=self._prompts,
+            embeddings=self._embeddings,
+        )
+        if self._yields:
+            _fill_tokens(result, _joined(self._yields), logprobs=logprobs)
+        if self._candidates:
+            _fill_candidates(result, self._candidates)
+        self._masks.fill(result)
+        return result
+
+
+def _joined(yields: list[Yield]) -> Yield:
+    if len(yields) == 1:
+        return yields[0]
+
+    def column(name: str) -> NDArray[np.generic]:
+        return np.concatenate([getattr(found, name) for found in yields])
+
+    names = ("rows", "incarnations", "counts", "flags", "token_ids", "logprobs")
+    return Yield(*(column(name) for name in names), _joined_tops([found.tops for found in yields]))  # type: ignore[arg-type]
+
+
+def _joined_tops(tops: list[Tops]) -> Tops:
+    most = max(top.token_ids.shape[1] for top in tops)
+
+    def wide(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+        return np.pad(matrix, ((0, 0), (0, most - matrix.shape[1])))
+
+    return Tops(
+        np.concatenate([top.counts for top in tops]),
+        np.concatenate([wide(top.token_ids) for top in tops]).astype(np.int32),
+        np.concatenate([wide(top.logprobs) for top in tops]).astype(np.float32),
+    )
+
+
+def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bool) -> None:
+    found = found if _is_ascending(found.rows) else _ascending(found)
+    result.rows = wire_arrays.pack(found.rows)
+    result.incarnations = wire_arrays.pack(found.incarnations)
+    result.num_tokens = wire_arrays.pack(found.counts)
+    result.token_ids = wire_arrays.pack(found.token_ids)
+    result.flags = wire_arrays.pack(found.flags, wire_arrays.U8)
+    if logprobs:
+        result.logprobs = wire_arrays.pack(found.logprobs, wire_arrays.F32)
+    if found.tops.counts.any():
+        result.tops.CopyFrom(worker_pb2.TopColumns(counts=wire_arrays.pack(found.tops.counts), **_packed(found.tops)))
+
+
+def _is_ascending(rows: IntArray) -> bool:
+    """Each row once and in order, as those of one decode step are."""
+    return len(rows) < 2 or bool(np.logical_and.reduce(rows[1:] > rows[:-1]))
+
+
+def _ascending(found: Yield) -> Yield:
+    """The same with each row once, in order, and with its tokens in the order of the decode steps."""
+    rows, first, entries = np.unique(found.rows, return_index=True, return_inverse=True)
+    owners = np.repeat(entries, found.counts)
+    order = np.argsort(owners, kind="stable")
+    flags = np.zeros(len(rows), np.uint8)
+    np.maximum.at(flags, entries, found.flags)
+    return Yield(
+        rows=rows,
+        incarnations=found.incarnations[first],
+        counts=np.bincount(owners, minlength=len(rows)),
+        flags=flags,
+        token_ids=found.token_ids[order],
+        logprobs=found.logprobs[order],
+        tops=found.tops.taken(order),
+    )
+
+
+def _fill_candidates(result: worker_pb2.WorkerOutputs, found: list[Candidates]) -> None:
+    tops = _joined_tops([candidates.tops for candidates in found])
+    result.candidates.CopyFrom(
+        worker_pb2.CandidateColumns(
+            rows=wire_arrays.pack(np.concatenate([candidates.rows for candidates in found])),
+            incarnations=wire_arrays.pack(np.concatenate([candidates.incarnations for candidates in found])),
+            counts=wire_arrays.pack(tops.counts),
+            **_packed(tops),
+        )
+    )
+
+
+def _packed(tops: Tops) -> dict[str, bytes]:
+    ids, logprobs = tops.flat()
+    return {"token_ids": wire_arrays.pack(ids), "logprobs": wire_arrays.pack(logprobs, wire_arrays.F32)}

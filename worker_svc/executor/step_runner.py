@@ -1,0 +1,284 @@
+"""One step on the real model: block moves, forward passes, sampling, over as many decode steps as the message asks.
+
+A step is launched, and its results are taken in when they have come to the host (`_land`), in the order of the launches. On a
+device with a queue of its own the next step is launched in between: rows go on from tokens that only the device knows (R157). What
+needs to know them waits for them: guesses and what is scored or pooled before it starts, rules on tokens before it draws (R148).
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from paged_kernels.registry import Choose
+from protos.worker.v1 import worker_pb2
+from svc_common import clock
+from svc_common.errors import InvalidArgument
+from worker_svc.device.queue import DeviceQueue
+from worker_svc.device.tokens import LastTokens
+from worker_svc.engine import DeviceLost, Pending
+from worker_svc.executor.forward import Computed, Forward, lap
+from worker_svc.executor.invariance import RowRule
+from worker_svc.executor.step_flights import Flight, PendingStep, StepUnderWay
+from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
+from worker_svc.model import pooling
+from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.packed_model import PackedModel
+from worker_svc.rows.options import Guard, IntArray, OptionColumns
+from worker_svc.rows.table import Promise, RowTable, StepBatch
+from worker_svc.sampling import prompt_scores
+from worker_svc.sampling.draws import DrawPlan, plan_draws
+from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
+from worker_svc.sampling.row_sampler import Drawing, RowSampler, StepMasks
+from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
+from worker_svc.sampling.sampler import choose as torch_choose
+from worker_svc.sampling.token_masks import NoMasks, TokenMasks
+
+Timings = worker_pb2.StepTimings
+
+
+class StepRunner:
+    """Joins model, cache and rows; owns none of them, but what is kept beside rows: grammars' states, sums of pooled rows, guesses,
+    and the steps on their way.
+
+    `model` is bound to `cache`. `queue`: of the cache's device.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        cache: CacheEngine,
+        rows: RowTable,
+        rule: RowRule,
+        *,
+        queue: DeviceQueue,
+        masks: TokenMasks | None = None,
+        proposer: Proposer | None = None,
+        draws: TokenDraws = TORCH_DRAWS,
+        choose: Choose = torch_choose,
+    ) -> None:
+        device = cache.device_pool.device
+        self._cache, self._rows = cache, rows
+        self._queue = queue
+        self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, choose)
+        self._proposer = proposer or NgramProposer()
+        self._pools = pooling.Pools(model.hidden_size, device)
+        self._last_tokens = LastTokens(device)
+        self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
+        self._flying: deque[tuple[StepUnderWay, Flight]] = deque()
+        self._here_ns = 0
+        rows.guard(_task_guard(model.hidden_size))
+
+    def reset(self) -> None:
+        """Forgets all rows, and what is on its way."""
+        for step, _ in self._flying:
+            step.drop()
+        self._flying.clear()
+        self._rows.reset()
+        self._sampler.clear()
+        self._pools.clear()
+
+    @torch.inference_mode()
+    def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
+        """See Engine.launch."""
+        step = StepUnderWay(clock.monotonic_ns())
+        if self._flying and self._needs_all_known(outputs):
+            self._land_all()
+        batch = self._rows.apply(outputs)
+        with self._voided_on_error(batch):
+            self._follow(batch)
+            self._move_blocks(batch, step.timings)
+            drafts = self._drafts(batch)
+        batch = self._rows.drafted(batch, drafts) if drafts else batch
+        for i in range(batch.num_decode_steps):
+            if step.error is None:
+                batch = self._rows.next_decode(batch) if i else batch
+                self._depart(batch, step)
+        return PendingStep(step, self._finish)
+
+    # --- before the model --------------------------------------------------------------------------------------------
+
+    def _needs_all_known(self, outputs: worker_pb2.SchedulerOutputs) -> bool:
+        """Whether the step cannot start before the tokens of those before it are known."""
+        joining, rows = outputs.added.options, self._rows
+        return (
+            bool(outputs.changed.num_draft_tokens)
+            or any(row.task or row.sampling.HasField("num_prompt_logprobs") for row in joining)
+            or bool((rows.occupied & (rows.options.tasks > 0)).any())
+            or prompt_scores.any_wanting(rows)
+        )
+
+    def _follow(self, batch: StepBatch) -> None:
+        """What is kept beside rows follows their coming and going."""
+        changes = batch.changes
+        self._sampler.follow(changes)
+        if len(changes.removed):
+            self._pools.forget(changes.removed)
+            self._proposer.forget(changes.removed)
+        if changes.added is not None:
+            tasks = changes.added.options.tasks
+            for i in np.flatnonzero(tasks).tolist():
+                self._pools.open(int(changes.added.rows[i]), int(tasks[i]))
+
+    def _move_blocks(self, batch: StepBatch, timings: Timings) -> None:
+        moves = batch.changes
+        if moves.is_steady and not moves.moves_blocks:
+            return
+        with lap(timings, "cache_ns"):
+            self._cache.expect(moves.num_blocks)
+            self._cache.move(
+                swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist()
+            )
+
+    def _drafts(self, batch: StepBatch) -> list[IntArray]:
+        """Guesses for the rows that are to have some, in batch order, made of known tokens alone (R158)."""
+        rows = batch.rows[batch.num_drafts > 0]
+        if not len(rows):
+            return []
+        counts = batch.num_drafts[batch.num_drafts > 0]
+        known = [self._rows.token_ids[row, : self._rows.num_known[row]] for row in rows.tolist()]
+        asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
+        return self._proposer.propose(asks)
+
+    # --- a decode step sets out --------------------------------------------------------------------------------------
+
+    def _depart(self, batch: StepBatch, step: StepUnderWay) -> None:
+        """Starts one decode step; the rows go on at once where it is certain how many tokens they get."""
+        with self._voided_on_error(batch), self._queue.inputs():
+            plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
+            with self._sampler.masks_beside(plan) as masks:
+                computed = self._forward.compute(batch, step.timings)
+            with lap(step.timings, "sample_ns"):
+                flight = self._flight(batch, computed, plan, masks)
+        for scores in computed.prompts:
+            scores.report(step.results)
+        step.flights.append(flight)
+        self._flying.append((step, flight))
+        counts_known = not batch.num_drafts.any() and computed.hidden is None and not computed.prompts
+        if flight.fetched.is_ready or not counts_known:
+            self._land_all()
+        else:
+            flight.promise = self._rows.promise(batch)
+
+    def _flight(self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None) -> Flight:
+        """`plan`: None where rules must know tokens of the steps before."""
+        if plan is None:
+            self._land_all()
+            plan = plan_draws(self._rows, batch)
+        drawing = self._sampler.launch(plan, computed.logits, masks) if len(plan.rows) else None
+        fetched = drawing.fetched if drawing is not None else self._queue.fetch({})
+        if drawing is not None and not fetched.is_ready:
+            self._remember(drawing)
+        return Flight(
+            batch=batch,
+            lives=self._rows.incarnations[batch.rows],
+            wants_logprobs=self._rows.logprobs[batch.rows],
+            plan=plan,
+            drawing=drawing,
+            fetched=fetched,
+            vectors=computed.vectors(self._pools),
+            bad_rows=np.array(sorted(computed.bad_rows), np.int32),
+            dropped=self._rows.failed[batch.rows],
+        )
+
+    def _remember(self, drawing: Drawing) -> None:
+        """The token that each row goes on with: the first that it drew."""
+        entries = drawing.plan.draw_entries
+        first = np.flatnonzero(np.diff(entries, prepend=-1))
+        rows = drawing.plan.rows[entries[first]].astype(np.int64)
+        upload = self._queue.upload
+        tokens = drawing.token_ids if len(first) == len(entries) else drawing.token_ids[upload(first)]
+        self._last_tokens.put(upload(rows), tokens, len(self._rows.occupied))
+
+    # --- and lands ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, step: StepUnderWay) -> None:
+        """Everything up to `step` lands."""
+        while not step.is_ready:
+            self._land(*self._flying.popleft())
+        if not all(flight.fetched.is_ready for flight in step.flights):
+            self._time(step)
+
+    def _time(self, step: StepUnderWay) -> None:
+        """What of the device's time for the step nobody measured is the model's. It began when the step before was done."""
+        here_ns, timings = max(flight.here_ns for flight in step.flights), step.timings
+        measured_ns = timings.cache_ns + timings.prepare_ns + timings.model_ns + timings.sample_ns
+        timings.model_ns += max(0, here_ns - max(step.begun_ns, self._here_ns) - measured_ns)
+        self._here_ns = max(self._here_ns, here_ns)
+
+    def _land_all(self) -> None:
+        while self._flying:
+            self._land(*self._flying.popleft())
+
+    def _land(self, step: StepUnderWay, flight: Flight) -> None:
+        """Takes the results of the oldest decode step into the rows. An error is its step's own."""
+        flight.has_landed = True
+        try:
+            flight.wait()
+            came = landed(flight)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            step.error = error
+            self._abandon(flight)
+            return
+        report(flight, came, step.results)
+        if flight.promise is None:
+            self._take(flight, came)
+        else:
+            self._keep(flight, flight.promise, came)
+
+    def _take(self, flight: Flight, came: Landed) -> None:
+        """The rows, and what is kept beside them, take in their tokens."""
+        plan, settled = flight.plan, came.settled
+        self._rows.commit(flight.batch, came.token_ids, settled.flags == 0, settled.counts)
+        self._rows.fail(came.failed)
+        self._sampler.accept(plan.rows, plan.lengths[plan.first_places], self._rows.num_known[plan.rows])
+
+    def _keep(self, flight: Flight, promise: Promise, came: Landed) -> None:
+        """The same for rows that went on already."""
+        token_ids, drew = promised_tokens(flight, came)
+        taken = drew & self._rows.is_alive(promise.rows, promise.lives)
+        self._rows.keep(promise, token_ids, drew)
+        self._sampler.accept(promise.rows[taken], promise.places[taken], promise.places[taken] + 1)
+        self._break(flight, flight.plan.rows[came.settled.flags > 0])
+
+    def _break(self, flight: Flight, rows: IntArray) -> None:
+        """`rows` of a flight failed: they are told, and the flights behind it."""
+        lives = flight.lives_of(rows)
+        self._rows.fail(rows[self._rows.is_alive(rows, lives)])
+        for _, later in self._flying:
+            later.drop(rows, lives)
+
+    def _abandon(self, flight: Flight) -> None:
+        """Its results cannot be made sense of: its rows compute nothing more."""
+        if flight.promise is None:
+            self._rows.void(flight.batch)
+            self._pools.forget(flight.batch.rows)
+        else:
+            promise = flight.promise
+            self._rows.keep(promise, np.zeros_like(promise.rows), np.zeros(len(promise.rows), np.bool_))
+            self._break(flight, flight.batch.rows)
+
+    @contextlib.contextmanager
+    def _voided_on_error(self, batch: StepBatch) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._rows.void(batch)
+            self._pools.forget(batch.rows)
+            raise
+
+
+def _task_guard(hidden_size: int) -> Guard:
+    """Refuses tasks that this model cannot do."""
+
+    def check(rows: IntArray, num_computed: IntArray, options: OptionColumns) -> None:
+        asked = np.flatnonzero(options.tasks)
+        if len(asked) and not hidden_size:
+            raise InvalidArgument.field("added.options.task", f"row {int(rows[asked[0]])}: not supported by this model")
+        pooling.check_added(rows, options.tasks, num_computed)
+
+    return check

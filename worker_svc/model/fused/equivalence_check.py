@@ -1,0 +1,85 @@
+"""Whether a fused decoder computes what its modules did: both run the same made-up sequences before anybody is served."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker_svc.executor.invariance import FREE
+from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.fused.fused_decoder import Fusing
+from worker_svc.model.input_batch import ModelInput, model_inputs
+from worker_svc.model.packed_model import PackedModel
+
+log = logging.getLogger(__name__)
+
+_LENGTHS = (37, 5)
+# Mean deviation of a hidden state, as a share of its size. Another formula gives about one.
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+_MIB = 2**20
+
+
+def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
+    """Fuses `model` if a trial shows that it computes the same; else its modules go on computing, with packed weights.
+
+    With weights of 8 bits the modules of the trial have these too; a line in the log says how far they are from full weights.
+    """
+    expected = _hidden(model, given, vocab_size)
+    model.fuse(given)
+    if given.stored != "plain":
+        expected = _with_rounded_weights(model, given, vocab_size, expected)
+    if not model.is_fused:
+        log.info("the decoder is of a build that is not known: its modules compute one by one")
+        return
+    off = _deviation(_hidden(model, given, vocab_size), expected)
+    if not off <= _TOLERANCES[model.dtype]:
+        model.unfuse()
+        log.warning("the fused decoder is off by %.2g: its modules compute one by one, which is slower", off)
+        return
+    model.find_plain_head(_steps(given, vocab_size)[0])
+
+
+def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
+    with model.computed_by_modules():
+        found = _hidden(model, given, vocab_size)
+    log.info(
+        "%s weights: %.1f of %.1f MiB of weights are stored so; hidden states deviate from those of full weights by %.2g %%",
+        given.stored,
+        model.int8_bytes / _MIB,
+        model.weight_bytes / _MIB,
+        100 * _deviation(found, full),
+    )
+    return found
+
+
+def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
+    """Last hidden states of all steps, from an empty cache on."""
+    num_blocks = 2 * _width(given)
+    pool = torch.zeros(len(given.calls), 2, num_blocks, given.shape.block_elements, dtype=given.cache_dtype)
+    model.bind(given.shape, pool)
+    return torch.cat([model.hidden([step]) for step in _steps(given, vocab_size)])
+
+
+def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
+    """Two prompts side by side, which ask for logits; then one of them goes on."""
+    tables = np.arange(2 * _width(given), dtype=np.int32)[::-1].reshape(2, -1).copy()
+    tokens = [(17 + 31 * i) % vocab_size for i in range(sum(_LENGTHS))]
+    first, rest = tokens[: _LENGTHS[0]], tokens[_LENGTHS[0] :]
+    both = [Chunk(0, 0, first, samples=True), Chunk(1, 0, rest, samples=True)]
+    more = [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]
+    return [step for chunks in (both, more) for step in _inputs(chunks, tables, given.shape.block_size)]
+
+
+def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> Iterator[ModelInput]:
+    return model_inputs(pack(chunks, tables, block_size), tables, FREE)
+
+
+def _width(given: Fusing) -> int:
+    """Blocks of each sequence."""
+    return -(-sum(_LENGTHS) // given.shape.block_size)
+
+
+def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm(dim=-1).div(expected.norm(dim=-1)).mean())

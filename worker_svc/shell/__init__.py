@@ -1,0 +1,1 @@
+"""The worker as a service: gRPC, ownership, step streams, lifecycle, metrics."""

@@ -1,0 +1,244 @@
+"""Steps from the owner's stream through the engine and back: at most one owner, results in step order, none of an older epoch.
+
+Ownership decides (`leases.py`), the engine thread computes, the current stream gets the results. No gRPC calls in here.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from protos.worker.v1 import worker_pb2
+from svc_common import clock, rpc
+from svc_common.errors import Aborted, InvalidArgument, QuireError, Unavailable
+from worker_svc.engine import DeviceLost, Finished, Pending
+from worker_svc.shell.engine_thread import EngineThread
+from worker_svc.shell.lifecycle import FAILED, Lifecycle
+from worker_svc.shell.metrics import StepMeter
+from worker_svc.shell.ownership import Hello, Ownership, Verdict
+from worker_svc.shell.step_spans import StepSpans, StepTimes
+from worker_svc.shell.step_stream import StepStream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A step that ran, with its result or its error in it."""
+
+    outputs: worker_pb2.SchedulerOutputs
+    result: worker_pb2.WorkerOutputs
+    times: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that the engine was given; an `engine_thread.Later`."""
+
+    ownership: Ownership[worker_pb2.WorkerOutputs]
+    outputs: worker_pb2.SchedulerOutputs
+    pending: Pending
+    queued_ns: int
+    start_ns: int
+
+    def wait(self) -> None:
+        """See Later."""
+        self.pending.wait()
+
+    def finish(self) -> _Done | None:
+        """On the engine thread: the result; None if its epoch is over by now."""
+        if self.outputs.epoch != self.ownership.epoch:
+            return None
+        try:
+            result = self.pending.finish()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            result = _failed(error)
+        result.step_id, result.epoch = self.outputs.step_id, self.outputs.epoch
+        result.timings.queued_ns, result.timings.started_ns = self.queued_ns, self.start_ns
+        return _Done(self.outputs, result, StepTimes(self.start_ns, clock.wall_ns()))
+
+
+def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
+    """The result of a step that failed by `error`."""
+    known = error if isinstance(error, QuireError) else rpc.hide(error)
+    return worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
+
+
+class Pipeline:
+    """Owner of the current stream and of the steps in flight. Lives on the event loop."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        thread: EngineThread,
+        ownership: Ownership[worker_pb2.WorkerOutputs],
+        identity: rpc.Identity,
+        spans: StepSpans,
+        meter: StepMeter,
+        *,
+        max_open: int,
+    ) -> None:
+        self._lifecycle, self._thread = lifecycle, thread
+        self._ownership, self._identity, self._spans = ownership, identity, spans
+        self._meter = meter
+        self._max_open = max_open
+        self._stream: StepStream | None = None
+        self._stopping: QuireError | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Current epoch; 0 = never owned."""
+        return self._ownership.epoch
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def open(self, message: worker_pb2.SchedulerOutputs) -> StepStream:
+        """Gives the worker to who said hello: a stream with the welcome and, if its epoch goes on, the unread results."""
+        if self._stopping is not None:
+            raise self._stopping
+        self._lifecycle.require_ready()
+        if not message.HasField("hello"):
+            raise InvalidArgument.field("hello", "the first message of Run says hello and nothing else")
+        hello = message.hello
+        rpc.check_peer(hello.identity, "the scheduler")
+        if not hello.identity.boot_id:
+            raise InvalidArgument.field("hello.identity.boot_id", "is empty: it names the owner")
+        grant = self._ownership.hello(_hello(hello), _now_s())
+        if not grant.resumed:
+            self._begin_epoch()
+        stream = StepStream(grant.stream, max_open=self._max_open)
+        self._replace_stream(stream, hello.identity.boot_id)
+        stream.send(self._welcome(resumed=grant.resumed))
+        for result in grant.results:
+            stream.send(result)
+        stream.expect(self._ownership.num_open)
+        return stream
+
+    def _replace_stream(self, stream: StepStream, owner: str) -> None:
+        if self._stream is not None:
+            over = Aborted(
+                f"scheduler {owner} owns this worker in epoch {self.epoch}; this stream is over",
+                reason="STREAM_REPLACED",
+                metadata={"owner": owner, "epoch": str(self.epoch)},
+            )
+            # What is unsent goes out on the new stream if the epoch goes on, and is void if not.
+            self._stream.fail(over, drop_unsent=True)
+        self._stream = stream
+
+    def _begin_epoch(self) -> None:
+        self._spans.end_all("epoch over")
+        self._meter.begin_epoch()
+        reset = self._thread.submit(self._lifecycle.engine.reset)
+        reset.add_done_callback(lambda done: self._lost(done.exception()) if done.exception() else None)
+
+    def _welcome(self, *, resumed: bool) -> worker_pb2.WorkerOutputs:
+        limits = self._lifecycle.limits
+        assert limits is not None
+        welcome = worker_pb2.RunWelcome(
+            identity=self._identity.message(), epoch=self.epoch, resumed=resumed, model_digest=limits.model_digest
+        )
+        return worker_pb2.WorkerOutputs(welcome=welcome)
+
+    def close(self, stream: StepStream) -> None:
+        """The call is over; the lease starts, or is void if the owner said goodbye. Idempotent."""
+        stream.finish()
+        self._ownership.leave(stream.number, _now_s(), goodbye=stream.said_goodbye)
+        if self._stream is stream:
+            self._stream = None
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def receive(self, stream: StepStream, message: worker_pb2.SchedulerOutputs) -> None:
+        """One step of `stream`: queued, or answered again if it ran before; or its goodbye. Raises what ends the stream."""
+        if message.HasField("hello"):
+            raise InvalidArgument.field("hello", "is allowed only in the first message")
+        if message.HasField("goodbye"):
+            stream.say_goodbye()
+            return
+        verdict = self._ownership.accept(stream.number, message.epoch, message.step_id)
+        if verdict is Verdict.RUN:
+            stream.expect()
+            self._run(message)
+        elif verdict is Verdict.ANSWERED:
+            stream.send(self._ownership.result(message.step_id))
+
+    def _run(self, message: worker_pb2.SchedulerOutputs) -> None:
+        received_ns = clock.monotonic_ns()
+        future: asyncio.Future[_Done | None] = self._thread.submit(lambda: self._launch(message, received_ns))
+        future.add_done_callback(
+            lambda done: self._finished(done.result()) if done.exception() is None else self._lost(done.exception())
+        )
+
+    def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
+        """On the engine thread. None for a step of an older epoch, which is not run any more."""
+        if message.epoch != self._ownership.epoch:
+            return None
+        queued_ns, start_ns = clock.monotonic_ns() - received_ns, clock.wall_ns()
+        try:
+            pending = self._lifecycle.engine.launch(message)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            pending = Finished(_failed(error))
+        launched = _Launched(self._ownership, message, pending, queued_ns, start_ns)
+        return launched.finish() if pending.is_ready else launched
+
+    def _finished(self, done: _Done | None) -> None:
+        if done is None or not self._ownership.record(done.result.epoch, done.result.step_id, done.result):
+            return
+        if self._stream is not None:
+            self._stream.answer(done.result)
+        # Behind the stream's task, which has it sent: the scheduler waits for it.
+        asyncio.get_running_loop().call_soon(self._account, done)
+
+    def _account(self, done: _Done) -> None:
+        self._meter.step(done.outputs, done.result)
+        if done.result.HasField("error"):
+            log.warning("step %d failed: %s", done.result.step_id, done.result.error.message)
+        self._trace(done)
+
+    def _trace(self, done: _Done) -> None:
+        try:
+            self._spans.step(done.outputs, done.result, done.times)
+        except Exception:
+            # Telemetry never costs a step.
+            log.exception("no spans for step %d", done.result.step_id)
+
+    def _lost(self, error: BaseException | None) -> None:
+        """Once. What was answered goes out, the stream ends with the reason, and with it the process."""
+        if self._lifecycle.state == FAILED:
+            return
+        log.error("the engine is lost: %s; this worker ends, start it again", error, exc_info=error)
+        why = Unavailable(f"the engine is lost: {error}; this worker ends, start it again", reason="DEVICE_LOST")
+        self._stop(why, drop_unsent=False)
+        self._lifecycle.fail(why)
+
+    def _stop(self, error: QuireError, *, drop_unsent: bool) -> None:
+        self._stopping = self._stopping or error
+        if self._stream is not None:
+            self._stream.fail(error, drop_unsent=drop_unsent)
+
+    async def drain(self) -> None:
+        """Takes no more steps, finishes those in hand and ends the stream with UNAVAILABLE (WORKER_STOPPING)."""
+        stopping = Unavailable("this worker is stopping", reason="WORKER_STOPPING")
+        self._stopping = self._stopping or stopping
+        if self._stream is not None:
+            self._stream.finish(stopping)
+        await self._thread.submit(lambda: None)
+        self._stop(stopping, drop_unsent=False)
+        self._spans.end_all("worker stopped")
+
+
+def _hello(message: worker_pb2.RunHello) -> Hello:
+    return Hello(
+        scheduler_boot_id=message.identity.boot_id,
+        epoch=message.epoch,
+        worker_boot_id=message.worker_boot_id,
+        last_step_id=message.last_step_id,
+        force=message.force,
+    )
+
+
+def _now_s() -> float:
+    return clock.monotonic_ns() / clock.NS_PER_S

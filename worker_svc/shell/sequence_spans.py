@@ -1,0 +1,190 @@
+"""Traced sequences on the worker: a `worker.sequence` span for each visit, in the request's trace, with what it came to (design 9).
+
+What is counted per step is counted in columns, for all rows at once: a step costs a few array operations, whatever its batch.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from opentelemetry.trace import Span
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from svc_common import telemetry, wire_arrays
+from svc_common import trace_names as names
+
+Rows = NDArray[np.int32]
+_COLUMNS = ("num_steps", "last_step_id", "last_step", "end_ns", "sampled_tokens", "blocks")
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """When a step ran, wall clock nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Which rows a step touched, as far as messages tell. `computed` may name a row twice."""
+
+    joined: Rows
+    changed: Rows
+    left: Rows
+    computed: Rows
+
+    @classmethod
+    def of(cls, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> "StepRows":
+        """Rows that sampled are in the result; those that only computed were told to."""
+        added, changed = outputs.added, outputs.changed
+        joined, altered = wire_arrays.unpack(added.rows, "added.rows"), wire_arrays.unpack(changed.rows, "changed.rows")
+        computed = [
+            wire_arrays.unpack(result.rows, "rows"),
+            joined[wire_arrays.unpack(added.num_tokens, "added.num_tokens", length=len(joined)) > 0],
+            altered[wire_arrays.unpack(changed.num_tokens, "changed.num_tokens", length=len(altered)) > 0],
+        ]
+        left = wire_arrays.unpack(outputs.removed_rows, "removed_rows")
+        return cls(joined, altered, left, np.concatenate(computed))
+
+
+@dataclass(slots=True)
+class _Visit:
+    """Of one row. Step numbers are the worker's (`_id`) and the scheduler's."""
+
+    span: Span
+    trace: common_pb2.TraceContext
+    first_step_id: int
+    first_step: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Figures of every row since it was added, int64 [rows]. `end_ns`: of the last step that computed any of it."""
+
+    num_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    last_step_id: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    last_step: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    end_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    sampled_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def begin(self, row: int, num_blocks: int, step_id: int, step: int, end_ns: int) -> None:
+        """A visit begins with a step."""
+        if row >= len(self.blocks):
+            for name in _COLUMNS:
+                setattr(self, name, np.concatenate([getattr(self, name), np.zeros(row + 64, np.int64)]))
+        self.num_steps[row] = self.sampled_tokens[row] = 0
+        self.blocks[row], self.end_ns[row] = num_blocks, end_ns
+        self.last_step_id[row], self.last_step[row] = step_id, step
+
+    def known(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of them may be visits."""
+        return rows < len(self.blocks)
+
+
+class Visits:
+    """Owner of the open `worker.sequence` spans, by row."""
+
+    def __init__(self, tracing: telemetry.Telemetry) -> None:
+        self._tracing = tracing
+        self._visits: dict[int, _Visit] = {}
+        self._counts = _Counts()
+
+    def __len__(self) -> int:
+        return len(self._visits)
+
+    def open(self, outputs: worker_pb2.SchedulerOutputs, times: StepTimes) -> bool:
+        """Traced sequences join; whether there are any."""
+        sampled = [i for i, trace in enumerate(outputs.added.traces) if telemetry.is_sampled(trace)]
+        if not sampled:
+            return False
+        added = outputs.added
+        rows = wire_arrays.unpack(added.rows, "added.rows")
+        figures = {
+            names.ROW: rows,
+            names.INCARNATION: wire_arrays.unpack(added.incarnations, "added.incarnations"),
+            names.PROMPT_TOKENS: wire_arrays.unpack(added.num_prompt_tokens, "added.num_prompt_tokens"),
+            names.CACHED_TOKENS: wire_arrays.unpack(added.num_computed_tokens, "added.num_computed_tokens"),
+        }
+        num_blocks = wire_arrays.unpack(added.num_blocks, "added.num_blocks")
+        for i in sampled:
+            own = {name: int(column[i]) for name, column in figures.items()}
+            own_names = {names.SEQUENCE_NAME: added.names[i], names.EPOCH: outputs.epoch}
+            if self._begin(int(rows[i]), added.traces[i], own_names | own, outputs, times):
+                step = outputs.step_id, outputs.scheduler_step
+                self._counts.begin(int(rows[i]), int(num_blocks[i]), *step, times.end_ns)
+        return True
+
+    def _begin(
+        self,
+        row: int,
+        trace: common_pb2.TraceContext,
+        attributes: dict[str, int | str],
+        outputs: worker_pb2.SchedulerOutputs,
+        times: StepTimes,
+    ) -> bool:
+        parent = telemetry.context_of(trace)
+        if parent is None:
+            return False
+        self._close(row)
+        span = self._tracing.span(names.SEQUENCE, parent=parent, attributes=attributes, start_ns=times.start_ns)
+        if span.is_recording():
+            self._visits[row] = _Visit(span, trace, outputs.step_id, outputs.scheduler_step)
+        return span.is_recording()
+
+    def count(
+        self,
+        outputs: worker_pb2.SchedulerOutputs,
+        result: worker_pb2.WorkerOutputs,
+        rows: StepRows,
+        times: StepTimes,
+    ) -> None:
+        """The rows that are here took part in a step."""
+        counts = self._counts
+        computed = rows.computed[counts.known(rows.computed)]
+        counts.num_steps[computed] += 1  # once, also where a row is named twice
+        counts.last_step_id[computed], counts.last_step[computed] = outputs.step_id, outputs.scheduler_step
+        counts.end_ns[computed] = times.end_ns
+        sampled = wire_arrays.unpack(result.rows, "rows")
+        known = counts.known(sampled)
+        np.add.at(counts.sampled_tokens, sampled[known], wire_arrays.unpack(result.num_tokens, "num_tokens")[known])
+        if len(rows.changed):
+            known = counts.known(rows.changed)
+            new_blocks = wire_arrays.unpack(outputs.changed.num_new_blocks, "changed.num_new_blocks")
+            counts.blocks[rows.changed[known]] += new_blocks[known]
+
+    def leave(self, rows: Rows) -> list[common_pb2.TraceContext]:
+        """Those rows are removed; contexts of the visits that ended."""
+        return [trace for row in rows.tolist() if (trace := self._close(row)) is not None]
+
+    def traces_of(self, rows: Rows) -> list[common_pb2.TraceContext]:
+        """Contexts of the visits among them."""
+        found = (self._visits.get(row) for row in sorted(set(rows.tolist())))
+        return [visit.trace for visit in found if visit is not None]
+
+    def end_all(self, why: str) -> None:
+        """Ends what is open: the epoch is over, or the process."""
+        for row in list(self._visits):
+            self._visits[row].span.set_attribute(names.ENDED_BY, why)
+            self._close(row)
+
+    def _close(self, row: int) -> common_pb2.TraceContext | None:
+        visit = self._visits.pop(row, None)
+        if visit is None:
+            return None
+        counts = self._counts
+        visit.span.set_attributes(
+            {
+                names.FIRST_STEP: visit.first_step,
+                names.LAST_STEP: int(counts.last_step[row]),
+                names.FIRST_STEP_ID: visit.first_step_id,
+                names.LAST_STEP_ID: int(counts.last_step_id[row]),
+                names.NUM_STEPS: int(counts.num_steps[row]),
+                names.SAMPLED_TOKENS: int(counts.sampled_tokens[row]),
+                names.BLOCKS_MAX: int(counts.blocks[row]),
+            }
+        )
+        visit.span.end(int(counts.end_ns[row]))
+        return visit.trace

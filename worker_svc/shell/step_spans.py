@@ -1,0 +1,132 @@
+"""Spans of the worker's steps, in traces of their own, with links to requests in them (design.md 9); visits are told of each step.
+
+Which steps get a span: one in `interval`; every step that failed, that was slow, or that carries a trace context itself; and those
+in which a traced sequence joins or leaves, so that both ends of a request's stay are explained, but only some a second. A span
+costs tens of microseconds: never one per token. Nothing here costs anything while traces are off.
+"""
+
+import time
+from collections.abc import Callable
+
+from opentelemetry.trace import Status, StatusCode
+
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
+from svc_common import telemetry, wire_arrays
+from svc_common import trace_names as names
+from svc_common.errors import InvalidArgument
+from svc_common.token_bucket import TokenBucket
+from worker_svc.shell.sequence_spans import StepRows, StepTimes, Visits
+from worker_svc.shell.slow_steps import SlowSteps
+
+__all__ = ["StepSpans", "StepTimes"]
+
+_COMINGS_PER_S = 10
+"""Spans of steps because a traced sequence joins or leaves; more would be two for every request."""
+
+
+class StepSpans:
+    """Told of each step after it ran, in order; called from the event loop. Owner of the visits. `clock`: seconds."""
+
+    def __init__(
+        self, tracing: telemetry.Telemetry, *, interval: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tracing = tracing
+        self._interval = interval
+        self._visits = Visits(tracing)
+        self._slow = SlowSteps()
+        self._comings = TokenBucket(_COMINGS_PER_S, _COMINGS_PER_S, clock)
+
+    @property
+    def num_open(self) -> int:
+        """Traced sequences on the worker."""
+        return len(self._visits)
+
+    def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> None:
+        """One step ran; `result` may be its error. A step that was refused changed no row: it opens and closes no visit."""
+        if not self._tracing.enabled:
+            return
+        cause = self._cause(outputs, result, times)
+        changes_rows = result.error.status != InvalidArgument.status
+        links: list[common_pb2.TraceContext] = []
+        if changes_rows:
+            left = self._visits.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows")) if self._visits else []
+            if (self._visits.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
+                self._comings.take(1)
+                cause = "joins_or_leaves"
+            links = self._take_part(outputs, result, times, wants_links=bool(cause)) + left
+        if cause:
+            self._step_span(outputs, result, times, links, cause)
+
+    def end_all(self, why: str) -> None:
+        """Ends what is open: the epoch is over, or the process."""
+        self._visits.end_all(why)
+
+    def _take_part(
+        self,
+        outputs: worker_pb2.SchedulerOutputs,
+        result: worker_pb2.WorkerOutputs,
+        times: StepTimes,
+        *,
+        wants_links: bool,
+    ) -> list[common_pb2.TraceContext]:
+        """Visits count the step; contexts of those in it, where they are wanted."""
+        if not self._visits:
+            return []
+        rows = StepRows.of(outputs, result)
+        self._visits.count(outputs, result, rows, times)
+        return self._visits.traces_of(rows.computed) if wants_links else []
+
+    def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> str:
+        """Why the step has a span; empty = it has none, unless somebody joins or leaves."""
+        is_slow = self._slow.observe(times.end_ns - times.start_ns)
+        if result.HasField("error"):
+            return "failed"
+        if is_slow:
+            return "slow"
+        if outputs.trace.traceparent:
+            return "traced"
+        return "interval" if outputs.step_id % self._interval == 0 else ""
+
+    def _step_span(
+        self,
+        outputs: worker_pb2.SchedulerOutputs,
+        result: worker_pb2.WorkerOutputs,
+        times: StepTimes,
+        links: list[common_pb2.TraceContext],
+        cause: str,
+    ) -> None:
+        span = self._tracing.span(
+            names.WORKER_STEP,
+            parent=telemetry.context_of(outputs.trace),
+            attributes={names.CAUSE: cause, **_attributes(outputs, result)},
+            links=telemetry.step_links(links),
+            start_ns=times.start_ns,
+        )
+        if result.HasField("error"):
+            span.set_attribute(names.ERROR_TYPE, result.error.reason)
+            span.set_status(Status(StatusCode.ERROR, result.error.message))
+        span.end(times.end_ns)
+
+
+def _attributes(outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> dict[str, int]:
+    """Composition, blocks and times of a step."""
+    rows, timings, pair_bytes = StepRows.of(outputs, result), result.timings, 2 * wire_arrays.I32.itemsize
+    figures = {
+        "rows_computed": len(set(rows.computed.tolist())),
+        "rows_joined": len(rows.joined),
+        "rows_changed": len(rows.changed),
+        "rows_left": len(rows.left),
+        "computed_tokens": result.num_computed_tokens,
+        "sampled_tokens": len(result.token_ids) // wire_arrays.I32.itemsize,
+        "blocks_swapped_in": len(outputs.blocks_to_swap_in) // pair_bytes,
+        "blocks_swapped_out": len(outputs.blocks_to_swap_out) // pair_bytes,
+        "blocks_copied": len(outputs.blocks_to_copy) // pair_bytes,
+        "queued_ns": timings.queued_ns,
+        "cache_ns": timings.cache_ns,
+        "prepare_ns": timings.prepare_ns,
+        "model_ns": timings.model_ns,
+        "sample_ns": timings.sample_ns,
+    }
+    ids = {names.STEP_ID: outputs.step_id, names.EPOCH: outputs.epoch, names.STEP: outputs.scheduler_step}
+    return ids | {f"{names.STEP_PREFIX}{name}": value for name, value in figures.items()}
