@@ -102,7 +102,7 @@ demo: setup ## start the three services with models/tiny, stream from them, prin
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
 # Tests that compute most of the time run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/core tests/golden tests/house tests/kernels tests/scheduler tests/simulation tests/worker
+PURE_TESTS := tests/core tests/golden tests/repo tests/kernels tests/scheduler tests/simulation tests/worker
 PURE_LOG := .venv/pure-tests.txt
 TIER = not long
 
@@ -150,7 +150,7 @@ check: setup buf ## ruff, mypy, import-linter, buf, freshness of generated code
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 	PYTHONPATH=.:kernels .venv/bin/lint-imports
-	$(VENV_PYTHON) -m pytest tests/house/test_protos.py
+	$(VENV_PYTHON) -m pytest tests/repo/test_protos.py
 
 # Its own environment: what it installs is no business of the services.
 .PHONY: audit

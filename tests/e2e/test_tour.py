@@ -21,7 +21,7 @@ from quire.tour.guide import Guide
 from quire.tour.screen import HEIGHT, WIDTH
 from quire.tour.stage import GATE, Request, RunningStack, Stage
 from tests.e2e.tour_numbers import RECOMPUTED
-from tests.house.tree import ROOT
+from tests.repo.tree import ROOT
 
 _VERDICT = re.compile(r"^tour (?P<name>\S+): (?P<verdict>PASS|FAIL .+)$")
 _LIMIT_S = 600

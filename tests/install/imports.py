@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from tests.house.tree import ROOT, name_of, python_files
+from tests.repo.tree import ROOT, name_of, python_files
 
 OURS = {"quire", "gateway_svc", "scheduler_svc", "worker_svc", "block_manager", "paged_kernels", "svc_common", "protos"}
 _REPOSITORY = {"tests", "benchmarks", "deploy", "models", "examples"}

@@ -13,9 +13,9 @@ from packaging.utils import canonicalize_name
 
 from quire import extras
 from svc_common.errors import ConfigError
-from tests.house.tree import ROOT
 from tests.install import bare
 from tests.install.test_dependencies import PROJECT
+from tests.repo.tree import ROOT
 
 
 def base_distributions() -> set[str]:

@@ -6,8 +6,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house.tree import ROOT
 from tests.install.imports import PYPROJECT, imported
+from tests.repo.tree import ROOT
 
 PROJECT = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -8,9 +8,9 @@ import pytest
 
 from deploy.requirements import requirements
 from tests.compose.commands import run
-from tests.house.tree import ROOT
 from tests.install.lowest import lowest_pins
 from tests.install.test_dependencies import PROJECT
+from tests.repo.tree import ROOT
 
 SERVED = ("gateway", "scheduler", "worker", "bench", "tls")
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "openai", "jsonschema", "psutil", "peft")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.repo.tree import ROOT
 
 
 def run_interpreted(marker: str, timeout_s: float) -> str:

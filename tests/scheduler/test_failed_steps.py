@@ -14,7 +14,7 @@ from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.step_log import StepLog, StepRecord
-from tests.house.cli_lines import parse_quire
+from tests.repo.cli_lines import parse_quire
 from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.test_step_log import entry
 from tests.scheduler.test_worker_loss import DyingEngine, FailingEngine

@@ -17,7 +17,7 @@ from quire.top.drawing import Surroundings, frame
 from quire.top.live import LiveSource
 from quire.top.states import State
 from quire.top.view import View
-from tests.house.tree import ROOT
+from tests.repo.tree import ROOT
 
 PICTURE = ROOT / "docs" / "pictures" / "top.png"
 WIDTH, HEIGHT = 120, 36

@@ -14,8 +14,8 @@ import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from svc_common import health_probe, rpc
-from tests.house.cli_lines import parse_quire
-from tests.house.tree import ROOT
+from tests.repo.cli_lines import parse_quire
+from tests.repo.tree import ROOT
 
 OURS = ("gateway", "scheduler", "worker")
 SERVICES = {

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import gpu
-from tests.house.tree import run_python
+from tests.repo.tree import run_python
 
 IMPORTED = """
 import sys

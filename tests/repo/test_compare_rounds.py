@@ -7,7 +7,7 @@ from benchmarks.compare.engines.base import Form, Memory, Run
 from benchmarks.compare.rounds import Rounds, references
 from benchmarks.compare.workloads import Lengths, Workload, fixed
 from quire.bench.measure import Record
-from tests.house.compare_cases import workload
+from tests.repo.compare_cases import workload
 
 
 class Recorded:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.compare import checkpoints, limits, shapes, tokens, workloads
 from benchmarks.compare.workloads import DEFAULTS, Workload
 from quire.bench.workloads import Planned
-from tests.house.compare_cases import BIG, VOCAB, workload
+from tests.repo.compare_cases import BIG, VOCAB, workload
 
 # The rates at which the published limits of W1, W3 and W4 were computed.
 ANCHOR = limits.Rates(read_one=18e9, read_all=33e9, gemm_bf16=430e9, gemm_fp32=200e9)

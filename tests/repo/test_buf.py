@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.node import node_packages
-from tests.house.tree import ROOT
+from tests.repo.tree import ROOT
 
 BASELINE = ROOT / "protos" / "baseline.binpb"
 INFERENCE = "protos/inference/v1/inference.proto"

@@ -11,7 +11,7 @@ from benchmarks.compare import __main__ as command_line
 from benchmarks.compare import install
 from benchmarks.compare.engines import registry
 from benchmarks.compare.engines.base import Form, Host
-from tests.house.compare_cases import BIG
+from tests.repo.compare_cases import BIG
 
 
 def host(tmp_path: Path) -> Host:

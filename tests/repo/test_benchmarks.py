@@ -10,7 +10,7 @@ import pytest
 from benchmarks import pauses, simulated_stack, startup
 from benchmarks.simulated_stack import Arrivals
 from quire.local_stack.stack import LocalStack
-from tests.house.test_load import figures, invoke
+from tests.repo.test_load import figures, invoke
 
 
 @pytest.fixture(scope="module")

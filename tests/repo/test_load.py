@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from benchmarks import load
 from quire.bench.measure import Record, finish, summarise
 from quire.bench.workloads import Length, Shape, WorkloadKind, plan
-from tests.house.openai_like import OpenAILike
+from tests.repo.openai_like import OpenAILike
 
 
 def invoke(*arguments: str) -> Result:

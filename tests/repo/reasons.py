@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svc_common import errors
-from tests.house.tree import ROOT
+from tests.repo.tree import ROOT
 
 SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common", "block_manager", "kernels")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

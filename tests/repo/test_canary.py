@@ -21,7 +21,7 @@ from quire.operators import recordings, why
 from quire.operators.admin import AdminClient
 from svc_common import rpc, wire_arrays
 from svc_common.log_format import LogFormat
-from tests.house.canaries import CANARY, grpc_calls, http_bodies
+from tests.repo.canaries import CANARY, grpc_calls, http_bodies
 
 SERVICE = "/quire.inference.v1.InferenceService"
 STREAMS = ("GenerateStream", "ChatStream")
