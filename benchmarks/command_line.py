@@ -1,4 +1,4 @@
-"""What the benchmarks that run in this process share on their command lines: lists of numbers, and progress on a terminal."""
+"""Shared command-line helpers of in-process benchmarks: lists of numbers, and progress on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def numbers(text: str, low: int, high: int, example: str) -> list[int]:
-    """The numbers of "N" or "N,N,...", each once, in the order given. A usage error where one is not within `low` to `high`."""
+    """Parse "N" or "N,N,..." into distinct numbers, in order. Usage error if one is not within `low` to `high`."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -22,7 +22,7 @@ def numbers(text: str, low: int, high: int, example: str) -> list[int]:
 
 @contextmanager
 def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
-    """Call what it gives after each of `total` parts. Drawn on standard error where that is a terminal."""
+    """Yield a function to call after each of `total` parts. Drawn on standard error if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(name, total=total)

@@ -1,10 +1,11 @@
-"""What explaining costs: CPU time of a step with reasons told and observed, beside the same steps without (design.md 4).
+"""Measures the cost of explaining: CPU time of a step with reasons recorded, against the same steps without.
 
     python -m benchmarks.explain            # a table
     python -m benchmarks.explain --json     # one JSON object, nothing else
 
-Two cores live the same life, step by step in turn: thousands of requests wait, a full batch runs, and in each step some end, some
-start and some come. One tells and keeps reasons, the other has a journal that says nothing. Goal: under 5 % of a step.
+Two cores run the same workload, step by step in turn: thousands of requests wait, a full batch runs, and in
+each step some requests end, start and arrive. One core records and keeps reasons, the other has a journal
+that discards them. Goal: under 5 % of a step.
 """
 
 import gc
@@ -33,40 +34,40 @@ _PROMPT = 64
 _OUTPUT = 128
 _PER_TURN = 8
 _WARM_STEPS = 5_632
-"""Until the log of events is full: what leaves it is timed too."""
+"""Until the event log is full, so that eviction from it is timed too."""
 
 
 class SilentJournal(Journal):
-    """Says nothing."""
+    """Discards everything."""
 
     def arrived(self, group: Group) -> None:
-        """Nothing."""
+        """No-op."""
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
-        """Nothing."""
+        """No-op."""
 
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
-        """Nothing."""
+        """No-op."""
 
     def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
-        """Nothing."""
+        """No-op."""
 
     def runs(self, group: Group, computed_tokens: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
-        """Nothing."""
+        """No-op."""
 
     def ended(self, group: Group, status: SequenceStatus) -> None:
-        """Nothing."""
+        """No-op."""
 
     def take(self) -> list[Event]:
-        """Nothing."""
+        """No events."""
         return []
 
 
 class Life:
-    """A core with `running` sequences and `waiting` behind them, that many at all times."""
+    """A core kept at `running` running and `waiting` waiting sequences."""
 
     def __init__(self, policy: str, running: int, waiting: int, *, explained: bool) -> None:
         limits = CoreLimits(
@@ -86,7 +87,7 @@ class Life:
         self.step_ns: list[int] = []
 
     def step(self) -> None:
-        """Arrivals (not timed), then schedule and update, and what is observed."""
+        """Add requests (not timed), then schedule, observe and update."""
         while len(self._core.state.requests) < self._num_wanted:
             self._add()
         started = time.process_time_ns()
@@ -110,7 +111,7 @@ class Life:
 
 
 def measure(policy: str, running: int, waiting: int, steps: int) -> dict[str, float | int | str]:
-    """Microseconds per step of both, and what explaining adds as a share of the step without."""
+    """Microseconds per step of both cores, and the cost of explaining as a share of the step without."""
     lives = {explained: Life(policy, running, waiting, explained=explained) for explained in (True, False)}
     for life in lives.values():
         for _ in range(_WARM_STEPS):

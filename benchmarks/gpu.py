@@ -1,11 +1,11 @@
-"""The Triton kernels and decode steps on a GPU, beside what that GPU can do at best.
+"""Measures the Triton kernels and decode steps on a GPU, against the best that GPU can do.
 
     python -m benchmarks.gpu                          # a table; some minutes
     python -m benchmarks.gpu --part kernels --json    # one JSON object, nothing else
     python -m benchmarks.gpu --save                   # writes benchmarks/results/gpu.json too
 
-Needs torch, triton, transformers and numpy, a CUDA device and nothing else: no network, no services, no checkpoint. In a checkout
-that is not installed: PYTHONPATH=.:kernels. Lives here: the command line and its table.
+Needs torch, triton, transformers and numpy, and a CUDA device; no network, services or checkpoint. In a
+checkout that is not installed: PYTHONPATH=.:kernels. This module holds the command line and its table.
 """
 
 import json
@@ -66,7 +66,7 @@ def _device(*, interpret: bool) -> torch.device:
 
 def _measure(bench: Bench, parts: list[str]) -> None:
     bench.measure_ceilings()
-    # A step's floor is in seconds: its work is those seconds, done at a rate of one per second at best.
+    # A step's floor is in seconds: its work is that many seconds, done at a rate of one per second at best.
     bench.ceilings["floor"] = [1.0]
     if "kernels" in parts:
         gpu_kernels.Kernels(bench).run()
@@ -76,7 +76,7 @@ def _measure(bench: Bench, parts: list[str]) -> None:
 
 
 def as_dict(bench: Bench) -> dict[str, Any]:
-    """Everything found, ready for JSON."""
+    """All results, ready for JSON."""
     on_cuda = bench.device.type == "cuda"
     return {
         "benchmark": "gpu",
@@ -109,7 +109,7 @@ def _row(bench: Bench, figure: Figure) -> dict[str, Any]:
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """Tables for people."""
+    """Print the results as tables."""
     table = Table("ceiling", "first", "last", "", title=result["device"], title_justify="left")
     for name, row in result["ceilings"].items():
         table.add_row(name, f"{row['first']:,}", f"{row['last']:,}", row["unit"])

@@ -1,7 +1,8 @@
-"""How long work takes on a device, what the device can do at best, and how a figure compares with that.
+"""Times work on a device and measures the device's ceilings to compare with.
 
-Every figure is a share of a ceiling measured in the same run: copying memory (read + write), a bfloat16 matrix product, copies to
-and from pinned memory. Lives here: time and ceilings. What is timed: benchmarks.gpu_kernels, benchmarks.gpu_steps.
+Every figure is a share of a ceiling measured in the same run: copying memory (read + write), a bfloat16
+matrix product, copies to and from pinned memory. benchmarks.gpu_kernels and benchmarks.gpu_steps define what
+is timed.
 """
 
 import statistics
@@ -19,8 +20,11 @@ _MEMORY, _GEMM, _TO_HOST, _TO_DEVICE = "memory", "gemm", "to host", "to device"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement. `work`: bytes or floating-point operations, of the kind that `ceiling` limits; `anchor`: a published figure
-    for other hardware or programs, to look at; `goal`: share to reach, None = none."""
+    """One measurement.
+
+    `work`: bytes or floating-point operations, of the kind that `ceiling` limits. `anchor`: a published
+    figure for other hardware or programs, for orientation. `goal`: share to reach, None = none.
+    """
 
     name: str
     shape: str
@@ -38,8 +42,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Bench:
-    """One run on one device: its clock, its time limit and what was found. `tiny`: shapes for the interpreter, whose figures mean
-    nothing."""
+    """One run on one device: its clock, time limit and results. `tiny`: interpreter shapes, with meaningless figures."""
 
     device: torch.device
     deadline_s: float
@@ -51,7 +54,10 @@ class Bench:
     def add(
         self, name: str, shape: str, make: Callable[[], Callable[[], Any]], *, graph: bool = True, **what: Any
     ) -> None:
-        """Times what `make` prepares, unless time is up. `what`: the other fields of Figure; `calls`: how many a run has of it."""
+        """Time what `make` prepares, unless time is up.
+
+        `what`: the other fields of Figure; `calls`: repetitions per run.
+        """
         calls = what.pop("calls", 1)
         if time.monotonic() > self.deadline_s:
             self.skipped.append(f"{name} {shape}: out of time")
@@ -66,13 +72,13 @@ class Bench:
             torch.cuda.empty_cache()
 
     def share(self, figure: Figure) -> float:
-        """How much of its ceiling a figure reaches; ceilings as the better of first and last."""
+        """Share of its ceiling that a figure reaches; a ceiling is the better of its first and last measurement."""
         return figure.rate / max(self.ceilings[figure.ceiling])
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def seconds(self, run: Callable[[], Any], *, graph: bool) -> float:
-        """Median time of `run`. `graph`: replayed from a CUDA graph, so that nothing of Python is in it."""
+        """Median time of `run`. `graph`: replayed from a CUDA graph, so that it includes no Python time."""
         if self.device.type != "cuda":
             begin = time.perf_counter()
             run()
@@ -89,7 +95,7 @@ class Bench:
     # --- ceilings ----------------------------------------------------------------------------------------------------
 
     def measure_ceilings(self) -> None:
-        """Once before and once after the rest: the spread says how steady the machine was."""
+        """Measure the ceilings. Called once before and once after the rest: the spread shows how steady the machine was."""
         num_bytes, side = (1 << 12, 32) if self.tiny else (1 << 30, 8192)
         source = torch.ones(num_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
@@ -105,7 +111,7 @@ class Bench:
         self.ceilings.setdefault(name, []).append(work / self.seconds(run, graph=False))
 
     def floor_s(self, num_bytes: float, operations: float) -> float:
-        """Least time for so much memory traffic and arithmetic, were each as quick as its ceiling."""
+        """Minimum time for this memory traffic and arithmetic at the ceilings' rates."""
         return max(num_bytes / max(self.ceilings[_MEMORY]), operations / max(self.ceilings[_GEMM]))
 
 

@@ -1,7 +1,7 @@
 """Each Triton kernel alone, at the shapes of large models, as a share of what the device can do.
 
-A figure is what one layer takes: each run goes through as many layers as exceed the caches, as a model's step does. What is worked
-out once per step for all layers (the plan) is a figure of its own.
+A figure is the time of one layer: each run goes through enough layers to exceed the caches, as a model's step
+does. Work done once per step for all layers (the plan) is a figure of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _DECODE_GOALS = {(32, 4096): 0.90}
 
 
 class _Rows:
-    """Sampling parameters of n rows that are alike."""
+    """Sampling parameters of n equal rows."""
 
     def __init__(self, count: int, device: torch.device, temperature: float, top_k: int, top_p: float) -> None:
         whole = torch.arange(count, device=device)
@@ -40,7 +40,7 @@ class _Rows:
 
 
 class Kernels:
-    """All kernels of one backend; `group` query heads to each kv head of `shape`."""
+    """All kernels of one backend; `group` query heads per kv head of `shape`."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self._device = bench, bench.device
@@ -50,7 +50,7 @@ class Kernels:
         self._rule = AttentionRule(self._shape.head_dim**-0.5)
 
     def run(self) -> None:
-        """Everything."""
+        """Run all kernel benchmarks."""
         tiny = self._bench.tiny
         for sequences, context in [(1, 80), (3, 20)] if tiny else _FA3_US:
             self._decode(sequences, context)
@@ -111,7 +111,7 @@ class Kernels:
         return run
 
     def _attention(self, sequences: Sequence[tuple[int, int]], layers: int) -> Callable[[], None]:
-        """A step whose sequences have (context, new tokens), through so many layers."""
+        """A step with sequences of (context, new tokens), over this many layers."""
         batch = self._batch(sequences)
         blocks = int(batch.block_tables.max()) + 1
         pool = self._random(layers, 2, blocks, self._shape.block_elements)
@@ -125,7 +125,7 @@ class Kernels:
         return run
 
     def _batch(self, sequences: Sequence[tuple[int, int]]) -> AttentionBatch:
-        """Blocks in random order, as after a while of serving."""
+        """A batch with blocks in random order, as after some time of serving."""
         size, count = self._shape.block_size, len(sequences)
         width = max(-(-context // size) for context, _ in sequences)
         tables = torch.randperm(count * width).view(count, width)
@@ -155,7 +155,7 @@ class Kernels:
         self._bench.add("cache write", f"{tokens} tokens", make, work=moved, ceiling="memory", calls=layers, goal=0.90)
 
     def _moves(self, count: int) -> None:
-        """Blocks of 32 layers: 2 MiB each at the shape of an 8 B model."""
+        """Move blocks of 32 layers: 2 MiB each at the shape of an 8 B model."""
         shape, layers = self._shape, 1 if self._bench.tiny else 32
         num_bytes = count * layers * 2 * shape.block_elements * 2
         pairs = [(i, (i * 7 + 3) % count) for i in range(count)]

@@ -1,7 +1,7 @@
-"""Decode steps of whole models with random weights made on the device: as Python runs them, and replayed from a CUDA graph.
+"""Decode steps of whole models with random weights: run by Python, and replayed from a CUDA graph.
 
-The models are transformers' own classes with our paged attention, as the worker has them; the floor of a step is the time that its
-weights and its cache take to be read, or its products to be computed, whichever is longer.
+The models are transformers' own classes with Quire's paged attention, as in the worker. The floor of a step
+is the time to read its weights and cache, or to compute its products, whichever is longer.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _VOCAB = 128_256
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A shape, and the batches (sequences, context) to decode."""
+    """A model shape, and the batches (sequences, context) to decode."""
 
     name: str
     config: PreTrainedConfig
@@ -30,7 +30,7 @@ class Model:
 
 
 def models(*, tiny: bool) -> list[Model]:
-    """What is decoded; goals are shares of the floor."""
+    """The models to decode; goals are shares of the floor."""
     if tiny:
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
         config = LlamaConfig(vocab_size=300, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, **sizes)
@@ -48,7 +48,7 @@ def models(*, tiny: bool) -> list[Model]:
 
 
 def run(bench: Bench) -> None:
-    """All models, one after the other."""
+    """Run all models, one after the other."""
     for model in models(tiny=bench.tiny):
         made = _make(model.config, bench.device)
         for sequences, context in model.batches:
@@ -82,7 +82,7 @@ def _steps(bench: Bench, model: Model, made: PreTrainedModel, sequences: int, co
 def _decode(
     model: PreTrainedModel, config: PreTrainedConfig, device: torch.device, sequences: int, context: int
 ) -> Callable[[], torch.Tensor]:
-    """One token for each of the sequences; all tensors stay where they are, so that a graph can replay it."""
+    """Decode one token per sequence; all tensors keep their addresses, so that a graph can replay it."""
     shape = CacheShape(_BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
     width = -(-context // _BLOCK_SIZE)
     tables = torch.randperm(sequences * width).view(sequences, width)

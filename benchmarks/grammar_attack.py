@@ -1,9 +1,9 @@
-"""What grammars of others cost a plain stream: its speed alone, beside a regex, and beside a grammar made to be costly.
+"""Measures how other requests' grammars slow a plain stream: alone, beside a regex, beside a costly grammar.
 
     python -m benchmarks.grammar_attack --save      # about a minute
     python -m benchmarks.grammar_attack --json      # one JSON object, nothing else
 
-Lives here: the runs and their table. One stack serves all of them, in turn, in several rounds.
+This module holds the runs and their table. One stack serves all of them, in turn, in several rounds.
 """
 
 import json
@@ -36,7 +36,7 @@ COMPANY: dict[str, SamplingParams | None] = {
     "attack": SamplingParams(max_tokens=400, min_tokens=400, seed=1, structured_outputs=_AMBIGUOUS),
     "attack, n = 8": SamplingParams(max_tokens=400, min_tokens=400, seed=1, n=8, structured_outputs=_AMBIGUOUS),
 }
-"""What is sent again and again while the plain stream runs."""
+"""Requests sent repeatedly while the plain stream runs."""
 
 _HELP_END = """
 Three processes and this client, on one machine, with the built-in model. The plain stream is greedy and has --tokens tokens; its
@@ -49,7 +49,7 @@ Goals: beside the attack with n = 8 at least half; 90 % is wanted.
 
 @dataclass
 class Company:
-    """What became of the requests beside the stream. `ends`: by finish reason, or reason of the error."""
+    """Results of the requests beside the stream. `ends`: by finish reason, or reason of the error."""
 
     num_tokens: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -101,7 +101,7 @@ def measure(address: str, tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def _speed(client: Client, params: SamplingParams) -> float:
-    """Tokens per second behind the first event."""
+    """Tokens per second after the first event."""
     first_at, num_first, num_tokens = 0.0, 0, 0
     for delta in client.generate_stream("Once upon a time", params):
         num_tokens += len(delta.token_ids)
@@ -112,7 +112,7 @@ def _speed(client: Client, params: SamplingParams) -> float:
 
 @contextmanager
 def _beside(address: str, params: SamplingParams | None, company: Company) -> Iterator[None]:
-    """The company runs when the context begins, and is gone when it has ended."""
+    """Keep the company running inside the context; it has ended on exit."""
     if params is None:
         yield
         return

@@ -1,9 +1,10 @@
-"""Does anything grow? Memory, descriptors and threads of gateway, scheduler and worker over many requests of all kinds.
+"""Checks gateway, scheduler and worker for growth of memory, descriptors and threads over many requests.
 
     python -m benchmarks.growth --save --plot benchmarks/results/growth.png    # 10,000 requests, then 1,000 on models/tiny
     python -m benchmarks.growth --requests 1000 --runs simulated                # a look
 
-Lives here: the command line and its tables. The load: benchmarks.growth_load. The lines: benchmarks.growth_fit.
+This module holds the command line and its tables. The load: benchmarks.growth_load. The fitted lines:
+benchmarks.growth_fit.
 """
 
 import asyncio
@@ -110,7 +111,7 @@ def _stack(*, is_real: bool) -> Iterator[LocalStack]:
 
 
 def _account(pid: int) -> dict[str, float]:
-    """Resident memory of a worker with a model, MiB, beside what it must hold: libraries, weights, cache (as far as used)."""
+    """Resident memory of a worker with a model, MiB, and its known parts: libraries, weights, cache (as far as used)."""
     weights = sum(file.stat().st_size for file in default_model().glob("*.safetensors")) / _MIB
     resident, libraries = psutil.Process(pid).memory_info().rss / _MIB, _libraries_mib()
     rest = resident - libraries - weights - _CACHE_MIB
@@ -119,7 +120,7 @@ def _account(pid: int) -> dict[str, float]:
 
 
 def _libraries_mib() -> float:
-    """Of a process that only imports what a worker imports."""
+    """Memory of a process that only imports what a worker imports."""
     code = "import psutil, worker_svc.app, worker_svc.executor.model_engine; print(psutil.Process().memory_info().rss)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout) / _MIB

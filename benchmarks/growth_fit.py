@@ -1,4 +1,4 @@
-"""What processes hold over time: samples of memory, descriptors and threads, a straight line through them, and whether it rises."""
+"""Samples of memory, descriptors and threads of processes, a straight line through them, and whether it rises."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ import numpy as np
 import psutil
 
 QUANTITIES = {"rss_kib": 100.0, "descriptors": 0.5, "threads": 0.2}
-"""What is sampled, and from which rise per 1,000 requests on it counts as growth."""
+"""Sampled quantities, with the rise per 1,000 requests above which they count as growing."""
 _SURE = 3.0
 """A rise of fewer standard errors may be chance."""
 
 
 @dataclass(slots=True)
 class Samples:
-    """Owner of what was read of some processes. `pids`: by name. `requests`: how many were over at each sample."""
+    """Samples of some processes. `pids`: by name. `requests`: number of completed requests at each sample."""
 
     pids: Mapping[str, int]
     requests: list[int] = field(default_factory=list)
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def take(self, num_requests: int) -> None:
-        """Reads all processes now."""
+        """Sample all processes now."""
         self.requests.append(num_requests)
         for name, pid in self.pids.items():
             process = psutil.Process(pid)
@@ -34,7 +34,7 @@ class Samples:
                 of_process[quantity].append(value)
 
     def lines(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By process and quantity: see `line`."""
+        """The fitted lines by process and quantity: see `line`."""
         return {
             name: {q: line(self.requests, values, QUANTITIES[q]) for q, values in of_process.items()}
             for name, of_process in self.values.items()
@@ -42,8 +42,11 @@ class Samples:
 
 
 def line(requests: Sequence[int], values: Sequence[float], least: float) -> dict[str, Any]:
-    """First and last value, the rise per 1,000 requests of the line that fits best, its standard error, and whether that is growth:
-    more than `least` and more than chance. At least three values."""
+    """Fit a line and decide whether the quantity grows: by more than `least` and by more than chance.
+
+    Returns first and last value, the line's rise per 1,000 requests and its standard error. Needs at least
+    three values.
+    """
     x = np.asarray(requests, float) / 1_000
     y = np.asarray(values, float)
     slope, start = np.polyfit(x, y, 1)
@@ -59,7 +62,7 @@ def line(requests: Sequence[int], values: Sequence[float], least: float) -> dict
 
 
 def draw(runs: Mapping[str, Samples], path: Path) -> None:
-    """Memory of each process over requests, one row per run; PNG, PDF or SVG."""
+    """Plot memory of each process over requests, one row per run; PNG, PDF or SVG."""
     # Optional backend: only plots need it.
     import matplotlib  # noqa: PLC0415
 

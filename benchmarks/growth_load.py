@@ -1,6 +1,6 @@
-"""Requests of all kinds, one after the other at each of some clients: the load under which nothing may grow.
+"""Load of the growth benchmark: requests of all kinds, one after the other on each of several clients.
 
-Lives here: which requests there are, and sending them. What is measured meanwhile: benchmarks.growth.
+This module defines and sends the requests; benchmarks.growth does the measuring.
 """
 
 import asyncio
@@ -31,7 +31,10 @@ _MODELS = {"adapter": ADAPTER, "refused": "nobody's"}
 
 @dataclass(slots=True)
 class Load:
-    """Owner of the counts. `kinds`: which are sent; `on_done(n)`: after the n-th that is over."""
+    """Sends requests and counts their ends.
+
+    `kinds`: those to send; `on_done(n)`: called after the n-th completed request.
+    """
 
     address: str
     kinds: tuple[str, ...]
@@ -41,7 +44,7 @@ class Load:
     ends: Counter[str] = field(default_factory=Counter)
 
     async def send(self, count: int, num_clients: int) -> None:
-        """So many requests, at most `num_clients` at a time."""
+        """Send `count` requests, at most `num_clients` at a time."""
         last = self.num_sent + count
         async with AsyncClient(self.address) as client, asyncio.TaskGroup() as tasks:
             for _ in range(num_clients):
@@ -77,7 +80,7 @@ async def _ask(client: AsyncClient, kind: str, number: int) -> None:
 
 
 def _prompt(draw: random.Random) -> str:
-    """A fifth of them begin alike."""
+    """A prompt; a fifth of the prompts share a prefix."""
     words = " ".join(draw.choices(_WORDS, k=draw.randint(1, 12)))
     return f"# a common beginning of many files, with some words in it\n{words}" if draw.random() < 0.2 else words
 

@@ -1,10 +1,10 @@
-"""Load generator for our gRPC API and any OpenAI endpoint: TTFT, TPOT, ITL, throughput, a plot.
+"""Load generator for Quire's gRPC API and any OpenAI endpoint: TTFT, TPOT, ITL, throughput, a plot.
 
     python -m benchmarks.load --up models/tiny --workload all
     python -m benchmarks.load --grpc 127.0.0.1:50051 --workload poisson --rate 8 --num-requests 200
     python -m benchmarks.load --openai http://127.0.0.1:8000 --workload shared-prefix --prompt-len lognormal:64:0.6
 
-Lives here: the command line and its order of work. The parts are those of `quire bench` (quire.bench).
+This module holds the command line and the order of work. The parts are those of `quire bench` (quire.bench).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from quire.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
 from quire.local_stack.stack import LocalStack
 
 ALL = "all"
-# Requests per second of the workloads that spread their arrivals, where none is given.
+# Default requests per second of the workloads that spread their arrivals.
 _DEFAULT_RATE = 4.0
 
 

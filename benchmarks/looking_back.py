@@ -1,9 +1,10 @@
-"""Memory of what a scheduler keeps to look back on: steps, decisions, and the recording.
+"""Measures the memory of a scheduler's history buffers: steps, decisions and the recording.
 
     python -m benchmarks.looking_back --save          # about three minutes
     python -m benchmarks.looking_back --steps 2000    # a look
 
-Lives here: the runs and their table. Each run is a process of its own, so that its memory is that of its buffers alone.
+This module holds the runs and their table. Each run is a process of its own, so that its memory is that of
+its buffers alone.
 """
 
 import gc
@@ -49,7 +50,7 @@ Goal: all together at most 65 MiB.
 
 @dataclass(slots=True)
 class _Kept:
-    """The buffers of one run, those not asked for as small as they go."""
+    """The buffers of one run; those not requested are as small as possible."""
 
     log: StepLog | None
     timelines: Timelines | None
@@ -57,7 +58,7 @@ class _Kept:
 
     @classmethod
     def of(cls, buffers: list[str]) -> "_Kept":
-        """At the scheduler's defaults."""
+        """Create the buffers with the scheduler's defaults."""
         settings = SchedulerSettings(workers=("127.0.0.1:1",))
         num_events, ring_bytes = settings.max_logged_events, settings.record_ring_bytes
         return cls(
@@ -70,7 +71,7 @@ class _Kept:
 
 
 class _Run:
-    """One core with what is kept of it."""
+    """One core with its buffers."""
 
     def __init__(self, kept: _Kept, running: int) -> None:
         limits = CoreLimits(
@@ -84,7 +85,7 @@ class _Run:
         self._rng = np.random.default_rng(1)
 
     def step(self) -> None:
-        """Arrivals, a plan, its result."""
+        """Add requests, plan a step and apply its result."""
         while self._num_live < self._running + 4:
             self._add()
         self._now += _STEP_S
@@ -115,7 +116,7 @@ class _Run:
 
 
 def keep(buffers: list[str], steps: int, running: int) -> int:
-    """Resident bytes of this process after so many steps with those buffers."""
+    """Resident bytes of this process after `steps` steps with these buffers."""
     run = _Run(_Kept.of(buffers), running)
     for _ in range(steps):
         run.step()
@@ -124,7 +125,7 @@ def keep(buffers: list[str], steps: int, running: int) -> int:
 
 
 def measure(steps: int, running: int) -> dict[str, Any]:
-    """A process for each run: MiB of each buffer, and of all."""
+    """Run each case in its own process: MiB of each buffer, and of all."""
     runs = {"none": [], **{name: [name] for name in BUFFERS}, "all": list(BUFFERS)}
     rss = {name: _in_process(buffers, steps, running) for name, buffers in runs.items()}
     taken = {name: round((size - rss["none"]) / _MIB, 1) for name, size in rss.items() if name != "none"}

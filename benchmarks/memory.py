@@ -1,4 +1,4 @@
-"""How well the KV cache uses its memory: what sharing saves, what last blocks waste, and memory without paging (R14, R209).
+"""Measures KV-cache memory use: what sharing saves, what last blocks waste, and memory without paging.
 
     python -m benchmarks.memory                       # a table
     python -m benchmarks.memory --json                # one JSON object, nothing else
@@ -6,7 +6,8 @@
     python -m benchmarks.memory --plot memory.png --save
     python -m benchmarks.memory --recording FILE      # a recorded scenario
 
-Lives here: the command line and its tables. Figures: benchmarks.memory_workloads. Serving: benchmarks.memory_runs.
+This module holds the command line and its tables. Figures: benchmarks.memory_workloads. Serving:
+benchmarks.memory_runs.
 """
 
 import json

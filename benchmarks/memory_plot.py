@@ -1,4 +1,4 @@
-"""The picture of the memory benchmark: who holds how much over time, with paging and without."""
+"""Plot of the memory benchmark: memory held over time, with paging and without."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ _COLOURS = {
 def draw(
     workloads: list[Workload], n: int, num_requests: int, seed: int, path: Path, *, tick: Callable[[], None]
 ) -> None:
-    """One row per workload: paged memory, contiguous memory, requests done. x: steps until the slower one is done.
+    """Draw one row per workload: paged memory, contiguous memory, requests done. x: steps until the slower one is done.
 
     `tick` is called after each row.
     """

@@ -1,7 +1,7 @@
-"""The memory report of a recorded scenario of family v0: block tables as they were right after each schedule() (R209).
+"""Memory report of a recorded scenario of family v0, from its block tables right after each schedule().
 
-A recording has no token counts. Under v0 all sequences of a request act together, so each has its prompt and one token for
-each earlier step that sampled it; a token for which there is no slot yet does not count.
+A recording has no token counts. Under v0 all sequences of a request advance together, so each has its prompt
+and one token for each earlier step that sampled it; a token without a slot does not count.
 """
 
 import json
@@ -16,7 +16,7 @@ _FAMILIES = ("v0", "v0bm1")
 
 
 def report(path: Path) -> dict[str, Any]:
-    """`{name, steps: [...]}`: per step its number, blocks, saved share and waste. BadParameter for other files."""
+    """`{name, steps: [...]}`: per step its number, blocks, saved share and waste. Raises BadParameter for other files."""
     try:
         scenario = json.loads(path.read_text(encoding="utf-8"))
         family = scenario["family"]
@@ -42,7 +42,7 @@ def report(path: Path) -> dict[str, Any]:
 
 
 def _memory(record: dict[str, Any], num_tokens: dict[str, int], block_size: int) -> PagedMemory:
-    """Of the device: names that begin with "g"."""
+    """Memory of the device: blocks with names that begin with "g"."""
     held = [
         HeldSequence(blocks, num_tokens[name.rpartition("/")[0]])
         for name, blocks in record["tables"].items()

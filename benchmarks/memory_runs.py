@@ -1,6 +1,7 @@
-"""Requests through the scheduler core and through contiguous memory, step by step, with what each holds. Not here: which requests.
+"""Runs requests through the scheduler core and through contiguous memory, recording what each holds per step.
 
-Both serve the same jobs first come, first served: the prompt in one step, then one token of each sample per step.
+Both serve the same jobs first come, first served: the prompt in one step, then one token of each sample per
+step. The requests are defined in benchmarks.memory_workloads.
 """
 
 import math
@@ -20,16 +21,16 @@ from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe import memory_view
 
-# What one request may ask for: as many sequences as run at a time.
+# Maximum n of a request: as many sequences as run at a time.
 MAX_N = 256
 _VOCABULARY = 50_000
-# The synthetic model's logprobs: at this share of positions a text could go on in several ways, as many words with normal logits of
-# this spread. Elsewhere the next word is certain, and nothing else has a chance.
+# Logprobs of the synthetic model: at this share of positions a text can continue with several words, with
+# normal logits of this spread. Elsewhere the next word is certain and no other has a chance.
 _OPEN_SHARE, _NUM_WAYS, _SPREAD, _NO_CHANCE = 0.08, 64, 6.0, -50.0
 
 
 class Kind(StrEnum):
-    """What the samples of a request are."""
+    """Kind of a request's samples."""
 
     SAMPLING = "sampling"
     BEAM = "beam"
@@ -37,7 +38,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: prompt tokens, decode steps (its last token, one more, takes no slot), and the step before which it arrives."""
+    """One request.
+
+    `prompt`: tokens. `outputs`: decode steps (its last token, one more, takes no slot). `arrival_step`: the
+    step it arrives before.
+    """
 
     prompt: int
     outputs: int
@@ -51,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`n` samples or beams per request, in a memory of `num_blocks` blocks, for a model of at most `max_model_len` tokens."""
+    """`n` samples or beams per request, in `num_blocks` blocks, for a model of at most `max_model_len` tokens."""
 
     kind: Kind
     n: int
@@ -76,7 +81,7 @@ class Moment:
 
 
 class Model:
-    """A language model as the scheduler sees it: tokens, or a beam's candidates with random logprobs. The same for equal seeds."""
+    """A language model as the scheduler sees it: tokens, or candidates of a beam with random logprobs. Seeded."""
 
     def __init__(self, setting: Setting) -> None:
         self._kind, self._n = setting.kind, setting.n
@@ -118,7 +123,7 @@ class Model:
 
 
 def serve_paged(jobs: list[Job], setting: Setting) -> Iterator[Moment]:
-    """The jobs through preset vllm-v0, until all are done."""
+    """Serve the jobs with preset vllm-v0 until all are done."""
     core, model = _core(setting), Model(setting)
     coming, step = deque(enumerate(jobs)), 0
     while coming or core.has_unfinished:
@@ -134,7 +139,10 @@ def serve_paged(jobs: list[Job], setting: Setting) -> Iterator[Moment]:
 
 
 def serve_contiguous(jobs: list[Job], setting: Setting) -> Iterator[tuple[ContiguousMemory, int]]:
-    """The jobs in regions of `max_model_len` slots: how long they get is known only when they end. Memory, running requests."""
+    """Serve the jobs in regions of `max_model_len` slots, since their final length is not known.
+
+    Memory, running requests.
+    """
     if BuddyAllocator.region_size(setting.max_model_len) * setting.n > setting.num_slots:
         raise ValueError(f"{setting.n} regions for {setting.max_model_len} tokens do not fit {setting.num_slots} slots")
     demand, server = Demand(setting.n, setting.max_model_len), ContiguousServer(setting.num_slots)
@@ -151,7 +159,7 @@ def serve_contiguous(jobs: list[Job], setting: Setting) -> Iterator[tuple[Contig
 
 
 def _grown(running: dict[int, tuple[Job, int]], server: ContiguousServer) -> Iterator[tuple[int, tuple[Job, int]]]:
-    """Everybody has a token more, or leaves."""
+    """Each request after one more token; completed ones free their regions."""
     for index, (job, held) in running.items():
         if held < job.final_length:
             yield index, (job, held + 1)

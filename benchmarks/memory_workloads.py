@@ -1,4 +1,8 @@
-"""What the memory benchmark serves, and its figures: constant lengths, with the closed form, and lengths like the paper's."""
+"""Workloads and figures of the memory benchmark: constant lengths with the closed form, and lengths like the paper's.
+
+The paper is "Efficient Memory Management for Large Language Model Serving with PagedAttention" (Kwon et al.
+2023).
+"""
 
 import math
 import random
@@ -12,19 +16,20 @@ from block_manager.contiguous import ContiguousMemory, shares
 from block_manager.memory_report import PagedMemory
 
 BLOCK_SIZE = 16
-# The paper's OPT-13B on a device of 40 GB: 12 GB of KV cache hold about 16,000 tokens; the model takes 2,048 of a request.
+# The paper's OPT-13B on a device of 40 GB: 12 GB of KV cache hold about 16,000 tokens; the model takes 2,048
+# per request.
 NUM_BLOCKS, MAX_MODEL_LEN = 1_000, 2_048
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Log-normal lengths of a mean in tokens, all different: taken at equal steps of probability, so that few stand for many."""
+    """Log-normal lengths with a mean in tokens, taken at equal steps of probability, so that few represent many."""
 
     mean: float
     sigma: float = 0.83
 
     def spread(self, count: int) -> list[int]:
-        """`count` lengths, shortest first, at least 1 and at most half of what the model takes."""
+        """`count` lengths, shortest first, at least 1 and at most half of the model's limit."""
         logarithm = NormalDist(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
         lengths = [round(math.exp(logarithm.inv_cdf((i + 0.5) / count))) for i in range(count)]
         return [max(1, min(length, MAX_MODEL_LEN // 2 - 1)) for length in lengths]
@@ -32,7 +37,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths, and one arrival per `steps_between` steps on average (Poisson). `paper`: the range claimed there (R14)."""
+    """Lengths, and one arrival per `steps_between` steps on average (Poisson).
+
+    `paper`: the range of savings that it reports.
+    """
 
     name: str
     kind: Kind
@@ -42,7 +50,7 @@ class Workload:
     paper: tuple[float, float]
 
     def jobs(self, num_requests: int, seed: int) -> list[Job]:
-        """In order of arrival; equal seeds give equal jobs."""
+        """Jobs in order of arrival; equal seeds give equal jobs."""
         rng, at, jobs = random.Random(f"{self.name} {seed}"), 0.0, []
         prompts, outputs = (lengths.spread(num_requests) for lengths in (self.prompt, self.output))
         rng.shuffle(prompts)
@@ -65,14 +73,17 @@ WORKLOADS = (
 
 
 def closed_form(prompt: int, outputs: int, block_size: int, n: int) -> float:
-    """R209: 1 - sum over t = 1..O of (floor(P/b) + n (L_t - floor(P/b))) / sum of n L_t, with L_t = ceil((P + t) / b)."""
+    """1 - sum over t = 1..O of (floor(P/b) + n (L_t - floor(P/b))) / sum of n L_t, with L_t = ceil((P + t) / b).
+
+    The share of blocks that sharing saves; P, O, b: prompt, outputs, block_size.
+    """
     shared = prompt // block_size
     lengths = [-(-(prompt + t) // block_size) for t in range(1, outputs + 1)]
     return 1 - sum(shared + n * (length - shared) for length in lengths) / sum(n * length for length in lengths)
 
 
 def total_of_decodes(moments: Iterable[Moment]) -> PagedMemory:
-    """Sum over the decode steps; steps that compute a prompt are left out (R209)."""
+    """Sum over the decode steps; steps that compute a prompt are left out."""
     memories = [moment.memory for moment in moments if moment.is_decode]
     total = memories[0]
     for memory in memories[1:]:
@@ -81,7 +92,7 @@ def total_of_decodes(moments: Iterable[Moment]) -> PagedMemory:
 
 
 def constant(prompt: int, outputs: int, block_size: int, n: int) -> dict[str, Any]:
-    """One request of constant lengths, alone, as the scheduler core serves it: its figures beside the closed form."""
+    """Figures of one request of constant lengths, served alone by the scheduler core, with the closed form."""
     num_blocks = n * -(-(prompt + outputs) // block_size)
     # A fiftieth more, for the watermark of v0.
     setting = Setting(Kind.SAMPLING, n, block_size, num_blocks + num_blocks // 50 + 1, prompt + outputs + 1)
@@ -98,12 +109,12 @@ def constant(prompt: int, outputs: int, block_size: int, n: int) -> dict[str, An
 
 
 def setting_of(workload: Workload, n: int, seed: int) -> Setting:
-    """The paper's memory; more where `n` regions of a contiguous memory would not fit it."""
+    """The paper's memory; larger if `n` regions of a contiguous memory would not fit it."""
     return Setting(workload.kind, n, BLOCK_SIZE, max(NUM_BLOCKS, n * MAX_MODEL_LEN // BLOCK_SIZE), MAX_MODEL_LEN, seed)
 
 
 def figures(workload: Workload, n: int, num_requests: int, seed: int) -> dict[str, Any]:
-    """One workload with `n` samples or beams each, with paging and without."""
+    """Figures of one workload with `n` samples or beams each, with paging and without."""
     jobs, setting = workload.jobs(num_requests, seed), setting_of(workload, n, seed)
     moments = list(serve_paged(jobs, setting))
     total = total_of_decodes(moments)
@@ -123,7 +134,7 @@ def figures(workload: Workload, n: int, num_requests: int, seed: int) -> dict[st
 
 
 def mean_shares(memories: Iterable[ContiguousMemory]) -> dict[str, float]:
-    """Shares of all slots taken or lost, summed over the steps; they add up to 1."""
+    """Shares of all slots used or lost, summed over the steps; they add up to 1."""
     used = reserved = internal = external = 0
     for memory in memories:
         used += memory.used
@@ -134,6 +145,6 @@ def mean_shares(memories: Iterable[ContiguousMemory]) -> dict[str, float]:
 
 
 def all_figures(counts: Iterable[int], num_requests: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Every workload with every number of samples or beams above 1."""
+    """Figures of every workload with every number of samples or beams above 1."""
     wanted = [n for n in counts if n > 1]
     return (figures(workload, n, num_requests, seed) for workload in WORKLOADS for n in wanted)

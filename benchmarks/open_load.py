@@ -1,6 +1,6 @@
-"""Requests that come when they come, whatever became of those before: what each got, and when. And the figures of many.
+"""Open-loop client: sends requests at their times regardless of earlier ones, and records their results.
 
-Lives here: the client of the overload and tenants benchmarks, in one process, on one connection for every 500 calls at once.
+Used by the overload and tenants benchmarks, in one process with four connections.
 """
 
 import asyncio
@@ -23,9 +23,10 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Calls of one tenant. `rate`: of a Poisson process, per second; 0 = `num_clients` that each send the next when one is over.
+    """Calls of one tenant.
 
-    `key`: API key, empty = none. `prompt`, `output`: tokens.
+    `rate`: of a Poisson process, per second; 0 = `num_clients` clients that each send the next call when one
+    ends. `key`: API key, empty = none. `prompt`, `output`: tokens.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Flow:
 
 @dataclass(slots=True)
 class Sent:
-    """One call. Seconds since its run began; `first_s` None: it had no token. `end`: "ended", or status and reason."""
+    """One call. Times in seconds since the run began; `first_s` None: no token. `end`: "ended", or status and reason."""
 
     flow: str
     at_s: float
@@ -49,13 +50,13 @@ class Sent:
 
     @property
     def ttft_s(self) -> float:
-        """Time to its first token; it must have one."""
+        """Time to first token; there must be one."""
         assert self.first_s is not None
         return self.first_s - self.at_s
 
 
 class OpenLoad:
-    """Owner of one run's calls."""
+    """The calls of one run."""
 
     def __init__(self, address: str, seed: int) -> None:
         own = [("grpc.use_local_subchannel_pool", 1)]
@@ -67,7 +68,7 @@ class OpenLoad:
         self.sent: list[Sent] = []
 
     async def run(self, flows: Sequence[Flow], seconds: float) -> list[Sent]:
-        """All calls of that time, once the last of them is over."""
+        """Make all calls of this time. Returns them after the last has ended."""
         self._began = time.perf_counter()
         sources = [self._poisson(flow, seconds) for flow in flows if flow.rate]
         sources += [self._closed(flow, seconds) for flow in flows for _ in range(flow.num_clients)]
@@ -118,7 +119,7 @@ def _request(flow: Flow, number: int) -> inference_pb2.GenerateRequest:
 
 
 def figures(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
-    """Of calls that began after the first tenth of `seconds`: how they ended; first tokens; refusals."""
+    """Figures of the calls that began after the first tenth of `seconds`: ends, first tokens, refusals."""
     counted = [call for call in sent if call.at_s >= 0.1 * seconds]
     served = [call for call in counted if call.end == "ended"]
     refused = [call for call in counted if call.end.startswith("RESOURCE_EXHAUSTED")]
@@ -134,7 +135,7 @@ def figures(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, p99 and largest; nothing for nothing."""
+    """Median, p99 and maximum; empty without values."""
     if not values:
         return {}
     p50, p99 = np.percentile(values, [50, 99])

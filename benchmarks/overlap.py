@@ -1,9 +1,9 @@
-"""How long the worker idles between steps, with the next step planned ahead (overlap) and without.
+"""Measures how long the worker idles between steps, with the next step planned ahead (overlap) and without.
 
     python -m benchmarks.overlap --save --plot benchmarks/results/overlap.png    # all, under four minutes
     python -m benchmarks.overlap --pairs 1 --seconds 1 --workers 10ms,tiny       # a look
 
-Lives here: the command line and its table. Processes and figures of a run: benchmarks.overlap_stack.
+This module holds the command line and its table. Processes and figures of a run: benchmarks.overlap_stack.
 """
 
 import statistics
@@ -73,7 +73,7 @@ def measure(names: list[str], pairs: int, seconds: float, num_seqs: int) -> Runs
 def _runs(
     name: str, folder: Path, pairs: int, seconds: float, num_seqs: int, tick: Callable[[], None]
 ) -> dict[str, list[Run]]:
-    """On, off, on, off, with a short one of each first that does not count."""
+    """Run with and without overlap in turn, each after a short run that does not count."""
     options = _worker_options(name, folder)
     num_steps = max(_LEAST_STEPS, int(seconds / _STEP_S[name]))
     with ExitStack() as exits:
@@ -103,7 +103,7 @@ def _worker_options(name: str, folder: Path) -> list[str]:
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:
-    """Medians over runs, with the least and the most."""
+    """Medians over runs, with minimum and maximum."""
     columns = {
         "step_ms": [run.step_ms for run in runs],
         "gap_us": [run.gap_us for run in runs],

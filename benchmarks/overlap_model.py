@@ -1,8 +1,9 @@
-"""A checkpoint of 79 million random weights in bfloat16, with the tokenizer of another: for steps longer than those of models/tiny.
+"""Writes a checkpoint of 79 million random bfloat16 weights, for steps longer than those of models/tiny.
 
     python -m benchmarks.overlap_model models/tiny FOLDER
 
-Lives here: the process that writes it, so that nobody else needs torch.
+The tokenizer is that of the given checkpoint. A process of its own, so that the benchmark itself does not
+need torch.
 """
 
 import json

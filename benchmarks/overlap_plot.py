@@ -1,4 +1,4 @@
-"""The picture of overlap: what a worker does over a few steps, with it in one lane, without in the other; a row for each worker."""
+"""Plot of overlap: a worker's activity over a few steps, one lane with overlap and one without; a row per worker."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def draw(runs: Mapping[str, Mapping[str, Run]], path: Path) -> None:
 
 
 def _lane(axis: Any, y: int, run: Run) -> None:
-    """Steps from the middle of the run, the first from 0 on."""
+    """Draw steps from the middle of the run, the first starting at 0."""
     middle = max(0, (len(run.steps) - _NUM_STEPS) // 2)
     steps = (run.steps[middle : middle + _NUM_STEPS + 1] - run.steps[middle, 0]) / 1e6
     bars = [(began, ended - began) for began, ended in steps]

@@ -1,6 +1,6 @@
-"""Gateway, scheduler and a worker with a log, as three processes; and what one run of sequences left in the log.
+"""Gateway, scheduler and a logging worker as three processes, and the figures of a run from the worker's log.
 
-Lives here: starting, stopping, and the figures of a run. The worker: benchmarks.overlap_worker.
+This module starts and stops them and computes the figures. The worker: benchmarks.overlap_worker.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from svc_common import health_probe
 
 _START_S = 60.0
 _SETTLING = 0.1
-"""Share of the steps at both ends that do not count."""
+"""Share of the steps at both ends that does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run's steps in which all sequences decoded. `steps`: int64 [n, 2], began and ended, ns; n at least 2."""
+    """The steps of one run in which all sequences decoded. `steps`: int64 [n, 2], begin and end, ns; n at least 2."""
 
     steps: NDArray[np.int64]
 
@@ -41,17 +41,17 @@ class Run:
 
     @property
     def gap_us(self) -> float:
-        """Median time between a step's end and the next one's begin."""
+        """Median time between the end of a step and the begin of the next one."""
         return float(np.median(self._gaps)) / 1e3
 
     @property
     def share(self) -> float:
-        """All gaps / all steps between them."""
+        """Sum of gaps / sum of the steps between them."""
         return float(self._gaps.sum() / (self.steps[:-1, 1] - self.steps[:-1, 0]).sum())
 
     @property
     def steps_per_s(self) -> float:
-        """From the first begin to the last."""
+        """Steps per second from the first begin to the last."""
         return float((len(self.steps) - 1) / (self.steps[-1, 0] - self.steps[0, 0]) * 1e9)
 
     @property
@@ -60,7 +60,10 @@ class Run:
 
 
 def steady(log: NDArray[np.int64], num_seqs: int) -> Run:
-    """The longest run of steps with one token for each sequence, less a tenth at both ends. RuntimeError where they are too few."""
+    """The longest run of steps with one token per sequence, less a tenth at both ends.
+
+    Raises RuntimeError if there are too few.
+    """
     full = np.flatnonzero(log[:, 2] == num_seqs)
     pieces = np.split(full, np.flatnonzero(np.diff(full) != 1) + 1)
     longest = max(pieces, key=len)
@@ -99,7 +102,7 @@ class TimedStack:
         self._exits.close()
 
     def run(self, num_seqs: int, num_steps: int) -> Run:
-        """So many sequences at once, through the gateway, of so many tokens each."""
+        """Run `num_seqs` sequences at once through the gateway, of `num_steps` tokens each."""
         arrivals = Arrivals(num_seqs, num_steps)
         asyncio.run(through_gateway(self._address, arrivals))
         log = read_log(self._log, self._num_read)
@@ -108,7 +111,7 @@ class TimedStack:
 
 
 class _Worker:
-    """The worker's process; `address` once it listens."""
+    """The worker's process; `address` is set once it listens."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "benchmarks.overlap_worker", *arguments]
@@ -148,7 +151,7 @@ def _service(stack: ExitStack, name: str, *arguments: str) -> ServiceProcess:
 
 
 def until_serving(address: str) -> None:
-    """Waits until the service there says so. RuntimeError after a minute or so."""
+    """Wait until the service reports SERVING. Raises RuntimeError after a minute."""
     deadline = time.monotonic() + _START_S
     while (status := health_probe.probe(address)) != "SERVING":
         if time.monotonic() > deadline:

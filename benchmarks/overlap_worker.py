@@ -1,9 +1,9 @@
-"""A worker that writes down when each of its steps began and ended: the real one, with two clock readings around each.
+"""A worker that logs the begin and end of each step: the real one, with two clock readings around each step.
 
     python -m benchmarks.overlap_worker LOG --model models/tiny
     python -m benchmarks.overlap_worker LOG --step-s 0.01          # the simulated one, steps of 10 ms
 
-Lives here: the process, and the form of its log. It ends when its standard input closes.
+This module holds the process and its log format. It ends when its standard input closes.
 """
 
 import struct
@@ -29,14 +29,14 @@ _CACHE_BYTES = 2**28
 
 
 def read_log(path: Path, start: int) -> NDArray[np.int64]:
-    """Of steps from the `start`-th on: int64 [steps, 3]: began, ended (ns, monotonic), tokens computed."""
+    """Steps from the `start`-th on: int64 [steps, 3]: begin, end (ns, monotonic), tokens computed."""
     data = path.read_bytes()[start * _RECORD.size :]
     return np.frombuffer(data[: len(data) // _RECORD.size * _RECORD.size], "<i8").reshape(-1, 3)
 
 
 @dataclass(slots=True)
 class _TimedStep:
-    """A step that becomes a record of `log` when it is finished."""
+    """A step that is written to `log` when it finishes."""
 
     pending: Pending
     began_ns: int
@@ -56,7 +56,7 @@ class _TimedStep:
 
 
 def timed(engine: Engine, log: BinaryIO) -> Engine:
-    """The same engine; each step, from its launch until it is finished, becomes a record of `log`, which must be unbuffered."""
+    """Make the engine write each step, from launch to finish, to `log`, which must be unbuffered."""
     launch = engine.launch
 
     def timed_launch(outputs: worker_pb2.SchedulerOutputs) -> Pending:
@@ -85,7 +85,7 @@ def main(
 
 
 def _simulated(step_s: float) -> tuple[ShellSettings, Callable[[], Engine]]:
-    """Steps as long as asked, whatever is in them."""
+    """Steps of the given length, whatever they contain."""
     settings = SimulatedWorkerSettings.of(
         port=0, step_base_s=step_s, prefill_token_s=0.0, decode_row_s=0.0, context_token_s=0.0
     )

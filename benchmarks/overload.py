@@ -1,9 +1,10 @@
-"""What five times as many requests as can be served do to those that are (F8 of operations.md 4.4).
+"""Measures how five times the servable number of requests affects those that are served.
 
     python -m benchmarks.overload --save            # about two minutes
     python -m benchmarks.overload --seconds 5       # a look
 
-Lives here: the runs and their table. The client: benchmarks.open_load; the services: benchmarks.service.
+This module holds the runs and their table. The client: benchmarks.open_load; the services:
+benchmarks.service.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ def main(
 
 
 def measure(seconds: float, max_num_seqs: int, max_waiting_s: float, seed: int) -> dict[str, Any]:
-    """Capacity, then each load on the same stack."""
+    """Measure the capacity, then each load on the same stack."""
     scheduler = {"max_num_seqs": max_num_seqs, "max_waiting_s": max_waiting_s}
     with Stack(_WORKER, scheduler) as stack:
         full = Flow("capacity", 0.0, num_clients=max_num_seqs + max(1, max_num_seqs // 4))

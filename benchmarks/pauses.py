@@ -1,9 +1,9 @@
-"""How long streams pause when a service is killed or stopped under them, and how soon a stopped one is noticed.
+"""Measures how long streams pause when a service is killed or stopped, and how soon a stopped one is noticed.
 
     python -m benchmarks.pauses --kills 30 --save      # about 25 minutes
     python -m benchmarks.pauses --kills 3 --json       # a look
 
-Lives here: the harms, the streams they befall, and the table. Services are started again as `quire up` does.
+This module holds the faults, the streams and the table. Services are restarted as `quire up` does.
 """
 
 import json
@@ -57,7 +57,7 @@ Goals: pause after a scheduler's kill 3 s p50 and 5 s p99, after a stopped worke
 
 @dataclass(slots=True)
 class Stream:
-    """Tokens of one client that always reads: when the last came, and the gaps between them since `watch`."""
+    """Token times of one client that always reads: the last token, and the gaps since `watch`."""
 
     last_s: float = 0.0
     longest_gap_s: float = 0.0
@@ -65,7 +65,7 @@ class Stream:
     is_over: bool = False
 
     def read(self, address: str, seed: int) -> None:
-        """Request after request, until `is_over`."""
+        """Send request after request until `is_over`."""
         params = SamplingParams(temperature=0.8, seed=seed, max_tokens=_NUM_TOKENS, ignore_eos=True)
         with Client(address) as client:
             while not self.is_over:
@@ -80,26 +80,26 @@ class Stream:
         self.last_s = now_s
 
     def watch(self, now_s: float) -> None:
-        """Gaps count from now on, the one under way as a whole."""
+        """Count gaps from now on; a gap in progress counts in full."""
         self.longest_gap_s, self.steady_since_s = 0.0, now_s
 
     def is_steady(self, now_s: float, rest_s: float) -> bool:
-        """Tokens have come for so long without a gap worth the name."""
+        """True if tokens have arrived for `rest_s` seconds without a notable gap."""
         return now_s - self.last_s < _STEADY_S and now_s - self.steady_since_s >= rest_s
 
 
 @dataclass(slots=True)
 class Figures:
-    """Seconds by what they are of."""
+    """Measured seconds by name."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, name: str, values: Sequence[float]) -> None:
-        """Some more."""
+        """Add values."""
         self.seconds.setdefault(name, []).extend(values)
 
     def as_json(self) -> dict[str, dict[str, float]]:
-        """Number, median, p99 and longest of each."""
+        """Count, median, p99 and maximum of each name."""
         found = {}
         for name, values in self.seconds.items():
             p50, p99 = np.percentile(values, [50, 99])
@@ -109,7 +109,7 @@ class Figures:
 
 
 class Harms:
-    """Harm done to a running stack whose streams are read, and how long they pause."""
+    """Injects faults into a running stack and measures the pauses of its streams."""
 
     def __init__(self, stack: LocalStack, streams: Sequence[Stream], seed: int, rest_s: float) -> None:
         self._stack = stack
@@ -119,11 +119,11 @@ class Harms:
         self.figures = Figures()
 
     def kill(self, name: str) -> None:
-        """SIGKILL; the service is started again."""
+        """Send SIGKILL; the service is restarted."""
         self._befall(name, f"{name} killed: pause", signal.SIGKILL)
 
     def stop(self, name: str, watched: str) -> None:
-        """SIGSTOP until the service at `watched` says that it cannot serve."""
+        """Send SIGSTOP until the service at `watched` reports that it cannot serve."""
 
         def until_noticed(pid: int, since_s: float) -> None:
             try:
@@ -151,7 +151,7 @@ class Harms:
         self.figures.add(figure, [stream.longest_gap_s for stream in self._streams])
 
     def rest(self) -> None:
-        """Until all streams have tokens as ever, for a while."""
+        """Wait until all streams have been steady for a while."""
         self._until(lambda: all(stream.is_steady(time.monotonic(), self._rest_s) for stream in self._streams))
 
     def _until(self, condition: Callable[[], bool]) -> None:
@@ -163,7 +163,7 @@ class Harms:
 
 
 def measure(kills: int, seed: int, rest_s: float, *, simulated: bool, model: Path | None = None) -> dict[str, Any]:
-    """Each harm so many times, all on one stack."""
+    """Inject each fault `kills` times, all on one stack."""
     rules = replace(RestartRules(), max_deaths=1_000_000)
     with LocalStack(model=model, simulated=simulated, restart=rules) as stack, _revived(stack), _read(stack) as streams:
         harms = Harms(stack, streams, seed, rest_s)
@@ -178,7 +178,7 @@ def measure(kills: int, seed: int, rest_s: float, *, simulated: bool, model: Pat
 
 @contextmanager
 def _revived(stack: LocalStack) -> Iterator[None]:
-    """What dies meanwhile is started again, as often as `quire up` looks."""
+    """Restart dead services inside the context, polling as often as `quire up` does."""
     stop = threading.Event()
 
     def revive() -> None:
@@ -196,7 +196,7 @@ def _revived(stack: LocalStack) -> Iterator[None]:
 
 @contextmanager
 def _read(stack: LocalStack) -> Iterator[list[Stream]]:
-    """Streams that are read meanwhile."""
+    """Streams that are read inside the context."""
     streams = [Stream(last_s=time.monotonic()) for _ in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS, thread_name_prefix="stream") as threads:
         reading: list[Future[None]] = [

@@ -1,13 +1,14 @@
-"""Policies compared in modelled time on four workloads: latencies, lost work, throughput (issue 4; `scheduler_svc.simulation`).
+"""Compares scheduling policies in modelled time on four workloads: latencies, lost work, throughput.
 
     python -m benchmarks.policies                                  # all four workloads, a table each
     python -m benchmarks.policies --json --workload chat --policies vllm-v1,quire
     python -m benchmarks.policies --record recorded                # the workloads under vllm-v1, as recordings
     python -m benchmarks.policies --from recorded --check          # the tables from them; status 1 where quire is not good enough
 
-Real core and ledger, modelled worker and clock: the same seed gives the same figures on any machine. Lives here: the command line.
-Runs: benchmarks.policies_runs. Recordings: benchmarks.policies_recordings. Tables: benchmarks.policies_tables. What must hold:
-benchmarks.policies_bars. The plot: benchmarks.policies_plot. Workloads: scheduler_svc.simulation.workloads.
+Real core and ledger, modelled worker and clock (`scheduler_svc.simulation`): the same seed gives the same
+figures on any machine. This module holds the command line. Runs: benchmarks.policies_runs. Recordings:
+benchmarks.policies_recordings. Tables: benchmarks.policies_tables. What must hold: benchmarks.policies_bars.
+The plot: benchmarks.policies_plot. Workloads: scheduler_svc.simulation.workloads.
 """
 
 import json
@@ -93,7 +94,7 @@ def _tell(
     save: bool,
     plot: Path | None,
 ) -> None:
-    """All that comes out."""
+    """Write all outputs."""
     result = policies_tables.content(compared, seed, failures)
     if save:
         report.save("policies", {"benchmark": "policies", **result})
@@ -107,14 +108,14 @@ def _tell(
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Of generated workloads; `num_requests` 0: as many as the figures need."""
+    """Size of generated workloads; `num_requests` 0: as many as the figures need."""
 
     seed: int
     num_requests: int
 
 
 def _record(folder: Path, policy: str, kinds: list[str], size: _Size) -> None:
-    """One file per workload, each told of on standard output when it is there."""
+    """Write one recording per workload, with a line on standard output for each."""
     _chosen(policy, presets.policy_names(), [])
     with command_line.progress("recording", len(kinds)) as tick:
         for kind in kinds:
@@ -126,7 +127,7 @@ def _record(folder: Path, policy: str, kinds: list[str], size: _Size) -> None:
 
 
 def _simulated(names: list[str], workload: str, size: _Size) -> dict[str, Comparison]:
-    """Each workload under each policy, with the cost model of the GPU."""
+    """Run each workload under each policy, with the cost model of the GPU."""
     kinds = _chosen(workload, list(WORKLOADS), list(WORKLOADS))
     found: dict[str, Comparison] = {}
     with command_line.progress("policies", len(names) * len(kinds)) as tick:
@@ -140,7 +141,7 @@ def _simulated(names: list[str], workload: str, size: _Size) -> dict[str, Compar
 
 
 def _predicted(folder: Path, names: list[str], workload: str) -> dict[str, Comparison]:
-    """What each policy would make of each recording, with the cost model that fits it."""
+    """Predict each policy's run of each recording, with the cost model fitted to it."""
     paths = policies_recordings.found(folder)
     kinds = _chosen(workload, list(paths), list(paths))
     with command_line.progress("policies", len(names) * len(kinds)) as tick:

@@ -1,4 +1,4 @@
-"""What the policy `quire` promises beside its teachers (issue 4), checked on the figures of a comparison."""
+"""What the policy `quire` promises against the other policies, checked on the figures of a comparison."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,15 +10,17 @@ MAX_LOST = 0.01
 
 
 def teachers_of(names: Iterable[str]) -> list[str]:
-    """Those that `quire` is held against."""
+    """Those of `names` that `quire` is compared with."""
     return [name for name in names if name in TEACHERS and name != OURS]
 
 
 def broken(of: Mapping[str, Figures]) -> list[str]:
-    """What does not hold on one workload, in words; `of`: figures by policy, `quire` and at least one teacher among them.
+    """Promises that do not hold on one workload, in words.
 
-    No teacher is better in TTFT p99, TPOT p99 and throughput at once; none loses fewer tokens, beyond 1 % of those computed; none
-    gets more requests done, without which the rest would say nothing.
+    `of`: figures by policy, with `quire` and at least one teacher.
+
+    No teacher may be better in TTFT p99, TPOT p99 and throughput at once; none may lose fewer tokens, beyond
+    1 % of those computed; none may complete more requests, without which the rest would mean nothing.
     """
     ours, teachers = of[OURS], {name: of[name] for name in teachers_of(of)}
     found = [_beaten(name, theirs, ours) for name, theirs in teachers.items() if is_better(theirs, ours)]
@@ -35,7 +37,7 @@ def broken(of: Mapping[str, Figures]) -> list[str]:
 
 
 def is_better(a: Figures, b: Figures) -> bool:
-    """Better in all three at once."""
+    """True if `a` is better in all three at once."""
     return a.ttft_p99_s < b.ttft_p99_s and a.tpot_p99_s < b.tpot_p99_s and a.throughput > b.throughput
 
 

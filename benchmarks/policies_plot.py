@@ -1,4 +1,4 @@
-"""The picture of the policy comparison: shares of requests by latency, one row per workload."""
+"""Plot of the policy comparison: shares of requests by latency, one row per workload."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ _WINDOW_S = 5.0
 
 
 def draw(runs: dict[str, dict[str, History]], path: Path) -> None:
-    """TTFT and TPOT as cumulated shares of requests, running sequences over time, lost tokens as bars."""
+    """Draw TTFT and TPOT as cumulated shares of requests, throughput over time and lost tokens as bars."""
     # Optional backend: only plots need it.
     import matplotlib  # noqa: PLC0415
 

@@ -1,6 +1,7 @@
-"""The workloads of the policy comparison as recordings: written from virtual time, and what each policy would make of them.
+"""Workloads of the policy comparison as recordings: written in virtual time, and read to predict other policies.
 
-The files are those of `quire record`, so that `quire replay` reads them; and predictions work for any that it wrote.
+The files are those of `quire record`: `quire replay` reads them, and predictions work for any recording of
+its.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,9 +28,9 @@ _MAX_BYTES = 2**34
 
 
 def write(path: Path, policy: str, workload: Workload, load: Load) -> History:
-    """Serves the workload under that policy and writes the whole life down; the same workload gives the same bytes.
+    """Serve the workload under the policy and record the whole run; equal workloads give equal bytes.
 
-    Tokens stay as they are: nobody said them. The file begins when the first request has come.
+    Tokens are stored verbatim, since they are synthetic. The file begins after the first request has arrived.
     """
     tape = Tape(_SEGMENT_STEPS, _MAX_BYTES, verbatim=True)
     line = _Line()
@@ -52,7 +53,7 @@ def _save(path: Path, tape: Tape) -> None:
 
 
 class _Line:
-    """Makes the stream of a simulation; the simulation's clock is the recorder's, which is there before it."""
+    """Connects a simulation to the recorder, which is created before the simulation's clock and then uses it."""
 
     def __init__(self) -> None:
         self._events = EventQueue()
@@ -68,7 +69,7 @@ class _Line:
 
 
 class _Measured:
-    """Results say how long the worker took, as those of real workers do."""
+    """Adds the worker's duration to results, as real workers report it."""
 
     def __init__(self, scheduling: Scheduling) -> None:
         self._scheduling = scheduling
@@ -85,7 +86,7 @@ class _Measured:
 
 
 def found(folder: Path) -> dict[str, Path]:
-    """Recordings in a folder by workload: ours in their order, then others by name. ConfigError where there are none."""
+    """Recordings in a folder by workload: known ones in their order, then others by name. ConfigError if there are none."""
     paths = {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
     if not paths:
         raise ConfigError(f"{folder} holds no *{SUFFIX}; make some with --record {folder}", reason="NO_RECORDINGS")
@@ -93,7 +94,7 @@ def found(folder: Path) -> dict[str, Path]:
 
 
 def predict(path: Path, policies: Iterable[str], tick: Callable[[], None]) -> Comparison:
-    """What each policy would have made of a recording, by `what_if`; `tick` after each. ConfigError for a bad recording."""
+    """Predict each policy's run of a recording, by `what_if`; `tick` after each. Raises ConfigError for a bad recording."""
     segments = one_life(Recording(path).segments())
     whats = {}
     for policy in policies:
@@ -109,7 +110,7 @@ def _source(path: Path, segment: Segment, what: WhatIf) -> Source:
 
 
 def _load(segment: Segment, what: WhatIf) -> Load:
-    """As it was: requests per second from the first to the last."""
+    """The recorded load: requests per second from the first to the last."""
     times = [r.arrival_s for r in what.recorded.requests.values()]
     length_s = max(times) - min(times) if times else 0.0
     rate = (len(times) - 1) / length_s if length_s else 0.0

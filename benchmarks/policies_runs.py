@@ -1,4 +1,4 @@
-"""What is compared: how hard each workload drives the machine, and how one policy serves one workload in virtual time."""
+"""Load of each workload, and serving one workload with one policy in virtual time."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ BUDGET = 2_048
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How hard a workload drives the machine: close to all it can do, with too few blocks for all. `rate`: requests/s."""
+    """Load of a workload: close to the machine's capacity, with too few blocks for all requests. `rate`: requests/s."""
 
     rate: float
     num_gpu_blocks: int
@@ -35,7 +35,7 @@ LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What predictions rest on: a recording in `file` of life under `policy`, its own figures, and the cost model fitted to it."""
+    """Basis of predictions: a recording in `file` under `policy`, its own figures, and the cost model fitted to it."""
 
     file: str
     policy: str
@@ -52,30 +52,30 @@ class Comparison:
     source: Source | None = None
 
     def figures(self) -> dict[str, Figures]:
-        """The sums, by policy."""
+        """Figures by policy."""
         return {name: history.figures() for name, history in self.runs.items()}
 
 
 def make(kind: str, seed: int, num_requests: int = 0) -> tuple[Workload, Load]:
-    """A workload of `LOADS`; `num_requests` 0: as many as its figures need."""
+    """Make a workload of `LOADS`; `num_requests` 0: as many as its figures need."""
     load = replace(LOADS[kind], num_requests=num_requests or LOADS[kind].num_requests)
     return WORKLOADS[kind](seed, load.num_requests, load.rate), load
 
 
 def serve(policy: str, workload: Workload, load: Load) -> History:
-    """One policy serves one workload."""
+    """Serve one workload with one policy."""
     core = build(policy, load)
     core.observe_costs(GPU.costs)
     return simulate(core, workload).run()
 
 
 def simulate(core: Any, workload: Workload, **parts: Any) -> Simulation:
-    """A core, recorded or not, that is about to serve a workload. `parts`: of `Simulation`."""
+    """A simulation of a core, recorded or not, that will serve a workload. `parts`: of `Simulation`."""
     return Simulation(core, workload.arrivals(), workload.tokens(), GPU, seed=workload.seed, **parts)
 
 
 def build(policy: str, load: Load) -> Scheduler:
-    """The preset with the same limits as all others; a budget of whole prompts where it needs that."""
+    """Build the preset with the common limits, or with a budget of whole prompts if it needs that."""
     limits = CoreLimits(
         block_size=16,
         num_gpu_blocks=load.num_gpu_blocks,

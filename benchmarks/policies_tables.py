@@ -1,4 +1,4 @@
-"""The policy comparison for people and for programs."""
+"""The policy comparison as tables and as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,7 +15,7 @@ _COLUMNS = ("TTFT, s", "TPOT, ms", "tokens/s", "preempted", "lost tokens", "comp
 
 
 def content(compared: Mapping[str, Comparison], seed: int | None, failures: list[str] | None) -> dict[str, Any]:
-    """As JSON values. `seed`: None where recordings were made with it; `failures`: None where nothing was checked."""
+    """The comparison as JSON values. `seed`: None if read from recordings; `failures`: None if nothing was checked."""
     workloads = {kind: _content(comparison) for kind, comparison in compared.items()}
     checked = {} if failures is None else {"failures": failures}
     return {**({} if seed is None else {"seed": seed}), "workloads": workloads, **checked}
@@ -28,7 +28,7 @@ def _content(comparison: Comparison) -> dict[str, Any]:
 
 
 def show(compared: Mapping[str, Comparison], failures: list[str] | None, console: Console) -> None:
-    """A table per workload, what its times rest on, and what was checked."""
+    """Print a table per workload, the basis of its times, and the checks."""
     for kind, comparison in compared.items():
         load = comparison.load
         title = f"{kind}: {load.rate:.3g} requests/s, {load.num_gpu_blocks} blocks (times: p50 / p99)"
@@ -54,7 +54,7 @@ def _basis(source: Source) -> str:
 
 
 def _show_checked(compared: Mapping[str, Comparison], failures: list[str], console: Console) -> None:
-    """What does not hold, or that all does; and where `quire` is better in everything, or another policy is."""
+    """Print broken promises, or that all hold, and where `quire` or another policy is better in everything."""
     for failure in failures:
         console.print(f"FAILED {failure}", markup=False, soft_wrap=True)
     if not failures:

@@ -1,11 +1,12 @@
-"""Products with packed weights alone: bytes of weights and FLOPs per second by rows, and how weights are stored.
+"""Measures products with packed weights: bytes of weights and FLOPs per second, by number of rows and storage form.
 
     python -m benchmarks.products                                # a table for each shape
     python -m benchmarks.products --shapes 576x960 --rows 1,8    # columns behind the depth
     python -m benchmarks.products --json                         # one JSON object, nothing else
 
-Each call goes through more copies of the weights than caches hold, as a model's step goes through its layers: packed ones as one
-program, `F.linear` by one call each. In turn, the best of several rounds; beside them plain reads of memory in the same run.
+Each call goes through more copies of the weights than caches hold, as a model's step goes through its layers:
+packed ones as one program, `F.linear` by one call each. In turn, the best of several rounds; the same run
+also measures plain memory reads.
 """
 
 import json
@@ -40,14 +41,14 @@ FORMS: Mapping[str, tuple[torch.dtype, Stored]] = {
     "float32": (torch.float32, "plain"),
     "int8 of float32": (torch.float32, "int8"),
 }
-"""Dtype of the rows, and how weights are stored."""
+"""Dtype of the rows, and storage form of the weights."""
 TORCH = {"F.linear bf16": torch.bfloat16, "F.linear float32": torch.float32}
 
 Call = Callable[[], object]
 
 
 def shapes_of(text: str) -> list[tuple[int, int]]:
-    """(depth, columns) of "DEPTHxCOLUMNS,..."; a usage error for what is none."""
+    """(depth, columns) of "DEPTHxCOLUMNS,..."; usage error for other texts."""
     found = [_SHAPE.fullmatch(part.strip()) for part in text.split(",")]
     shapes = [(int(match[1]), int(match[2])) for match in found if match]
     if len(shapes) < len(found) or any(depth % 4 or not depth or not columns for depth, columns in shapes):
@@ -58,14 +59,14 @@ def shapes_of(text: str) -> list[tuple[int, int]]:
 
 
 def _batch(num_rows: int) -> AttentionBatch:
-    """Rows that belong to no sequence: products do not look."""
+    """Rows that belong to no sequence, which products ignore."""
     zeros, tables = torch.zeros(num_rows, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
     slots = torch.full((num_rows,), PADDING_SLOT, dtype=torch.int64)
     return AttentionBatch(zeros, zeros, slots, tables, np.array([0, 0], np.int32))
 
 
 class Weights:
-    """Weights of one shape in every form, enough copies of each."""
+    """Weights of one shape in every form, with enough copies of each."""
 
     def __init__(self, kernels: DecoderKernels, depth: int, columns: int, cold_bytes: int) -> None:
         self.depth, self.columns, self._kernels = depth, columns, kernels
@@ -76,7 +77,7 @@ class Weights:
         }
 
     def calls(self, num_rows: int) -> dict[str, tuple[Call, int, int]]:
-        """By name: a call that multiplies so many rows with all copies, the bytes of weights, how many copies there are."""
+        """By name: a call that multiplies `num_rows` rows with all copies, bytes of weights, number of copies."""
         found: dict[str, tuple[Call, int, int]] = {}
         for form, packed in self._packed.items():
             num_bytes = sum(each.num_bytes for each in packed)
@@ -113,7 +114,7 @@ def _each_linear(rows: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
 
 
 def fastest_s(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest of each, all called in turn."""
+    """Seconds of the fastest call of each, all called in turn."""
     times: dict[str, float] = {}
     for turn in range(rounds + 1):
         for name, call in calls.items():
@@ -128,7 +129,7 @@ def fastest_s(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
 
 
 def measure(weights: Weights, num_rows: int, rounds: int) -> list[dict[str, Any]]:
-    """All forms of a shape with so many rows, beside a plain read of as much memory."""
+    """All forms of a shape with `num_rows` rows, and a plain read of as much memory."""
     made = weights.calls(num_rows)
     numbers = torch.ones(max(num_bytes for _, num_bytes, _ in made.values()) // 4)
     calls = {name: call for name, (call, _, _) in made.items()}
@@ -144,7 +145,7 @@ def measure(weights: Weights, num_rows: int, rounds: int) -> list[dict[str, Any]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], depth: int, columns: int) -> Table:
-    """A line for each form, three figures for each number of rows."""
+    """A table with a line per form and three figures per number of rows."""
     counts = sorted({row["rows"] for row in rows})
     table = Table(title=f"{depth} x {columns}: GB/s of weights, GFLOP/s, microseconds", title_justify="left")
     table.add_column("form")

@@ -1,10 +1,11 @@
-"""What one core of a gateway relays to 256 streams (G1 of performance.md), beside bare grpc.aio writing as many messages.
+"""Measures what one gateway core relays to 256 streams, against bare grpc.aio writing as many messages.
 
     python -m benchmarks.relay --save      # about two minutes
     python -m benchmarks.relay --profile   # and where the time goes, by function
     python -m benchmarks.relay --steps 50 --repeats 1  # a look
 
-Lives here: the runs and their table. The scheduler and the clients: benchmarks.relay_ends; the bare server: benchmarks.relay_bare.
+This module holds the runs and their table. The scheduler and the clients: benchmarks.relay_ends; the bare
+server: benchmarks.relay_bare. docs/performance.md lists the goal as G1.
 """
 
 import asyncio
@@ -49,19 +50,19 @@ message out on all streams, in the same rhythm as single and of the size of that
 
 @dataclass(slots=True)
 class Readings:
-    """Owner of what was read of a process at the beginning and the end of the steps that count."""
+    """Readings of a process at the beginning and the end of the steps that count."""
 
     process: psutil.Process
     progress: Progress
     at: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     def take(self) -> None:
-        """Now."""
+        """Take a reading."""
         times, progress = self.process.cpu_times(), self.progress
         self.at.append((times.user + times.system, progress.num_tokens, progress.num_events, progress.num_bytes))
 
     def figures(self) -> dict[str, Any]:
-        """Between the two."""
+        """Figures between the two readings."""
         cpu_s, tokens, events, num_bytes = (end - begin for begin, end in zip(*self.at, strict=True))
         return {
             "cpu_s": round(cpu_s, 2),
@@ -97,7 +98,7 @@ def main(
 
 
 def measure(feeds: list[Feed], connections: int, repeats: int = 1) -> dict[str, Any]:
-    """Each feed through a gateway of its own, then the bare server; the medians of so many rounds of this."""
+    """Send each feed through a gateway of its own, then the bare server; medians of `repeats` rounds."""
     rounds = [_round(feeds, connections) for _ in range(repeats)]
     runs = {name: _median([runs[name] for runs in rounds]) for name in rounds[0]}
     bare = runs["bare"]["us_per_event"]
@@ -113,12 +114,12 @@ def _round(feeds: list[Feed], connections: int) -> dict[str, dict[str, Any]]:
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run in the middle, by what an event costs."""
+    """The run with the median cost per event."""
     return sorted(runs, key=lambda figures: float(figures["us_per_event"]))[len(runs) // 2]
 
 
 async def _through_gateway(feed: Feed, connections: int, python: list[str]) -> dict[str, Any]:
-    """A fresh gateway between this scheduler and these clients. `python`: options of its interpreter."""
+    """Run a fresh gateway between this scheduler and these clients. `python`: options of its interpreter."""
     progress = Progress()
     readings: list[Readings] = []
 
@@ -164,7 +165,7 @@ async def _through_bare(streams: int, steps: int, event_bytes: int, connections:
 
 @contextmanager
 def _started(command: list[str]) -> Iterator[tuple[int, str]]:
-    """A service as a process: its pid and HOST:PORT. RuntimeError where it ends before it listens."""
+    """Start a service process: its pid and HOST:PORT. Raises RuntimeError if it ends before it listens."""
     environment = child_environment(os.environ)
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, env=environment, text=True)
     try:
@@ -178,7 +179,7 @@ def _started(command: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _profiled(feed: Feed, connections: int) -> str:
-    """The functions that took longest themselves."""
+    """The functions with the largest own time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile"
         asyncio.run(_through_gateway(feed, connections, ["-m", "cProfile", "-o", str(path)]))

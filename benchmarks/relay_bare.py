@@ -1,8 +1,9 @@
-"""A relay that is grpc.aio and nothing else: what comes in on one stream goes out on all others. What no gateway can be below.
+"""A relay of plain grpc.aio, a lower bound for any gateway: one incoming stream is copied to all others.
 
     python -m benchmarks.relay_bare 256    # for so many readers; says where it listens
 
-With the options of the gateway's own server, and as it writes: one task for each stream, one message in flight.
+Uses the options of the gateway's own server and its way of writing: one task per stream, one message in
+flight.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ READ, FEED = f"/{SERVICE}/Read", f"/{SERVICE}/Feed"
 
 
 class BareRelay:
-    """Owner of one queue for each of the `num_readers` streams."""
+    """One queue per stream for `num_readers` streams."""
 
     def __init__(self, num_readers: int) -> None:
         self._num_readers = num_readers
@@ -28,7 +29,7 @@ class BareRelay:
         self._queues: list[asyncio.Queue[bytes]] = []
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `server.add_generic_rpc_handlers`."""
+        """The handler for `server.add_generic_rpc_handlers`."""
         methods = {
             "Read": grpc.unary_stream_rpc_method_handler(self.read),
             "Feed": grpc.stream_unary_rpc_method_handler(self.feed),
@@ -36,7 +37,7 @@ class BareRelay:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def read(self, raw: bytes, context: Any) -> None:
-        """Writes what is fed, until that is an empty message."""
+        """Write fed messages until an empty one."""
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._queues.append(queue)
         if len(self._queues) == self._num_readers:
@@ -45,7 +46,7 @@ class BareRelay:
             await context.write(message)
 
     async def feed(self, messages: Any, context: Any) -> bytes:
-        """Hands on what comes, once all are here to read it."""
+        """Forward messages once all readers are connected."""
         await self._all_here.wait()
         async for message in messages:
             for queue in self._queues:
@@ -56,7 +57,7 @@ class BareRelay:
 
 
 async def serve(num_readers: int) -> None:
-    """Until SIGTERM."""
+    """Serve until SIGTERM."""
     server = rpc.server(public=True)
     server.add_generic_rpc_handlers((BareRelay(num_readers).handler(),))
     port = rpc.bind(server, "127.0.0.1", 0, option="")

@@ -1,6 +1,7 @@
-"""What a relay stands between, in one process: a scheduler that sends what it is told to, and the clients that read it.
+"""Both ends of a relay in one process: a scripted scheduler, and the clients that read.
 
-The scheduler sends a step when the clients have the one before, or one so many steps ago: the gateway is never behind for long.
+The scheduler sends a step when the clients have received the previous one, or one several steps ago, so the
+gateway is never far behind.
 """
 
 import asyncio
@@ -19,13 +20,16 @@ from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.simulated import bundle
 
 LETTERS = range(ord("a"), ord("z") + 1)
-"""Token ids of the simulated model's tokenizer: one for each byte."""
+"""Token ids of the simulated model's tokenizer: one per byte."""
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """`steps` messages with `run` tokens for each of `streams`; of these `ahead` may be under way. Some do not count: `warm_up`."""
+    """`steps` messages with `run` tokens for each of `streams`; `ahead` of them may be in flight.
+
+    `warm_up` steps do not count.
+    """
 
     name: str
     streams: int
@@ -35,18 +39,18 @@ class Feed:
 
     @property
     def warm_up(self) -> int:
-        """Steps before those that count."""
+        """Number of steps before those that count."""
         return max(1, self.steps // 10)
 
     @property
     def tokens(self) -> int:
-        """Of each stream."""
+        """Tokens of each stream."""
         return self.steps * self.run
 
 
 @dataclass(slots=True)
 class Progress:
-    """Owner of what the clients have had so far. `num_bytes`: of their messages."""
+    """What the clients have received so far. `num_bytes`: of their messages."""
 
     num_tokens: int = 0
     num_events: int = 0
@@ -55,7 +59,7 @@ class Progress:
     _reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, num_tokens: int, num_bytes: int) -> None:
-        """One message."""
+        """Count one message."""
         self.num_tokens += num_tokens
         self.num_events += 1
         self.num_bytes += num_bytes
@@ -63,7 +67,7 @@ class Progress:
             self._reached.set()
 
     async def until(self, num_tokens: int) -> None:
-        """Until they have so many, together."""
+        """Wait until the clients together have `num_tokens`."""
         self._goal = num_tokens
         if self.num_tokens < num_tokens:
             self._reached.clear()
@@ -71,7 +75,7 @@ class Progress:
 
 
 class ScriptedScheduler(engine_pb2_grpc.EngineServiceServicer):
-    """EngineService for one gateway. `on_counted` is called when the steps begin that count, and when the last has come."""
+    """EngineService for one gateway. `on_counted` is called when counting starts and after the last token arrived."""
 
     def __init__(self, feed: Feed, progress: Progress, on_counted: Callable[[], None]) -> None:
         self._feed = feed
@@ -82,11 +86,11 @@ class ScriptedScheduler(engine_pb2_grpc.EngineServiceServicer):
         self._bundle, self._limits = bundle.build(SimulatedWorkerSettings())
 
     async def GetModelBundle(self, request: Any, context: Any) -> AsyncIterator[engine_pb2.GetModelBundleResponse]:
-        """Of the simulated model."""
+        """The bundle of the simulated model."""
         yield engine_pb2.GetModelBundleResponse(chunk=self._bundle)
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[engine_pb2.EngineMessage]:
-        """Takes all requests, then sends the steps."""
+        """Accept all requests, then send the steps."""
         reading = asyncio.create_task(self._read(request_iterator))
         try:
             state = engine_pb2.ServiceState(serving=True)
@@ -139,14 +143,14 @@ class ScriptedScheduler(engine_pb2_grpc.EngineServiceServicer):
 
 
 class Clients:
-    """Reads streams over some connections."""
+    """Reads streams over several connections."""
 
     def __init__(self, address: str, num_connections: int) -> None:
         own = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one address share a connection
         self._channels = [grpc.aio.insecure_channel(address, options=own) for _ in range(num_connections)]
 
     async def read_all(self, feed: Feed, progress: Progress) -> None:
-        """All streams to their ends. RuntimeError where tokens are missing."""
+        """Read all streams to their ends. Raises RuntimeError if tokens are missing."""
         try:
             await asyncio.gather(*(self._read(i, feed, progress) for i in range(feed.streams)))
         finally:
@@ -163,7 +167,7 @@ class Clients:
             raise RuntimeError(f"a stream ended after {num_tokens} of {feed.tokens} tokens")
 
     async def read_bytes(self, method: str, num: int, progress: Progress) -> None:
-        """So many streams of `method`, whose messages count as one token each."""
+        """Read `num` streams of `method`; each message counts as one token."""
 
         async def read(channel: grpc.aio.Channel) -> None:
             async for message in channel.unary_stream(method)(b"", timeout=TIMEOUT_S, wait_for_ready=True):
@@ -172,11 +176,11 @@ class Clients:
         await asyncio.gather(*(read(self._channels[i % len(self._channels)]) for i in range(num)))
 
     async def send_bytes(self, method: str, messages: AsyncIterator[bytes]) -> None:
-        """One stream to the server, until it ends it."""
+        """Send one stream until it ends."""
         await self._channels[0].stream_unary(method)(messages, timeout=TIMEOUT_S, wait_for_ready=True)
 
     async def close(self) -> None:
-        """Its connections."""
+        """Close the connections."""
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
 

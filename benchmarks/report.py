@@ -1,4 +1,4 @@
-"""Files in benchmarks/results/, with the machine, the versions and the commit behind their figures."""
+"""Files in benchmarks/results/, with the machine, versions and commit behind their figures."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def provenance() -> dict[str, Any]:
-    """Machine, versions and commit: without these a figure says nothing."""
+    """Machine, versions and commit, without which a figure means nothing."""
     return {**bench_provenance.provenance(), "commit": _commit()}
 
 
@@ -25,7 +25,7 @@ def _commit() -> str:
 
 
 def save(name: str, content: Mapping[str, Any], out: Path | None = None) -> Path:
-    """Writes `content` with its provenance as JSON; to benchmarks/results/NAME.json unless `out` says where."""
+    """Write `content` with its provenance as JSON, to benchmarks/results/NAME.json or to `out`."""
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**provenance(), **content}, indent=2) + "\n", encoding="utf-8")

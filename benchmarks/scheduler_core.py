@@ -1,10 +1,11 @@
-"""What the scheduler core costs: CPU time per step and per admission, bytes per step message, encoding and decoding.
+"""Measures the scheduler core: CPU time per step and admission, message bytes, encoding and decoding.
 
     python -m benchmarks.scheduler_core                              # a table, all sizes
     python -m benchmarks.scheduler_core --json                       # one JSON object, nothing else
     python -m benchmarks.scheduler_core --running 32,1024 --verify   # some sizes, checked against a brute-force model
 
-Lives here: the command line, the goals, tables. Runs: benchmarks.scheduler_runs; the model: benchmarks.scheduler_model.
+This module holds the command line, the goals and tables. Runs: benchmarks.scheduler_runs; the model:
+benchmarks.scheduler_model.
 """
 
 import json
@@ -56,7 +57,7 @@ def cases(sizes: list[int]) -> list[Case]:
 
 
 def measure(sizes: list[int], *, verify: bool, tick: Callable[[], None]) -> tuple[dict[str, Any], list[str]]:
-    """All figures, and what --verify found. `tick` is called after each of the cases and once more."""
+    """All figures, and the differences found by --verify. `tick` is called after each case and once more."""
     steady: Rows = []
     differences: list[str] = []
     for case in cases(sizes):
@@ -86,7 +87,7 @@ def _name(case: Case) -> str:
 
 
 def _goals(steady: Rows, admission: Rows, wire: dict[str, Any]) -> Rows:
-    """B1 to B5: the worst of the figures that each is about; None where none was measured."""
+    """Goals B1 to B5 of docs/performance.md: the worst figure of each; None if not measured."""
 
     def worst(running: int, *, caching: tuple[bool, ...]) -> float | None:
         decode = [row for row in steady if row["running"] == running and not row["churn"]]

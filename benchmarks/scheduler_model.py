@@ -1,7 +1,8 @@
-"""What a scheduler core must have done, by brute force: one plain object per sequence, no columns, no ledger, no shortcuts.
+"""A brute-force model of the scheduler core: one plain object per sequence, no columns, no ledger, no shortcuts.
 
-The model sees what goes in and out (requests, plans, results, outcomes) and looks into the core only at the end. It knows the
-runs of benchmarks.scheduler_runs: everybody fits, nobody is preempted, sequences end by max_tokens alone, prompts differ.
+The model sees inputs and outputs (requests, plans, results, outcomes) and inspects the core only at the end.
+It covers the runs of benchmarks.scheduler_runs: all sequences fit, none is preempted, all end by max_tokens,
+prompts differ.
 """
 
 import hashlib
@@ -18,7 +19,10 @@ _MOST_DIFFERENCES = 20
 
 @dataclass(slots=True)
 class Life:
-    """A sequence. `given`: tokens that results had for it; `told`: those that outcomes reported. `promised`: by plans under way."""
+    """A sequence.
+
+    `given`: tokens from results; `told`: tokens reported by outcomes; `promised`: tokens of plans in flight.
+    """
 
     request: Request
     index: int
@@ -38,18 +42,18 @@ class Life:
 
     @property
     def is_over(self) -> bool:
-        """It has all its tokens."""
+        """True if it has all its tokens."""
         return len(self.given) == self.max_tokens
 
     @property
     def is_wanted(self) -> bool:
-        """The next step computes something of it."""
+        """True if the next step computes something of it."""
         missing = self.max_tokens - len(self.given) - self.promised
         return missing > 0 and len(self.prompt) + len(self.given) + self.promised > self.num_computed
 
 
 class Model:
-    """Follows one core. Differences are kept as sentences, the first ones."""
+    """Follows one core. Keeps the first differences as sentences."""
 
     def __init__(self, block_size: int, *, caching: bool) -> None:
         self._block_size = block_size
@@ -59,13 +63,13 @@ class Model:
         self._differences: list[str] = []
 
     def added(self, request: Request) -> None:
-        """A request goes to the core."""
+        """Record a request added to the core."""
         for index in range(request.n):
             life = Life(request, index, list(request.prompt_token_ids), request.stop.max_tokens)
             self._lives[f"{request.request_id}/{index}"] = life
 
     def planned(self, plan: StepPlan, result: StepResult) -> None:
-        """A plan came out, and this is what its worker will answer."""
+        """Record a plan and the result that its worker will return."""
         wanted = {name for name, life in self._lives.items() if life.is_wanted}
         entries = plan.scheduled
         scheduled = {entry.name for entry in entries}
@@ -81,7 +85,7 @@ class Model:
         self.results[plan.step] = {**tokens, **dict(zip(steady, column, strict=True))}
 
     def updated(self, result: StepResult, outcome: StepOutcome) -> None:
-        """That result was applied."""
+        """Record an applied result and its outcome."""
         ends = []
         for name, token in self.results.pop(result.step).items():
             life = self._lives[name]
@@ -101,7 +105,7 @@ class Model:
             del self._lives[name]
 
     def differences_of(self, core: Scheduler) -> list[str]:
-        """All that was noted on the way, and what a look into the core shows now; nothing may be under way."""
+        """All differences noted so far and those that the core's state shows now. No plan may be in flight."""
         live = sorted({life.request.request_id for life in self._lives.values()})
         self._same("live requests", sorted(core.state.requests), live)
         for name, life in self._lives.items():
@@ -128,7 +132,7 @@ class Model:
         life.promised += 1
 
     def _num_shared(self, life: Life) -> int:
-        """Blocks of an older sample that a younger one uses; the last prompt token is always its own."""
+        """Blocks of an older sample that a younger one shares; the last prompt token is always its own."""
         return (len(life.prompt) - 1) // self._block_size if life.index else 0
 
     def _check_counters(self, name: str, life: Life, core: Scheduler) -> None:
@@ -142,7 +146,7 @@ class Model:
         self._same(f"{name}: placeholders", sequence.num_placeholders, life.promised)
 
     def _check_tables(self, core: Scheduler) -> None:
-        """Lengths, who shares what, reference counts, free blocks, prefixes."""
+        """Check lengths, shared blocks, reference counts, free blocks and prefixes."""
         tables = core.block_tables()
         self._same("sequences with blocks", sorted(tables), sorted(self._lives))
         owners: dict[str, list[tuple[Request, int]]] = {}
@@ -171,7 +175,10 @@ class Model:
             self._same(f"block {block}: references", pool.refs.get(block, 0), held[block])
 
     def _check_prefixes(self, core: Scheduler, tables: dict[str, list[str]]) -> None:
-        """Every full block is found by the hash of all tokens up to its end, or an equal one that was there before it is."""
+        """Check that every full block is found by its hash of all tokens up to its end.
+
+        An older block with equal content may be found instead.
+        """
         holders: dict[bytes, list[int]] = {}
         for name, life in self._lives.items():
             full = life.num_computed // self._block_size
@@ -185,7 +192,7 @@ class Model:
                 self._same(f"blocks {sorted(set(blocks))}: found by their hash", found, blocks[0])
 
     def _hashes(self, tokens: list[int], num_blocks: int) -> list[bytes]:
-        """SHA-256 of the one before and of the tokens as little-endian int32, from a first one that is the salt's."""
+        """SHA-256 chain: each over the previous hash and the tokens as little-endian int32, starting from the salt's."""
         digest = hashlib.sha256(b"quire block\x000:").digest()
         digests = []
         for start in range(0, num_blocks * self._block_size, self._block_size):

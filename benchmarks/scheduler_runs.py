@@ -1,6 +1,7 @@
-"""Runs the real scheduler core without services: full batches, arrivals, pipelines; times what is the core's alone.
+"""Runs the real scheduler core without services: full batches, arrivals, pipelines; times the core alone.
 
-Timed: `schedule` and `update`, as CPU time of the process. Not timed: `add`, making results, messages, the model of --verify.
+Timed: `schedule` and `update`, as CPU time of the process. Not timed: `add`, making results, messages, the
+model of --verify.
 """
 
 import gc
@@ -33,7 +34,10 @@ _SAMPLING = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to run. `running` sequences of requests of `n` samples; `churn`: share of them that ends and comes per step."""
+    """One configuration.
+
+    `running` sequences of requests of `n` samples; `churn`: share of them that ends and arrives per step.
+    """
 
     running: int
     caching: bool
@@ -43,26 +47,26 @@ class Case:
 
     @property
     def policy(self) -> str:
-        """The preset."""
+        """The preset's name."""
         return "vllm-v1-async" if self.asynchronous else "vllm-v1"
 
     @property
     def num_requests(self) -> int:
-        """In the full batch."""
+        """Requests in the full batch."""
         return max(1, self.running // self.n)
 
     @property
     def num_ends(self) -> int:
-        """Requests that end in each step, and come in the next; at least one."""
+        """Requests that end in each step and arrive in the next; at least one."""
         return max(1, round(self.num_requests * self.churn)) if self.churn else 0
 
     @property
     def num_timed_steps(self) -> int:
-        """A multiple of the block size: work that is done once per block is counted evenly."""
+        """A multiple of the block size, so that work done once per block is counted evenly."""
         return 64 if self.running >= 4096 else 128
 
     def limits(self, num_steps: int) -> CoreLimits:
-        """Room for all at once, so that nobody waits or is preempted."""
+        """Room for all sequences at once, so that none waits or is preempted."""
         most = self.running + 4 * self.num_ends * self.n + self.n
         blocks_each = -(-(_PROMPT + BLOCK + num_steps) // BLOCK) + 1
         return CoreLimits(
@@ -76,9 +80,11 @@ class Case:
 
 
 class Drive:
-    """One core in a full batch. `aligned`: all sequences fill their blocks in the same step, else 1/16 of them in each.
+    """One core with a full batch.
 
-    `model`: what must come out, where that is checked; `differences` of it.
+    `aligned`: all sequences fill their blocks in the same step, else 1/16 of them in each.
+
+    `model`: the expected behaviour, if it is checked; `finish` returns the differences.
     """
 
     def __init__(self, case: Case, *, verify: bool, aligned: bool = False) -> None:
@@ -95,12 +101,12 @@ class Drive:
         self._lifetime = case.num_requests // case.num_ends if case.churn else _FOREVER
 
     def fill(self) -> None:
-        """Adds the full batch. With churn, request i ends in step 2 + i // num_ends."""
+        """Add the full batch. With churn, request i ends in step 2 + i // num_ends."""
         for i in range(self.case.num_requests):
             self._add(2 + i // self.case.num_ends if self.case.churn else _FOREVER)
 
     def step(self) -> StepPlan:
-        """Arrivals, a plan, and the result that is due, if one is."""
+        """Add requests, plan a step, and apply the result that is due, if any."""
         while self._num_ended:
             self._num_ended -= 1
             self._add(self._lifetime)
@@ -116,7 +122,7 @@ class Drive:
         return plan
 
     def finish(self) -> list[str]:
-        """Awaits what is under way; how core and model differ."""
+        """Apply the results in flight. Returns the differences between core and model."""
         while self._under_way:
             self._update()
         return self.model.differences_of(self.core) if self.model is not None else []
@@ -131,7 +137,7 @@ class Drive:
         self.core.add(request)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        """One token for everyone who gets one: by name, and of steady rows as a column."""
+        """One token per sampling sequence: by name, and for fast decode rows as a column."""
         tokens = self._rng.integers(0, _VOCAB, len(plan.entries)).tolist()
         by_name = {entry.name: [token] for entry, token in zip(plan.entries, tokens, strict=True) if entry.samples}
         steady = 0 if plan.steady is None else len(plan.steady)
@@ -151,8 +157,9 @@ class Drive:
 class Steady:
     """Figures of a case. Times: us of CPU per step; bytes: of the message to the worker, per step.
 
-    `message_bytes`: the median step, in which nobody needs a block where nobody comes; `block_bytes`: the mean over 16 steps, in
-    which everybody gets one block. `mean_scheduled`: sequences in the timed plans.
+    `message_bytes`: the median step, in which no sequence needs a block unless requests arrive.
+    `block_bytes`: the mean over 16 steps, in which every sequence gets one block. `mean_scheduled`: sequences
+    in the timed plans.
     """
 
     step_us: float
@@ -166,7 +173,7 @@ class Steady:
 
 
 def steady(case: Case, *, verify: bool) -> Steady:
-    """Runs a case, first for its times, then for its messages."""
+    """Run a case, first for its times, then for its messages."""
     drive = Drive(case, verify=verify)
     drive.fill()
     for _ in range(WARM_STEPS):
@@ -191,7 +198,7 @@ def steady(case: Case, *, verify: bool) -> Steady:
 
 
 def message_sizes(case: Case) -> list[int]:
-    """Bytes of the messages of 16 steps in a row, in a run of its own where all cross into a new block in the same step."""
+    """Bytes of the messages of 16 consecutive steps, in a separate run with aligned block boundaries."""
     drive = Drive(case, verify=False, aligned=True)
     planner = RowPlanner(case.limits(0).max_num_seqs)
     drive.fill()
@@ -212,7 +219,7 @@ class Admissions:
 
 
 def admission(num_prompt_tokens: int, num_requests: int, *, verify: bool) -> dict[bool, Admissions]:
-    """Prompts one after the other beside nothing else, with prefix caching: first new (False), then known (True)."""
+    """Admit prompts one by one, alone, with prefix caching: first new (False), then cached (True)."""
     blocks = num_requests * (num_prompt_tokens // BLOCK + 1) + 1
     tokens = max(2048, num_prompt_tokens)
     limits = CoreLimits(BLOCK, blocks, max_model_len=tokens * 2, max_num_batched_tokens=tokens)
@@ -223,7 +230,7 @@ def admission(num_prompt_tokens: int, num_requests: int, *, verify: bool) -> dic
 
 
 def admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: bool) -> Admissions:
-    """`hit`: all these prompts were admitted before."""
+    """Admit each prompt and time it. `hit`: all these prompts were admitted before."""
     add_ns = plan_ns = 0
     differences: list[str] = []
     found = (len(prompts[0]) - 1) // BLOCK * BLOCK if hit else 0

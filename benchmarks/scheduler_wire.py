@@ -1,4 +1,4 @@
-"""What a step costs on its way to the worker when every row changes: columns to bytes, bytes to checked arrays."""
+"""Measures a step's wire cost when every row changes: columns to bytes, bytes to checked arrays."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ _LIMITS = Limits(vocab_size=32_000, max_model_len=4096, block_size=16, num_gpu_b
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Median us of CPU per message of `rows` changed rows; `message_bytes` of it."""
+    """Median us of CPU per message of `rows` changed rows; `message_bytes` is its size."""
 
     rows: int
     encode_us: float
@@ -28,7 +28,7 @@ class Wire:
 
 
 def wire(num_rows: int) -> Wire:
-    """Encodes as the scheduler does (columns, SerializeToString), decodes as the worker does (FromString, `read_step`)."""
+    """Encode as the scheduler does (columns, SerializeToString), decode as the worker does (FromString, `read_step`)."""
     rng = np.random.default_rng(num_rows)
     changes = Changes(
         rows=rng.permutation(num_rows).astype(np.int32),
@@ -61,7 +61,7 @@ def wire(num_rows: int) -> Wire:
 
 
 def encode(changes: Changes) -> bytes:
-    """A step in which those rows change."""
+    """Encode a step that changes these rows."""
     pack = wire_arrays.pack
     changed = worker_pb2.ChangedRows(
         rows=pack(changes.rows),
@@ -77,7 +77,7 @@ def encode(changes: Changes) -> bytes:
 
 
 def decode(data: bytes) -> Changes | None:
-    """The rows that change, every check done that needs no row state."""
+    """Decode the changed rows, with every check that needs no row state."""
     return read_step(worker_pb2.SchedulerOutputs.FromString(data), _LIMITS).changed
 
 

@@ -1,8 +1,8 @@
-"""One service with any of its settings, as a process of a benchmark: `quire serve` has options for some of them only.
+"""Runs one service with any of its settings as a benchmark process; `quire serve` has options for some of them only.
 
     python -m benchmarks.service scheduler '{"workers": ["127.0.0.1:50061"], "max_waiting_s": 0.5}'
 
-Says where it listens as `quire serve` does, and stops by SIGTERM. Also here: `Stack`, which starts three of them.
+Prints its address as `quire serve` does and stops on SIGTERM. `Stack` starts all three services.
 """
 
 import asyncio
@@ -35,7 +35,10 @@ _PORTS = {
 
 
 class Stack:
-    """Owner of the three processes. `worker`: settings of the simulated one; so with the others. `address`: the gateway's."""
+    """Owner of the three processes.
+
+    `worker`: settings of the simulated worker; likewise the others. `address`: the gateway's.
+    """
 
     def __init__(
         self, worker: dict[str, Any], scheduler: dict[str, Any], gateway: dict[str, Any] | None = None
@@ -57,7 +60,7 @@ class Stack:
         self._exits.close()
 
     def _start(self, started: ExitStack, name: str, peers: dict[str, Any]) -> str:
-        """HOST:PORT once it listens. RuntimeError where it ends before."""
+        """Start a service: HOST:PORT once it listens. Raises RuntimeError if it ends before."""
         settings = json.dumps(_PORTS[name] | self._settings[name] | peers)
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.service", name, settings],

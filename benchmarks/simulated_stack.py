@@ -1,10 +1,11 @@
-"""How fast the control path is: 256 sequences on the simulated worker at no cost, through real gRPC. Goal: 100 steps/s.
+"""Measures the control path: 256 sequences on a zero-cost simulated worker, through real gRPC. Goal: 100 steps/s.
 
     python -m benchmarks.simulated_stack
 
-Two figures. `scheduler`: this process attaches to the scheduler as a gateway would, so scheduler, worker and both internal
-streams are measured. `gateway`: 256 client streams through the public API as well; client and gateway share the machine, so
-that figure is a lower bound. Steps/s = tokens that arrived while all sequences ran / sequences / time.
+Two figures. `scheduler`: this process attaches to the scheduler as a gateway would, so scheduler, worker and
+both internal streams are measured. `gateway`: 256 client streams through the public API as well; client and
+gateway share the machine, so that figure is a lower bound. Steps/s = tokens that arrived while all sequences
+ran / sequences / time.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ MODEL_TOKENS = 64
 
 @dataclass(slots=True)
 class Arrivals:
-    """When how many tokens of which sequence arrived."""
+    """Arrival times of tokens by sequence."""
 
     num_seqs: int
     tokens_wanted: int
@@ -38,13 +39,13 @@ class Arrivals:
     counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, sequence: int, tokens: int) -> None:
-        """Takes `tokens` more of `sequence`, now."""
+        """Record `tokens` more of `sequence`, now."""
         self.counts[sequence] = self.counts.get(sequence, 0) + tokens
         self.events.append((time.perf_counter(), sequence, tokens))
 
     @property
     def done(self) -> bool:
-        """All tokens of all sequences arrived."""
+        """True if all tokens of all sequences have arrived."""
         return sum(self.counts.values()) >= self.num_seqs * self.tokens_wanted
 
     def steps_per_s(self) -> tuple[float, float]:
@@ -67,7 +68,7 @@ class Arrivals:
 
 
 async def through_scheduler(address: str, arrivals: Arrivals) -> None:
-    """One Attach stream with all requests, as a gateway holds it."""
+    """Send all requests on one Attach stream, as a gateway does."""
     async with rpc.channel(address) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)
         closed = asyncio.Event()
@@ -108,7 +109,7 @@ def _take(message: engine_pb2.EngineMessage, arrivals: Arrivals) -> None:
 
 
 async def through_gateway(address: str, arrivals: Arrivals) -> None:
-    """One GenerateStream call per sequence."""
+    """Make one GenerateStream call per sequence."""
     async with rpc.channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         await asyncio.gather(*(_one_stream(stub, index, arrivals) for index in range(arrivals.num_seqs)))
@@ -128,7 +129,7 @@ async def _one_stream(stub: inference_pb2_grpc.InferenceServiceStub, index: int,
 def measure(
     run: Callable[[Arrivals], Awaitable[None]], *, num_seqs: int, tokens: int, timeout_s: float
 ) -> dict[str, Any]:
-    """Steps/s of one way in."""
+    """Measure steps/s of one entry point."""
     arrivals = Arrivals(num_seqs, tokens)
 
     async def bounded() -> None:

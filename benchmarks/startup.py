@@ -1,9 +1,10 @@
-"""How soon it answers: `quire up` to the first token, ready times and memory of each service.
+"""Measures the start of `quire up`: time to the first token, ready times and memory of each service.
 
     python -m benchmarks.startup --model models/tiny --runs 3
 
-Goals: first token within 5 s; gateway and scheduler listening within 1.5 s, at most 150 MB each. All times count from the start
-of `quire up`, so they include its own start and those of the services side by side on the same cores.
+Goals: first token within 5 s; gateway and scheduler listening within 1.5 s, at most 150 MB each. All times
+count from the start of `quire up`, so they include its own start and those of the services side by side on
+the same cores.
 """
 
 import re
@@ -36,7 +37,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass(slots=True)
 class Start:
-    """One `quire up`, as its standard output told it. Times in seconds since the process was started."""
+    """One `quire up`, from its standard output. Times in seconds since the process was started."""
 
     listening_s: dict[str, float] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Start:
     address: str = ""
 
     def take(self, line: str, at_s: float) -> None:
-        """One line of standard output."""
+        """Parse one line of standard output."""
         if found := _SERVICE.match(line):
             self.listening_s[found["name"]] = at_s
             self.pids[found["name"]] = int(found["pid"])
@@ -54,7 +55,7 @@ class Start:
 
 @contextmanager
 def up(model: str, environ: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[tuple[Start, float]]:
-    """`quire up` once it is ready, and when it was started (`time.perf_counter`); stopped at the end."""
+    """`quire up` once it is ready, with its start time (`time.perf_counter`); stopped on exit."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     command = [sys.executable, "-m", "quire", "up", "--model", model, *ports]
     started = time.perf_counter()
@@ -74,7 +75,7 @@ def up(model: str, environ: dict[str, str] | None = None, cwd: Path | None = Non
 
 
 def run_once(model: str, environ: dict[str, str] | None = None) -> dict[str, float]:
-    """Starts, asks for one token, reads memory, stops."""
+    """Start, request one token, read memory, stop."""
     with up(model, environ) as (start, started):
         first_token(start.address)
         first_token_s = time.perf_counter() - started
@@ -93,7 +94,7 @@ def _watch(process: subprocess.Popen[str], started: float) -> Start:
 
 
 def first_token(address: str) -> None:
-    """Returns when a request has got one."""
+    """Return when a request has received a token."""
     request = inference_pb2.GenerateRequest(text="import ", stop=inference_pb2.StopConditions(max_tokens=8))
     with grpc.insecure_channel(address) as channel:
         for event in inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(request, timeout=60):

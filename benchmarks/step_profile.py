@@ -1,9 +1,9 @@
-"""Where a step's time goes in the whole stack: its parts in the worker, what is between steps, and who uses the processors.
+"""Measures where a step's time goes in the whole stack: parts in the worker, between steps, processor time by process.
 
     python -m benchmarks.step_profile --save --plot docs/pictures/step-profile.png     # a minute
     python -m benchmarks.step_profile --model bench-15m --requests 8 --output 32       # a look
 
-Lives here: the run through gRPC, figures from the step log and the processes, the picture.
+This module holds the run through gRPC, figures from the step log and the processes, and the plot.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ sees it. Processor time is of all threads of a process, shared out over the same
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A run: steps as `quire steps --json` has them, processor seconds by process, seconds in all."""
+    """A run: steps as in `quire steps --json`, processor seconds by process, total seconds."""
 
     steps: Sequence[Mapping[str, Any]]
     cpu_s: Mapping[str, float]
@@ -68,7 +68,7 @@ def main(
     lengths = Lengths(requests, fixed(prompt), fixed(output))
     with LocalStack(model=folder, worker_args=worker_args or ()) as stack:
         rounds = [drawn("W1", lengths, seed=seed, round_=i, vocab_size=shape[1].vocab_size) for i in range(2)]
-        courses = [_course(stack, workload) for workload in rounds]  # the first warms up
+        courses = [_course(stack, workload) for workload in rounds]  # the first is a warm-up
     found = figures(courses[-1], requests)
     if save:
         report.save("step-profile", {"benchmark": "step_profile", "model": model, "requests": requests, **found})
@@ -140,7 +140,7 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
 
 
 def draw(found: Mapping[str, Any], title: str, path: Path) -> None:
-    """Two stacked bars, each with its legend: a step's wall time by part, and processor time per step by process."""
+    """Draw two stacked bars with legends: a step's wall time by part, and processor time per step by process."""
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
     for axes, (name, what) in zip(figure.subplots(2, 1), _BARS.items(), strict=True):
         left = 0.0

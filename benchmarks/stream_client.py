@@ -1,9 +1,10 @@
-"""One client process of the streams benchmark: so many streams at once, some of which are not read.
+"""One client process of the streams benchmark: many streams at once, some of which are not read.
 
     python -m benchmarks.stream_client HOST:PORT --streams 5000 --slow 500 --tokens 16
 
-Tells on standard output, one JSON object a line: `opened` when all that read have their first token, `ended` with its figures when
-all are over. Slow streams read their first two events and then nothing until the others have ended.
+Writes one JSON object per line to standard output: `opened` when all read streams have their first token,
+`ended` with its figures when all are over. Slow streams read their first two events and then nothing until
+the others have ended.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _READ_BY_SLOW = 2
 
 @dataclass(slots=True)
 class Readings:
-    """Owner of what the streams of this process saw. Times: seconds on this process' clock."""
+    """What the streams of this process received. Times: seconds on this process's clock."""
 
     num_streams: int
     num_slow: int
@@ -43,18 +44,18 @@ class Readings:
 
     @property
     def num_fast(self) -> int:
-        """Streams that are read as they come."""
+        """Streams that are read without delay."""
         return self.num_streams - self.num_slow
 
     def begun(self, after_s: float) -> None:
-        """A stream that is read has its first token."""
+        """Record the first token of a stream that is read."""
         self.first.append(after_s)
         self.num_begun += 1
         if self.num_begun == self.num_fast:
             self.opened.set()
 
     def over(self, end: str, *, is_slow: bool) -> None:
-        """A stream has ended."""
+        """Record the end of a stream."""
         self.ends[("slow: " if is_slow else "") + end] += 1
         self.num_over += not is_slow
         if self.num_over == self.num_fast:
@@ -99,7 +100,7 @@ def _request(num_tokens: int) -> inference_pb2.GenerateRequest:
 
 
 async def run(address: str, seen: Readings) -> dict[str, Any]:
-    """All streams; what they saw."""
+    """Run all streams and return their figures."""
     began = time.perf_counter()
     num_channels = -(-seen.num_streams // STREAMS_PER_CHANNEL)
     own = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one address share a connection

@@ -1,9 +1,9 @@
-"""How many streams one gateway process holds, and what each of them costs it (F5, F16 of operations.md 4.4).
+"""Measures how many streams one gateway process holds, and the cost of each.
 
     python -m benchmarks.streams --save                      # 10,000 streams, 1,000 of them not read, about five minutes
     python -m benchmarks.streams --streams 500 --step-s 0.5  # a look
 
-Lives here: the stack, the runs and the table. The streams themselves: benchmarks.stream_client.
+This module holds the stack, the runs and the table. The streams themselves: benchmarks.stream_client.
 """
 
 import json
@@ -27,7 +27,7 @@ GOAL_KIB = 30.0
 SLOW_GOAL_KIB = 256.0
 _LIMIT_S = 1_800
 _STEP_BASE_S, _ROW_S = 4e-3, 20e-6
-"""What a step of the simulated worker takes, and each sequence in it, at time scale 1."""
+"""Duration of a simulated step, and of each sequence in it, at time scale 1."""
 
 _HELP_END = """
 Four processes and the clients, on one machine. The simulated worker computes a step of all streams in --step-s, so that the gateway
@@ -55,7 +55,7 @@ def main(
 
 
 def measure(streams: int, slow: int, tokens: int, step_s: float, clients: int) -> dict[str, Any]:
-    """A fresh stack, all streams at once, and what they cost."""
+    """Start a stack, open all streams at once and measure their cost."""
     blocks = streams * (16 + tokens + 16) // 16 + 1_024
     scale = step_s / (_STEP_BASE_S + streams * _ROW_S)
     budget = str(max(8_192, 2 * streams))
@@ -88,7 +88,7 @@ def measure(streams: int, slow: int, tokens: int, step_s: float, clients: int) -
 
 @contextmanager
 def _started(address: str, streams: int, slow: int, tokens: int, clients: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Client processes with a share each."""
+    """Client processes with a share of the streams each."""
     with ExitStack() as exits:
         processes = []
         for i in range(clients):
@@ -106,7 +106,7 @@ def _part(total: int, parts: int, number: int) -> int:
 
 
 def _line(process: "subprocess.Popen[str]", what: str) -> dict[str, Any]:
-    """The next line that tells that. RuntimeError where the client ends before."""
+    """The next line with this `what`. Raises RuntimeError if the client ends before."""
     for text in process.stdout or ():
         told: dict[str, Any] = json.loads(text)
         if told["what"] == what:

@@ -1,9 +1,10 @@
-"""What one tenant that floods does to another that does not.
+"""Measures how a tenant that floods affects one that does not.
 
     python -m benchmarks.tenants --save            # about four minutes
     python -m benchmarks.tenants --seconds 5       # a look
 
-Lives here: the runs and their table. The client: benchmarks.open_load; the services: benchmarks.service.
+This module holds the runs and their table. The client: benchmarks.open_load; the services:
+benchmarks.service.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from benchmarks.service import Stack
 POLICIES = {"fair": (), "not fair": ("tenant_fairness=false",)}
 _WORKER = {"step_base_s": 0.02, "prefill_token_s": 10e-6, "decode_row_s": 50e-6, "num_gpu_blocks": 8_192}
 QUIET_SHARE, FLOOD_SHARE = 0.1, 3.0
-"""Of capacity, in the overloaded run."""
+"""Shares of capacity in the overloaded run."""
 OVERLOAD_OUTPUT = 48
 _KEYS = {"quiet": "quiet-key", "flood": "flood-key"}
 
@@ -58,7 +59,7 @@ def main(
 
 
 def measure(seconds: float, max_num_seqs: int, rate: float, flood: int, seed: int) -> dict[str, Any]:
-    """All runs; a fresh stack for each policy."""
+    """All runs, with a fresh stack for each policy."""
     quiet = Flow("quiet", rate, key=_KEYS["quiet"])
     flooding = Flow("flood", 0.0, num_clients=flood, key=_KEYS["flood"])
     runs: dict[str, Any] = {}
@@ -75,7 +76,7 @@ def measure(seconds: float, max_num_seqs: int, rate: float, flood: int, seed: in
 
 
 def overload(seconds: float, max_num_seqs: int, max_waiting_s: float, seed: int) -> dict[str, Any]:
-    """Capacity, then both tenants beyond it: how the calls of each ended."""
+    """Measure the capacity, then run both tenants beyond it: how the calls of each ended."""
     scheduler = {"max_num_seqs": max_num_seqs, "max_waiting_s": max_waiting_s}
     clients = max_num_seqs + max(1, max_num_seqs // 4)
     full = Flow("flood", 0.0, output=OVERLOAD_OUTPUT, num_clients=clients, key=_KEYS["flood"])

@@ -1,9 +1,10 @@
-"""What traces cost: throughput with every request, one in a hundred, none traced; latency with a collector that is ill (issue 7).
+"""Measures the cost of traces: throughput with all, 1 % or no requests traced; latency with a failing collector.
 
     python -m benchmarks.tracing --save                     # about ten minutes
     python -m benchmarks.tracing --seconds 2 --rounds 1 --worker simulated --ill-seconds 2  # a look
 
-Lives here: the runs and their tables. The collector: benchmarks.tracing_sink; the clients: benchmarks.open_load.
+This module holds the runs and their tables. The collector: benchmarks.tracing_sink; the clients:
+benchmarks.open_load.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ time, so that services are all there is.
 
 @dataclass(slots=True)
 class Traced:
-    """A stack and what was measured of it. `sink`: where its spans go, if anybody takes them."""
+    """A stack and its measurements. `sink`: the collector of its spans, if there is one."""
 
     name: str
     stack: LocalStack
@@ -93,7 +94,7 @@ def throughput(worker: str, flow: Flow, seconds: float, rounds: int) -> dict[str
     """Requests per second of each stack in each round, and ratios to the one without traces."""
     with ExitStack() as stack:
         stacks = [_start(stack, worker, name) for name in (_OFF, "100 %", "1 %", _OFF_AGAIN)]
-        for number in range(rounds + 1):  # the first is to warm up
+        for number in range(rounds + 1):  # the first is a warm-up
             for i in range(len(stacks)):
                 traced = stacks[(i + number) % len(stacks)]
                 run = _run(traced, flow, seconds, number)
@@ -115,13 +116,13 @@ def throughput(worker: str, flow: Flow, seconds: float, rounds: int) -> dict[str
 
 
 def _cpu_ms(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of a request, by service: what a busy machine does not change much."""
+    """Processor time of a request, by service, which a busy machine changes little."""
     calls = sum(run["calls_in_all"] for run in runs)
     return {name: round(1e3 * sum(run["cpu_s"][name] for run in runs) / calls, 3) for name in runs[0]["cpu_s"]}
 
 
 def _start(stack: ExitStack, worker: str, name: str, *, collector: int = 0) -> Traced:
-    """A stack whose spans go to a sink of its own, or to that port."""
+    """Start a stack that sends its spans to a sink of its own, or to the given port."""
     sink = stack.enter_context(Sink()) if name in _SAMPLERS else None
     port = sink.port if sink is not None else collector
     options: dict[str, Any] = {"simulated": worker != "tiny", "worker_args": _SIMULATED.get(worker, ())}
@@ -143,7 +144,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
             raise RuntimeError(f"requests failed: {', '.join(failed)}")
         took = percentiles([call.over_s - call.at_s for call in sent if call.at_s >= 0.1 * seconds])
         if traced.sink is not None:
-            await asyncio.sleep(_FLUSH_S)  # what is sent after the run is not sent during the next one
+            await asyncio.sleep(_FLUSH_S)  # spans flushed after this run must not fall into the next one
         return {**figures(sent, seconds), "calls_in_all": len(sent), "latency_s": took}
 
     before = traced.cpu_s()
@@ -153,7 +154,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
 
 
 def ill(worker: str, flow: Flow, seconds: float) -> dict[str, Any]:
-    """Latency with a collector that is not there, or never answers, beside none; and what memory came to."""
+    """Latency with an absent or hanging collector, against none, and the memory used."""
     with ExitStack() as stack:
         hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(nobody())
         ports = {_OFF: 0, "dead": dead, "hung": hung.port}

@@ -1,4 +1,4 @@
-"""An OTLP collector that costs next to nothing, so that what is measured is what services pay for spans; it can also be ill."""
+"""An OTLP collector of almost no cost, so that the services' cost of spans is measured; it can also hang."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ _MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 class Sink:
-    """Owner of the server and of the messages as they came. `hangs`: nobody gets an answer before the end."""
+    """Owner of the server and of the messages received. `hangs`: answers no request before the end."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         self._ends = threading.Event()
@@ -41,7 +41,7 @@ class Sink:
         return b""
 
     def take_figures(self) -> dict[str, int]:
-        """Spans that came since the last time, and their bytes."""
+        """Number and bytes of spans received since the last call."""
         messages, self._messages = self._messages, []
         parse = trace_service_pb2.ExportTraceServiceRequest.FromString
         scopes = [scope for message in messages for r in parse(message).resource_spans for scope in r.scope_spans]
@@ -50,7 +50,7 @@ class Sink:
 
 @contextmanager
 def nobody() -> Iterator[int]:
-    """A port at which nobody listens, kept from others."""
+    """A reserved port on which no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -1,10 +1,10 @@
-"""An installed wheel beside a checkout: `quire up` to the first token, then decoding, in alternating pairs.
+"""Compares an installed wheel with a checkout: `quire up` to the first token, then decoding, in alternating pairs.
 
     make wheel && python -m benchmarks.wheel dist/quire-*_x86_64.whl --pairs 5
     python -m benchmarks.wheel dist/quire-*_x86_64.whl --cold          # the checkout's first start ever: it compiles the kernels
 
-The wheel is unpacked and runs without a compiler on its path; both use the packages of this environment. Goal: tokens per second
-within 10 % of the checkout's.
+The wheel is unpacked and runs without a compiler on its path; both use the packages of this environment.
+Goal: tokens per second within 10 % of the checkout's.
 """
 
 import os
@@ -36,7 +36,7 @@ def _environ(module_path: str, search_path: str, cache: Path | None) -> dict[str
 
 
 def _decoded(address: str, requests: int, tokens: int) -> int:
-    """Runs `requests` greedy requests of `tokens` tokens at once; how many tokens they got."""
+    """Run `requests` greedy requests of `tokens` tokens at once and return the number of tokens received."""
     stop = inference_pb2.StopConditions(max_tokens=tokens, ignore_eos=True)
 
     def one(number: int) -> int:

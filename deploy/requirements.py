@@ -1,6 +1,7 @@
-"""Prints what `quire[EXTRA,...]` requires, from pyproject.toml, one requirement per line.
+"""Prints the requirements of `quire[EXTRA,...]` from pyproject.toml, one per line.
 
-Used by the Dockerfiles so that the layer with the dependencies depends on pyproject.toml and constraints.txt alone.
+Used by the Dockerfiles so that the layer with the dependencies depends only on pyproject.toml and
+constraints.txt.
 
     python deploy/requirements.py gateway | pip install -c constraints.txt -r /dev/stdin
 """
@@ -14,7 +15,7 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
 def requirements(project: Mapping, extras: list[str]) -> Iterator[str]:
-    """Base requirements, then those of each extra; extras that name other extras are followed."""
+    """Base requirements, then those of each extra; extras that name other extras are resolved."""
     yield from project["dependencies"]
     for extra in extras:
         yield from _of_extra(project, extra)
@@ -30,7 +31,7 @@ def _of_extra(project: Mapping, extra: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Extras from the command line."""
+    """Print the requirements of the extras given on the command line."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     sys.stdout.write("\n".join(dict.fromkeys(requirements(project, sys.argv[1:]))) + "\n")
 

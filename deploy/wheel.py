@@ -1,8 +1,9 @@
-"""Builds wheels with the CPU kernels inside: one for each machine that is named, by default for this one.
+"""Builds wheels that contain the CPU kernels, one per machine type (default: this machine's).
 
     PYTHONPATH=kernels python -m deploy.wheel --to dist x86_64 aarch64     # needs pip and the package ziglang
 
-Setuptools makes the wheel that runs anywhere; the libraries are put into copies of it, tagged py3-none-manylinux_2_28_MACHINE.
+Setuptools makes the platform-independent wheel; the libraries are added to copies of it, tagged
+py3-none-manylinux_2_28_MACHINE.
 """
 
 import argparse
@@ -28,7 +29,7 @@ _PURE_TAG = "py3-none-any"
 
 
 def make_wheel(pure: Path, machine: str, folder: Path) -> Path:
-    """A copy of the wheel `pure` in `folder`, with the libraries for `machine`; older wheels for it are removed."""
+    """Copy the wheel `pure` to `folder`, adding the libraries for `machine`; removes older wheels for that machine."""
     tag = f"py3-none-manylinux_{'_'.join(map(str, kernels.GLIBC))}_{machine}"
     target = folder / pure.name.replace(_PURE_TAG, tag)
     with zipfile.ZipFile(pure) as source:
@@ -58,7 +59,7 @@ def _write(target: Path, files: dict[str, bytes], record: str) -> None:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """The same bytes make the same wheel: no time of day in it."""
+    """A zip entry without time stamp, so that equal contents give equal wheels."""
     made = zipfile.ZipInfo(name)
     made.compress_type, made.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return made
@@ -69,8 +70,8 @@ def _digest(content: bytes) -> str:
 
 
 def pure_wheel(folder: Path, pip_flags: Sequence[str]) -> Path:
-    """What setuptools makes, in `folder`: for every machine, without libraries."""
-    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would pack files that are there no more
+    """Build the platform-independent wheel without libraries in `folder`."""
+    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would pack files that no longer exist
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *pip_flags)
     subprocess.run((*pip, str(ROOT)), check=True)
     [made] = folder.glob(f"*-{_PURE_TAG}.whl")
@@ -78,7 +79,7 @@ def pure_wheel(folder: Path, pip_flags: Sequence[str]) -> Path:
 
 
 def main() -> None:
-    """Machines from the command line; prints the wheels' paths."""
+    """Build wheels for the machines on the command line and print their paths."""
     parser = argparse.ArgumentParser(description="Build wheels with the CPU kernels inside.")
     known = sorted({build.machine for build in BUILDS})
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"{' or '.join(known)}; default: this machine")

@@ -1,4 +1,4 @@
-"""AdminService on the gateway's own listener, relayed to the scheduler's. Messages pass as bytes: every method works."""
+"""AdminService on the gateway's own listener, relayed to the scheduler's as raw bytes, so that every method works."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,11 +20,12 @@ _Context = grpc.aio.ServicerContext
 
 
 class AdminRelay:
-    """Owner of the channel to the scheduler's AdminService. `address()`: as in Welcome, empty while unknown.
+    """Relay with its channel to the scheduler's AdminService.
 
-    A scheduler that listens on all interfaces says so; then the host is the one that it is reached by, `scheduler`.
-    `connect(address)`: a channel to it. `until_adapter(name)`: waits until this gateway knows a loaded adapter, so that requests
-    may name it as soon as LoadAdapter has answered.
+    `address()`: the address in Welcome, empty while unknown. If the scheduler reports an unspecified host (it
+    listens on all interfaces), the host of `scheduler` is used instead. `connect(address)` returns a channel.
+    `until_adapter(name)` waits until this gateway knows a loaded adapter, so that requests may name it as
+    soon as LoadAdapter has answered.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class AdminRelay:
         self._connected_to = ""
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `server.add_generic_rpc_handlers`."""
+        """Return the handler for `server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME, {method.name: self._method_handler(method) for method in SERVICE.methods}
         )
 
     async def close(self) -> None:
-        """Ends calls under way."""
+        """Close the channel, ending calls in flight."""
         if self._channel is not None:
             await self._channel.close(None)
 
@@ -79,7 +80,7 @@ class AdminRelay:
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def connected(self) -> grpc.aio.Channel:
-        """The channel, as the scheduler can be reached now. Unavailable before it was."""
+        """Return a channel to the scheduler's current address. Raises Unavailable before it was reached."""
         address = self._reachable(self._address())
         if self._channel is None or address != self._connected_to:
             await self.close()
@@ -95,7 +96,7 @@ class AdminRelay:
 
 @contextlib.asynccontextmanager
 async def _typed_errors(context: _Context) -> AsyncIterator[None]:
-    """The scheduler's error as it came."""
+    """Pass the scheduler's error on unchanged."""
     async with rpc.errors_to_status(context):
         try:
             yield

@@ -1,7 +1,7 @@
-"""Composition root of a gateway: builds every part, listens, and stops in order. Nothing is built elsewhere.
+"""Composition root of a gateway: builds every part, listens, and stops in order.
 
-Order of stopping (operations.md 1.3): health NOT_SERVING, no new requests, running ones have `drain_s`, goodbye to the scheduler,
-which cancels the rest, then the servers end.
+Stopping: health NOT_SERVING; refuse new requests; give running ones `drain_s`; say goodbye to the scheduler,
+which cancels the rest; stop the servers.
 """
 
 import asyncio
@@ -56,10 +56,10 @@ _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
-    """Runs a gateway until SIGTERM, SIGINT or `stop`.
+    """Run a gateway until SIGTERM, SIGINT or `stop`.
 
-    `on_ready(grpc, http, admin, admin_http)` gets the addresses HOST:PORT as soon as it listens; the scheduler may come later.
-    ConfigError naming the option when a port is taken.
+    `on_ready(grpc, http, admin, admin_http)` gets the addresses HOST:PORT as soon as it listens; the
+    scheduler may start later. Raises ConfigError naming the option if a port is taken.
     """
     stop = stop or asyncio.Event()
     gateway = _Gateway(settings)
@@ -146,7 +146,7 @@ class _Gateway:
         return HttpServer(app, STOP_GRACE_S, self._doors.http_context(), self._settings.http_limits)
 
     def _lab(self, door: HttpGuard) -> LabGuard:
-        """The admin HTTP listener's application; its playground comes through the users' `door`."""
+        """Build the admin HTTP listener's application; its playground uses the users' API (`door`)."""
         source = LiveSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
         app = lab_app(source, play=door, measured=self._metrics.text)
         return LabGuard(app, self._callers, self._settings.admin_http_names)
@@ -184,7 +184,7 @@ class _Gateway:
             await self._set_health(serving=not self._not_ready_because())
 
     async def _set_health(self, *, serving: bool) -> None:
-        """Of the gateway, its services, and each served model and adapter by its name."""
+        """Set the health of the gateway, of its services, and of each served model and adapter by name."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         ours = {"", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME}
         served = {model.name for model in self._catalog.served} - ours - {"liveness"}
@@ -194,10 +194,10 @@ class _Gateway:
         for name in sorted(ours | served):
             await self._health.set(name, status)
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> tuple[str, str, str, str]:
-        """Binds all ports, then serves; addresses of gRPC, HTTP, admin and admin HTTP."""
+        """Bind all ports, then serve. Returns the addresses of gRPC, HTTP, admin and admin HTTP."""
         settings = self._settings
         self._doors.check(settings.host)
         await self._set_health(serving=False)
@@ -219,11 +219,11 @@ class _Gateway:
         )
 
     def reload(self) -> None:
-        """Keys and quotas as the file has them now."""
+        """Reload keys and quotas from the tenants file."""
         self._callers.reload()
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Waits for `stop`; raises when a part of the gateway dies, which is a bug."""
+        """Wait for `stop`; raises if a part of the gateway dies, which is a bug."""
         stopped = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait(
@@ -235,7 +235,7 @@ class _Gateway:
             stopped.cancel()
 
     async def stop(self) -> None:
-        """See the module's docstring. Works from any half-started state."""
+        """Stop in the order of the module docstring. Works from any half-started state."""
         self._stopping = True
         await self._health.enter_graceful_shutdown()
         self._link.close()
@@ -244,7 +244,7 @@ class _Gateway:
             await self._link.leave()
         self._http.stop()
         self._admin_http.stop()
-        await self._relay.close()  # what a page or a command follows through it would go on for ever
+        await self._relay.close()  # relayed streams, such as those of an open page, would not end by themselves
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
         await self._channel.close(None)
@@ -259,7 +259,7 @@ class _Gateway:
                     await asyncio.sleep(DRAIN_POLL_S)
 
     async def _end_tasks(self) -> None:
-        """uvicorn ends by itself within its grace time; the others by being cancelled."""
+        """End all tasks: uvicorn ends by itself within its grace time, the others are cancelled."""
         for task in self._tasks:
             task.cancel()
         if self._http_tasks:

@@ -1,4 +1,4 @@
-"""Calls from outside, whichever door they come through: who calls, under which id, until when. Both make them by `CallIntake`."""
+"""Calls from outside through either API: caller, request id, deadline. Both APIs make them with `CallIntake`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,33 +21,36 @@ DEADLINE_MARGIN_S = 0.05
 
 
 class Permit(Protocol):
-    """A call's leave to run requests, until its context ends; then what they cost less than was charged is given back."""
+    """Permission to run requests for one call, until its context ends; on exit, charged but unused quota is returned."""
 
     def charge(self, submit: engine_pb2.Submit) -> None:
-        """Takes what the request may cost at most and gives it its caller's cache salt. ResourceExhausted."""
+        """Charge the request's maximum cost and set its caller's cache salt. Raises ResourceExhausted."""
 
     def settle(self, request: EngineRequest) -> None:
-        """A request that was charged is over, or nobody here reads it any more; to be called once for each."""
+        """Settle a charged request that is over or has lost its reader here. Call once for each."""
 
 
 class Terms(Protocol):
-    """On which terms a caller is served."""
+    """Limits and permissions of a caller."""
 
     def count_call(self) -> None:
-        """One call more, whatever it asks for. ResourceExhausted."""
+        """Count one call of any kind. Raises ResourceExhausted."""
 
     def may_use(self, model: str) -> bool:
-        """Whether the model or adapter is there for the caller."""
+        """True if the caller may use the model or adapter."""
 
     def check_model(self, model: str) -> None:
-        """PermissionDenied for one that is not."""
+        """Raise PermissionDenied if the caller may not use it."""
 
     def permit(self, priority: int) -> AbstractContextManager[Permit]:
-        """Before any work on a request. PermissionDenied for a higher priority (= sooner) than allowed, ResourceExhausted."""
+        """Return the permit for a call, before any work on it.
+
+        Raises PermissionDenied for a higher priority (= sooner) than allowed, and ResourceExhausted.
+        """
 
 
 class FreePermit:
-    """Everything is allowed and nothing counted; the same one for all calls."""
+    """Permit that allows everything and counts nothing; one instance serves all calls."""
 
     def __enter__(self) -> Permit:
         return self
@@ -55,43 +58,43 @@ class FreePermit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing to give back."""
+        """No-op."""
 
     def charge(self, submit: engine_pb2.Submit) -> None:
-        """See Permit."""
+        """No-op."""
 
     def settle(self, request: EngineRequest) -> None:
-        """See Permit."""
+        """No-op."""
 
 
 class FreeTerms:
-    """Those of the default tenant: no limits, one cache for all."""
+    """Terms of the default tenant: no limits, one cache for all callers."""
 
     def __init__(self) -> None:
         self._permit = FreePermit()
 
     def count_call(self) -> None:
-        """See Terms."""
+        """No-op."""
 
     def may_use(self, model: str) -> bool:
-        """See Terms."""
+        """True for every model."""
         return True
 
     def check_model(self, model: str) -> None:
-        """See Terms."""
+        """No-op."""
 
     def permit(self, priority: int) -> AbstractContextManager[Permit]:
-        """See Terms."""
+        """Return the free permit."""
         return self._permit
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody is left to answer."""
+    """The client closed the connection, so there is no one to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, on which terms. `tenant`: empty = the default one. `is_admin`: may use the operators' API."""
+    """A caller with its terms. `tenant`: empty = the default one. `is_admin`: may use the operators' API."""
 
     tenant: str = ""
     terms: Terms = field(default_factory=FreeTerms)
@@ -100,7 +103,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. `deadline_ns`: on this process' monotonic clock. `idempotent`: a call with the same id attaches to its request."""
+    """One call.
+
+    `deadline_ns`: on this process's monotonic clock. `idempotent`: a call with the same id attaches to its
+    request.
+    """
 
     request_id: str
     deadline_ns: int
@@ -116,34 +123,40 @@ class Call:
 
 
 class Callers(Protocol):
-    """Knows who calls."""
+    """Identifies callers."""
 
     def of(self, metadata: Mapping[str, str]) -> Caller:
-        """The caller that a call's metadata (or HTTP headers; names in lower case) shows. Unauthenticated, PermissionDenied."""
+        """Identify the caller from a call's metadata or HTTP headers (names in lower case).
+
+        Raises Unauthenticated or PermissionDenied.
+        """
 
     async def run(self) -> None:
-        """Keeps what it knows up to date, until cancelled."""
+        """Keep the known callers up to date, until cancelled."""
 
     def reload(self) -> None:
-        """Brings it up to date now."""
+        """Reload the known callers now."""
 
 
 class EverybodyIsTheDefaultTenant:
-    """No keys are configured: whoever reaches a door may call. `x-tenant-id` means nothing then: nobody can be trusted with it."""
+    """Callers when no keys are configured: every caller is the default tenant and an administrator.
+
+    `x-tenant-id` is ignored, since nothing authenticates it.
+    """
 
     def __init__(self) -> None:
         self._everybody = Caller(is_admin=True)
 
     def of(self, metadata: Mapping[str, str]) -> Caller:
-        """See Callers."""
+        """Return the default tenant."""
         return self._everybody
 
     async def run(self) -> None:
-        """See Callers."""
+        """Wait until cancelled."""
         await asyncio.Event().wait()
 
     def reload(self) -> None:
-        """See Callers."""
+        """No-op."""
 
 
 class CallIntake:
@@ -154,14 +167,14 @@ class CallIntake:
         self._callers = callers
 
     def accept(self, metadata: Mapping[str, str], remaining_s: float | None, span: Span, *, stream: bool) -> Call:
-        """The call, which the log of the running task is about from here on. `remaining_s` until the client's deadline, None = it
-        has none.
+        """Make the call and set the log context of the running task to it.
 
-        Unauthenticated, PermissionDenied; InvalidArgument for an id of no use.
+        `remaining_s`: to the client's deadline, None = none. Raises Unauthenticated, PermissionDenied, or
+        InvalidArgument for a malformed id.
         """
         caller = self._callers.of(metadata)
         key = metadata.get("idempotency-key")
-        # The key counts first: proxies give each call, a repeated one too, an x-request-id of its own.
+        # The key has precedence: proxies give each call, also a retry, a new x-request-id.
         request_id = (
             accept_request_id(key, "idempotency-key") if key else accept_request_id(metadata.get("x-request-id"))
         )
@@ -176,7 +189,7 @@ class CallIntake:
         )
 
     def _deadline_after(self, remaining_s: float | None) -> int:
-        """Our own deadline: a little before the client's, so that its error is ours and not the transport's."""
+        """Deadline slightly before the client's, so that the client gets our error and not the transport's."""
         if remaining_s is None or remaining_s > self._settings.max_request_s:
             return monotonic_ns() + int(self._settings.max_request_s * NS_PER_S)
         margin_s = min(DEADLINE_MARGIN_S, 0.2 * remaining_s)

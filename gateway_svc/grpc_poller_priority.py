@@ -1,19 +1,24 @@
-"""The thread of grpc.aio that tells the event loop what is done: it is to come when the loop waits, not between two messages.
+"""Lower the priority of grpc.aio's poller thread, which reports completions to the event loop.
 
-Each write ends with word from that thread. Where it interrupts the loop for each of a step's messages, each costs two switches
-between threads, and wakes its reader alone; where it waits for its turn, it has word of many at a time.
+Each write ends with a completion from that thread. If it preempts the loop for each of a step's messages,
+each costs two thread switches and wakes one reader; if it runs only when the loop waits, it reports many at a
+time.
 """
 
 import contextlib
 import os
 import threading
 
-# In the thread's name, by the library's function. Where that is called otherwise, all goes on as it was.
+# Part of the thread's name, from the library's function. If a version names it otherwise, priorities stay as
+# they were.
 _POLLER_NAME = "_poll_wrapper"
 
 
 def wait_its_turn() -> None:
-    """For all pollers of this process, once there is a gRPC object. Nothing happens where the system has no such policy."""
+    """Set SCHED_BATCH for all pollers of this process; call after creating a gRPC object.
+
+    No-op where the OS lacks that policy.
+    """
     if hasattr(os, "SCHED_BATCH"):
         for thread in threading.enumerate():
             if _POLLER_NAME in thread.name and thread.native_id is not None:

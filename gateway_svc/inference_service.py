@@ -1,8 +1,9 @@
-"""The gRPC door: InferenceService over the pipeline.
+"""InferenceService over the pipeline: the gRPC API.
 
-Methods take raw bytes and parse them inside, so that malformed protobuf and text that is not UTF-8 are INVALID_ARGUMENT and not the
-transport's UNKNOWN (operations.md 1.2). Events are written with `context.write`: a dropped stream ends the handler where it waits,
-and leaving the pipeline's context cancels the request within the same turn of the loop.
+Methods take raw bytes and parse them inside, so that malformed protobuf and invalid UTF-8 become
+INVALID_ARGUMENT and not the transport's UNKNOWN. Events are written with `context.write`: a dropped stream
+ends the handler where it waits, and leaving the pipeline's context cancels the request within the same turn
+of the event loop.
 """
 
 import functools
@@ -49,7 +50,10 @@ _Streaming = Callable[[bytes, Call], Running[Generation]]
 
 
 class InferenceService:
-    """Handlers of one gateway; `cancel(tenant, request_id, error)` ends a request by id, whoever runs it."""
+    """Handlers of one gateway.
+
+    `cancel(tenant, request_id, error)` ends a request by id, at whichever gateway it runs.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class InferenceService:
         self._metrics = metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `server.add_generic_rpc_handlers`."""
+        """Return the handler for `server.add_generic_rpc_handlers`."""
         unary: dict[str, _Unary] = {
             "Generate": functools.partial(self._answer, pb.GenerateRequest),
             "Chat": functools.partial(self._answer, pb.ChatRequest),
@@ -93,7 +97,8 @@ class InferenceService:
 
     # --- generation --------------------------------------------------------------------------------------------------
 
-    # Parsed where it is handed on: nothing of a request is kept while its answer is made.
+    # Requests are parsed in the argument, so that the parsed message is not kept while the answer is
+    # generated.
 
     async def _answer(self, cls: type[AnyRequest], raw: bytes, call: Call, context: _Context) -> Message:
         async with self._pipeline.generate(call, parse(cls, raw)) as generation:
@@ -105,20 +110,20 @@ class InferenceService:
         return self._pipeline.generate(call, parse(cls, raw))
 
     def resume(self, raw: bytes, call: Call) -> Running[Generation]:
-        """What the caller does not have of a resumable request."""
+        """Resume a request: return the output that the caller does not have."""
         request = parse(pb.ResumeRequest, raw)
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is missing; use the id from Started or x-request-id")
         return self._pipeline.resume(call, request)
 
     async def embed(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Prompts to vectors."""
+        """Embed prompts."""
         response = await self._embedder.embed(call, parse(pb.EmbedRequest, raw))
         _set_trailers(context, response.usage.timing)
         return response
 
     async def cancel(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Cancels by id, here or elsewhere; an unknown id is no error."""
+        """Cancel by id, here or elsewhere; an unknown id is no error."""
         request = parse(pb.CancelRequest, raw)
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is missing; use the id from Started or x-request-id")
@@ -129,18 +134,18 @@ class InferenceService:
     # --- text and models ---------------------------------------------------------------------------------------------
 
     async def tokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Text to token ids."""
+        """Convert text to token ids."""
         request = parse(pb.TokenizeRequest, raw)
         return pb.TokenizeResponse(token_ids=await self._pipeline.tokenize(call, request.model, request.text))
 
     async def detokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Token ids to text."""
+        """Convert token ids to text."""
         request = parse(pb.DetokenizeRequest, raw)
         text = await self._pipeline.detokenize(call, request.model, list(request.token_ids))
         return pb.DetokenizeResponse(text=text)
 
     async def count_tokens(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """Tokens of a prompt, templated as it would be."""
+        """Count the tokens of a request's prompt, after the chat template."""
         asked = parse(pb.CountTokensRequest, raw)
         kind = asked.WhichOneof("request")
         if kind is None:
@@ -151,13 +156,13 @@ class InferenceService:
         return pb.CountTokensResponse(prompt_tokens=prompt_tokens, max_output_tokens=max_output_tokens)
 
     async def list_models(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """The models and adapters served now; none before the first is loaded."""
+        """List the models and adapters served now; empty before the first is loaded."""
         parse(pb.ListModelsRequest, raw)
         theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
         return pb.ListModelsResponse(models=[_public_model(model) for model in theirs])
 
     async def get_model(self, raw: bytes, call: Call, context: _Context) -> Message:
-        """One model with limits and defaults."""
+        """Return one model with limits and defaults."""
         model = self._catalog.get(parse(pb.GetModelRequest, raw).model)
         call.caller.terms.check_model(model.name)
         return _public_model(model)
@@ -192,7 +197,10 @@ class InferenceService:
 
 
 class _OpenCall:
-    """Context around one call: its span ends with it, it is counted, and errors leave it typed, with its id in their metadata."""
+    """Context around one call: ends its span, counts it, and makes every error typed.
+
+    Errors get the request id in their metadata.
+    """
 
     __slots__ = ("_metrics", "_name", "_request_id", "_span")
 
@@ -203,7 +211,7 @@ class _OpenCall:
         self._request_id = ""
 
     def accept(self, intake: CallIntake, context: _Context, *, stream: bool) -> Call:
-        """The call, as the intake takes it in."""
+        """Take the call in and put its request id on the span."""
         call = intake.accept(_metadata(context), context.time_remaining(), self._span, stream=stream)
         self._request_id = call.request_id
         spans.set_request_id(self._span, call.request_id)
@@ -228,11 +236,11 @@ class _OpenCall:
 
 
 async def _write_events(generation: Generation, call: Call, context: _Context) -> None:
-    """At most one message in flight: what comes while it is being written is in the next one."""
+    """Write the events, at most one message in flight; output that arrives during a write goes into the next message."""
     sequence = 0
     async for events in generation:
         if sequence == 0:
-            # Not earlier: headers end the client's right to retry a refusal by itself.
+            # Not earlier: once headers are sent, the client can no longer retry a refusal by itself.
             await context.send_initial_metadata(_initial_metadata(generation.request_id, call.span))
         for event in events:
             await context.write(_public_event(sequence, event))
@@ -260,7 +268,10 @@ def _initial_metadata(request_id: str, span: Span) -> tuple[tuple[str, str], ...
 
 
 def _set_trailers(context: _Context, timing: pb.Timing, worker_id: str = "") -> None:
-    """What a request met, for callers that log it without reading Usage. `worker_id`: who ran it, where it was one."""
+    """Set timing trailers, for callers that log it without reading Usage.
+
+    `worker_id`: the worker that ran the request, if any.
+    """
     trailers = {
         "x-queue-ms": f"{timing.queue_ms:.3f}",
         "x-preemptions": str(timing.num_preemptions),

@@ -1,8 +1,9 @@
-"""All metrics of a gateway, with what each counts (svc_common.metrics).
+"""Definitions of all gateway metrics (see svc_common.metrics).
 
-Names of the `gen_ai_*` ones are OpenTelemetry's, with underscores and units as Prometheus has them. So are their buckets, but that
-those of times go on to minutes: a request that waits under load is as long as that.
-Labels have few values each: served models, kinds of operations, statuses, documented reasons; never what a caller wrote.
+The `gen_ai_*` names are OpenTelemetry's, with underscores and units as in Prometheus. Their buckets are also
+OpenTelemetry's, except that those of times extend to minutes, since requests wait that long under load.
+Labels have few values each (served models, kinds of operations, statuses, documented reasons) and never text
+from a client.
 """
 
 from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec
@@ -12,7 +13,7 @@ _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-# Steps on a GPU take less than the 10 ms that the convention begins with.
+# Steps on a GPU take less than 10 ms, the convention's first bucket.
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TOKENS = tuple(4**i for i in range(14))
 

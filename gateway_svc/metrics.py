@@ -1,6 +1,6 @@
-"""Metrics of one gateway for GET /metrics, in Prometheus' text form or in OpenMetrics. One registry, made in the composition root.
+"""Metrics of one gateway for GET /metrics, in Prometheus text format or OpenMetrics.
 
-What each counts is said where it is defined: metric_definitions.
+One registry, made in the composition root. What each metric counts is in `metric_definitions`.
 """
 
 import logging
@@ -28,7 +28,7 @@ _GONE = ("CANCELLED", "CLIENT_GONE")
 
 
 class GatewayMetrics:
-    """Owner of the registry and of what is counted here. All calls on the event loop's thread."""
+    """Registry and counters of this gateway. Call only on the event loop's thread."""
 
     def __init__(self, tracing: Telemetry) -> None:
         self.registry = r = new_registry()
@@ -41,7 +41,10 @@ class GatewayMetrics:
     # --- counting ----------------------------------------------------------------------------------------------------
 
     def call_ended(self, door: str, method: str, error: BaseException | None) -> None:
-        """A call of any kind is over. `door`: "grpc" or "http"; `method`: one of ours, no path of a caller's."""
+        """Count a call of any kind that ended.
+
+        `door`: "grpc" or "http"; `method`: one of a fixed set, never a path from the client.
+        """
         status, reason = _kind_of(error)
         log.info("%s %s ended: %s", door, method, f"{status} {reason}" if reason else status)
         self._calls.labels(door, method, status).inc()
@@ -49,19 +52,19 @@ class GatewayMetrics:
             self._refused.labels(status, reason).inc()
 
     def request(self, operation: str, *, stream: bool, span: Span) -> "RequestMeter":
-        """Context around one request that generates or embeds. `operation`: chat, text_completion, resume or embeddings.
+        """Context around one request. `operation`: chat, text_completion, resume or embeddings.
 
-        `span`: of its call; where it is recorded, the request's times are exemplars that name the trace.
+        `span`: of its call; if recorded, exemplars of the request's times name the trace.
         """
         return RequestMeter(self, operation, stream=stream, exemplar=exemplar_of(span))
 
     def begun(self, meter: "RequestMeter") -> None:
-        """A request has come."""
+        """Count a request that started."""
         self._in_flight.labels(meter.operation).inc()
         self._streams.inc(meter.stream)
 
     def ended(self, meter: "RequestMeter", error: BaseException | None) -> None:
-        """A request is over, by `error` where it failed."""
+        """Observe a request that ended, with `error` if it failed."""
         self._in_flight.labels(meter.operation).dec()
         self._streams.dec(meter.stream)
         labels = (meter.operation, d.PROVIDER, meter.model)
@@ -74,10 +77,10 @@ class GatewayMetrics:
             self._tokens.labels(*labels, "input").observe(meter.usage.prompt_tokens)
             self._tokens.labels(*labels, "output").observe(meter.usage.completion_tokens)
 
-    # --- looking in --------------------------------------------------------------------------------------------------
+    # --- gauges and output -------------------------------------------------------------------------------------------
 
     def watch(self, link: SchedulerLink) -> None:
-        """The link's state and what it holds, read whenever metrics are asked for."""
+        """Register gauges of the link's state and its requests, read whenever metrics are scraped."""
         requests = link.requests
         self._gauge(d.UNREAD, lambda: sum(request.num_unread_tokens for request in requests))
         self._gauge(d.AT_SCHEDULER, lambda: len(requests))
@@ -88,16 +91,19 @@ class GatewayMetrics:
         spec.gauge(self.registry).set_function(value)
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """All of it in the form that the Accept header asks for, and its content type. Exemplars are in OpenMetrics alone."""
+        """Return the metrics in the format that the Accept header asks for, and its content type.
+
+        Only OpenMetrics has exemplars.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
 
 class RequestMeter:
-    """What is measured of one request while its context lasts. `model`: the served name, empty before it is known.
+    """Measurements of one request while its context lasts. `model`: the served name, empty before it is known.
 
-    `generation`: the one that it began, where it is one that generates; else `usage` is set at its end. `exemplar`: its trace, None
-    where it is not recorded.
+    `generation`: set for a request that generates; for others `usage` is set at the end. `exemplar`: of its
+    trace, None if not recorded.
     """
 
     __slots__ = ("_began_s", "_metrics", "exemplar", "generation", "model", "operation", "stream", "usage")
@@ -127,19 +133,19 @@ class RequestMeter:
 
     @property
     def seconds(self) -> float:
-        """Since it came."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self._began_s
 
     @property
     def first_output_s(self) -> float | None:
-        """From when it came to its first output."""
+        """Seconds from the request's arrival to its first output."""
         if self.generation is None or self.generation.first_output_ns is None:
             return None
         return max(0.0, self.generation.first_output_ns / 1e9 - self._began_s)
 
     @property
     def token_s(self) -> float | None:
-        """Per output token of a choice after its first."""
+        """Seconds per output token of a choice after its first."""
         if self.generation is None or self.usage is None:
             return None
         num_steps = self.usage.completion_tokens / self.generation.num_choices - 1
@@ -147,7 +153,7 @@ class RequestMeter:
 
 
 def _kind_of(error: BaseException | None) -> tuple[str, str]:
-    """Status and reason, of a bounded set. Whoever leaves is CANCELLED."""
+    """Status and reason, from a bounded set. A client that disconnects counts as CANCELLED."""
     if error is None:
         return "OK", ""
     if isinstance(error, ClientGone):

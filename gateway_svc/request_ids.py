@@ -1,4 +1,4 @@
-"""Request ids: made as UUIDv7 (sortable by time), or the caller's own after a check."""
+"""Request ids: new UUIDv7 ids (sortable by time), or the caller's own after a check."""
 
 import re
 import secrets
@@ -11,14 +11,17 @@ _ALLOWED = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
 
 
 def new_request_id() -> str:
-    """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random."""
+    """Make a UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     millis = wall_ns() // 1_000_000
     value = (millis & (2**48 - 1)) << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
     return str(uuid.UUID(int=value))
 
 
 def accept_request_id(given: str | None, name: str = "x-request-id") -> str:
-    """`given` if it is well formed, a new one if it is absent. InvalidArgument naming `name`, where it was given, otherwise."""
+    """Return `given` if it is well formed, or a new id if it is absent.
+
+    Otherwise raises InvalidArgument naming the header `name`.
+    """
     if not given:
         return new_request_id()
     if not _ALLOWED.fullmatch(given):

@@ -1,4 +1,4 @@
-"""What an operator can set about a gateway. Nothing here reads the environment: the command line passes values in."""
+"""Settings of a gateway. Nothing here reads the environment: the command line passes the values in."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 
 
 def _known_origin(text: str) -> str:
-    """`text` where it is an origin as browsers send it, or `*`; else ValueError."""
+    """Return `text` if it is `*` or an origin in browsers' form; raises ValueError otherwise."""
     if text != "*" and not _ORIGIN.fullmatch(text):
         raise ValueError(f"{text!r} is no web origin; write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
     return text
@@ -85,7 +85,7 @@ class GatewaySettings(BaseModel):
 
     @property
     def http_limits(self) -> HttpLimits:
-        """Of each HTTP listener."""
+        """Limits of each HTTP listener."""
         return HttpLimits(
             header_s=self.http_header_s,
             body_s=self.http_body_s,

@@ -1,6 +1,6 @@
-"""Prompts and outputs as OpenTelemetry's GenAI conventions write them, for spans of operators who ask for it (`--trace-content`).
+"""Prompts and outputs in the form of OpenTelemetry's GenAI conventions, for spans with `--trace-content`.
 
-Nothing here is used otherwise: by default no span has content.
+Without that option no span has content.
 """
 
 import json
@@ -13,7 +13,7 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 
 MAX_CHARS = 16_384
-"""Of each text; the rest is cut off."""
+"""Limit per text; longer texts are truncated."""
 
 
 def input_messages(request: AnyRequest) -> str:
@@ -26,44 +26,44 @@ def input_messages(request: AnyRequest) -> str:
 
 
 def stop_sequences(request: AnyRequest) -> list[str]:
-    """Texts at which the output is to end."""
+    """Stop strings of a request."""
     return list(request.stop.stop_strings)
 
 
 def finish_reason(finished: pb.Finished) -> str:
-    """As the conventions write it."""
+    """Finish reason in the form of the conventions."""
     return common_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
 
 
 @dataclass(slots=True)
 class _Output:
-    """What came of one choice."""
+    """Output of one choice."""
 
     texts: dict[str, str] = field(default_factory=dict)
     calls: dict[int, pb.ToolCall] = field(default_factory=dict)
     finish_reason: str = ""
 
     def add(self, kind: str, text: str) -> None:
-        """More text; what is beyond the limit is forgotten."""
+        """Append text, up to the limit."""
         known = self.texts.get(kind, "")
         if len(known) < MAX_CHARS:
             self.texts[kind] = (known + text)[:MAX_CHARS]
 
     def message(self) -> dict[str, Any]:
-        """The choice as an assistant's message."""
+        """The choice as an assistant message."""
         parts = [{"type": kind, "content": text} for kind, text in self.texts.items() if text]
         parts += [_call(call) for call in self.calls.values()]
         return {"role": "assistant", "parts": parts, "finish_reason": self.finish_reason}
 
 
 class OutputContent:
-    """Owner of what a generation said so far."""
+    """Output of a generation so far."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Output] = {}
 
     def take(self, events: list[Event]) -> None:
-        """What is new."""
+        """Append new events."""
         for event in events:
             match event:
                 case pb.Delta():

@@ -1,7 +1,7 @@
-"""Spans of one request at the gateway: a SERVER span around the call and a GenAI span inside it (operations.md 2.1, 2.4).
+"""Spans of one request at the gateway: a SERVER span around the call and a GenAI span inside it (docs/tracing.md).
 
-Prompts and outputs only where the operator asks for them (`span_content`). Off (no exporter configured), the caller's trace context
-still passes through.
+Prompts and outputs are included only with `--trace-content` (`span_content`). Without an exporter, the
+caller's trace context is still passed through.
 """
 
 import time
@@ -34,13 +34,13 @@ _EVENTS = {
     "DEADLINE_EXCEEDED": names.EXPIRED,
     **dict.fromkeys(("INTERNAL", "UNAVAILABLE", "ABORTED", "FAILED_PRECONDITION"), names.FAILED),
 }
-"""How a call ended that came to no result, by status; other statuses are refusals."""
+"""Span event by status, for calls that failed; any other status is a refusal."""
 
 
 class CallSpans:
-    """Makes the spans of this gateway's calls. `grpc_at`: HOST and port of the gRPC door, once it listens.
+    """Makes the spans of this gateway's calls. `grpc_at`: host and port of the gRPC API, once it listens.
 
-    `with_content`: prompts and outputs are on spans.
+    `with_content`: put prompts and outputs on spans.
     """
 
     def __init__(self, tracer: Telemetry, *, with_content: bool = False) -> None:
@@ -49,35 +49,35 @@ class CallSpans:
         self.grpc_at: tuple[str, int] | None = None
 
     def server(self, name: str, metadata: Mapping[str, str], attributes: Mapping[str, str | int]) -> Span:
-        """The span of one call from outside, child of the W3C context in its metadata; the caller ends it."""
+        """Start the span of one call from outside, a child of the W3C context in its metadata; the caller ends it."""
         return self._tracer.span(
             name, parent=telemetry.context_of(metadata), kind=SpanKind.SERVER, attributes=attributes
         )
 
     def grpc(self, method: str, metadata: Mapping[str, str]) -> Span:
-        """The same of a gRPC call; `method`: package.Service/Method."""
+        """Start the span of a gRPC call. `method`: package.Service/Method."""
         attributes: dict[str, str | int] = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
         if self.grpc_at is not None:
             attributes[names.SERVER_ADDRESS], attributes[names.SERVER_PORT] = self.grpc_at
         return self.server(method, metadata, attributes)
 
     def generation(self, server_span: Span, operation: str, model: str, request_id: str) -> "GenerationSpan":
-        """The span of a generation inside a call."""
+        """Make the span of a generation inside a call."""
         return GenerationSpan(self._tracer, server_span, operation, model, request_id, with_content=self._with_content)
 
     def submission(self, span: Span) -> SubmissionSpans | None:
-        """What `span` shows of a request's way to the scheduler; None where it is not recorded."""
+        """Submission spans under `span`; None if it is not recorded."""
         return SubmissionSpans(self._tracer, span) if span.is_recording() else None
 
 
 def set_request_id(span: Span, request_id: str) -> None:
-    """The call was taken in under that id: what finds its trace."""
+    """Put the request id on the span, so that traces can be found by it."""
     if span.is_recording():
         span.set_attribute(names.REQUEST_ID, request_id)
 
 
 def set_error(span: Span, error: BaseException) -> None:
-    """Notes how a call failed, as an event with the numbers of the error too."""
+    """Record a failed call on the span: status, reason, and an event with the error's numbers."""
     if not span.is_recording():
         return
     reason, status = _reason_and_status(error)
@@ -93,9 +93,10 @@ def _reason_and_status(error: BaseException) -> tuple[str, str]:
 
 
 class GenerationSpan:
-    """Context around one generation: the INTERNAL span `chat {model}` or `text_completion {model}`; none where the call has none.
+    """Context around one generation and its span.
 
-    `generation`: set once it has begun; what it came to is noted where it ends by no error.
+    The INTERNAL span is `chat {model}` or `text_completion {model}`; there is none if the call is not
+    recorded. `generation`: set once it starts; its result is recorded unless it ends by an error.
     """
 
     __slots__ = ("_began_s", "_content", "_is_recording", "_model", "_span", "_tracer", "generation")
@@ -147,11 +148,11 @@ class GenerationSpan:
 
     @property
     def context(self) -> common_pb2.TraceContext:
-        """For the scheduler: its spans are children of this one."""
+        """Trace context for the scheduler, the spans of which become children of this one."""
         return telemetry.trace_context(self._span)
 
     def set_request(self, request: AnyRequest, resolved: ResolvedRequest, *, stream: bool) -> None:
-        """What is asked for; the prompt where content is asked for."""
+        """Record the request's parameters, and with content its prompt."""
         if not self._is_recording:
             return
         self._span.set_attributes(_asked(resolved) | {names.REQUEST_STREAM: stream})
@@ -162,7 +163,7 @@ class GenerationSpan:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context around everything that is done before the request is submitted."""
+        """Context around all work before the request is submitted."""
         if not self._is_recording:
             yield
             return
@@ -171,18 +172,18 @@ class GenerationSpan:
             yield
 
     def submission(self) -> SubmissionSpans | None:
-        """What it shows of the request's way to the scheduler; None where it is not recorded."""
+        """Submission spans under this one; None if it is not recorded."""
         return SubmissionSpans(self._tracer, self._span) if self._is_recording else None
 
     def follow(self, generation: Generation) -> Generation:
-        """The generation has begun."""
+        """Attach the generation that started."""
         self.generation = generation
         if self._content is not None:
             generation.on_events = self._content.take
         return generation
 
     def first_output(self) -> None:
-        """It has come, now."""
+        """Record the time to first output, which is now."""
         if self._is_recording:
             self._span.set_attribute(names.TIME_TO_FIRST_CHUNK, time.monotonic() - self._began_s)
 
@@ -202,7 +203,7 @@ class GenerationSpan:
 
 
 def _asked(resolved: ResolvedRequest) -> dict[str, str | int | float | bool]:
-    """Parameters as they count, and those beyond the defaults only where they were given."""
+    """Span attributes of the effective parameters; rare ones only if they differ from the defaults."""
     sampling = resolved.sampling
     attributes: dict[str, str | int | float | bool] = {
         names.SEED: str(sampling.seed),

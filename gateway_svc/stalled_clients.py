@@ -1,7 +1,7 @@
-"""Answers that nobody reads: who has said no deadline and does not read keeps its call no longer than the gateway's own deadline.
+"""Cancel calls of clients that stopped reading and set no deadline, at the gateway's own deadline.
 
-A write waits until the transport has room, and so for its reader. The client's deadline ends such a call, and so does the end of
-its connection; this is for clients that have neither.
+A write waits until the transport has room, and so for the reader. The client's deadline or the end of its
+connection also ends such a call; this is for clients with neither.
 """
 
 import asyncio
@@ -11,11 +11,14 @@ from gateway_svc.calls import Call
 from svc_common.errors import DeadlineExceeded
 
 LEAVING_S = 2.0
-"""Time behind the deadline for what has to be said then."""
+"""Time after the deadline for writing the final error or usage."""
 
 
 class until_left_unread:
-    """Around everything that answers the call. DeadlineExceeded where that goes on LEAVING_S behind its deadline."""
+    """Context around everything that answers the call.
+
+    Raises DeadlineExceeded if it lasts LEAVING_S beyond the call's deadline.
+    """
 
     __slots__ = ("_limit",)
 

@@ -1,4 +1,7 @@
-"""The span `gateway.queue`: a request waits at the gateway, for a model or for the scheduler. Made only for those that do wait."""
+"""Span `gateway.queue` of a request that waits at the gateway, for a model or for the scheduler.
+
+Made only if it waits.
+"""
 
 from opentelemetry.trace import Span
 
@@ -11,9 +14,9 @@ SCHEDULER_AWAY = "SCHEDULER_AWAY"
 
 
 class Waiting:
-    """Owner of one request's open `gateway.queue`, a child of `parent`. Each reason is an event, at the time from which it holds.
+    """The open `gateway.queue` span of one request, a child of `parent`. Each reason is an event with its start time.
 
-    Idle, and where `parent` is not recorded, it costs a comparison.
+    Costs one comparison when idle or if `parent` is not recorded.
     """
 
     __slots__ = ("_is_recording", "_parent", "_span", "_told", "_tracer")
@@ -26,7 +29,7 @@ class Waiting:
         self._told = ("", "")
 
     def because(self, reason: str, why: str) -> None:
-        """It waits for this now; `why`: for people."""
+        """Record what the request waits for now. `why`: for people."""
         if not self._is_recording:
             return
         if self._span is None:
@@ -36,7 +39,7 @@ class Waiting:
             self._span.add_event(reason, {names.WHY: why})
 
     def over(self) -> None:
-        """It waits no longer. Idempotent."""
+        """End the span; the request waits no longer. Idempotent."""
         span, self._span = self._span, None
         self._told = ("", "")
         if span is not None:

@@ -1,6 +1,6 @@
-"""What a person imports: `LLM` and `SamplingParams` in process, `Client` and `AsyncClient` for a running gateway.
+"""Python API: `LLM` and `SamplingParams` in process, `Client` and `AsyncClient` for a running gateway.
 
-Names are loaded when they are first used, so that `import quire` is instant and needs no torch.
+Names are loaded on first use, so that `import quire` is instant and does not need torch.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""`python -m quire.demo`: the three services with the built-in model, one request of each kind, and its trace; then all is stopped.
+"""`python -m quire.demo`: run the services with the built-in model, one request of each kind, and show its trace.
 
-It asserts what it shows: exit status 1 when a stream is empty, when the trace of the request lacks a service, or when a process is
-left running. Ports are whatever is free, so it runs beside anything else, twice at a time too.
+The demo checks what it shows: exit status 1 if a stream is empty, if the request's trace lacks a service,
+or if a process is left running. It uses free ports, so several demos can run at the same time.
 """
 
 import json
@@ -29,7 +29,7 @@ HTTP_TIMEOUT_S = 60.0
 
 
 class DemoFailedError(Exception):
-    """Something that the demo promises did not happen; the text says what."""
+    """A check of the demo failed; the message says which."""
 
 
 def _require(condition: object, what: str) -> None:
@@ -38,7 +38,7 @@ def _require(condition: object, what: str) -> None:
 
 
 def main() -> None:
-    """Runs the demo; status 0 when everything was as promised."""
+    """Run the demo; exit status 0 if every check held."""
     console = Console(highlight=False)
     try:
         with OtlpReceiver() as receiver:
@@ -67,7 +67,7 @@ def _run(console: Console, receiver: OtlpReceiver) -> None:
 
 
 def _complete_over_grpc(console: Console, stack: LocalStack) -> str:
-    """Streams a completion; returns the id of its trace."""
+    """Stream a completion; returns its trace id."""
     console.rule("A completion, streamed over gRPC")
     params = SamplingParams(temperature=0.8, top_p=0.95, seed=SEED, max_tokens=MAX_TOKENS)
     with Client(stack.grpc_address) as client:
@@ -86,7 +86,7 @@ def _complete_over_grpc(console: Console, stack: LocalStack) -> str:
 
 
 def _chat_over_http(console: Console, stack: LocalStack) -> None:
-    """Asks the same server through the OpenAI API, streaming by SSE."""
+    """Send a chat to the same server through the OpenAI API, streaming by SSE."""
     console.rule("A chat over the OpenAI API")
     body = {
         "model": "tiny",
@@ -123,7 +123,7 @@ def _wait_for_trace(receiver: OtlpReceiver, trace_id: str) -> ReceivedTrace:
 
 
 def _all_services(trace_id: str) -> Callable[[list[ReceivedSpan]], bool]:
-    """Whether every service has sent its spans of the trace, and the one at the top, which ends last, has come."""
+    """Predicate: every service has sent its spans of the trace, and no parent is missing (the root span ends last)."""
 
     def complete(spans: list[ReceivedSpan]) -> bool:
         mine = [span for span in spans if span.trace_id == trace_id]

@@ -1,6 +1,6 @@
-"""Extras of this distribution: which of their packages are missing, and the command that installs them.
+"""Extras of this distribution: their missing packages, and the command that installs them.
 
-Not here: whether what is installed is in range (quire.doctor.installation).
+Not here: whether installed versions are in range (quire.doctor.installation).
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """What `extra` adds, or what is always installed; empty where quire runs from a folder without being installed."""
+    """Requirements added by `extra`, or those always installed; empty if quire runs from a folder without being installed."""
     try:
         found = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
@@ -39,7 +39,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def version(name: str) -> str | None:
-    """Of an installed distribution; None: it is not installed."""
+    """Version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -47,12 +47,15 @@ def version(name: str) -> str | None:
 
 
 def services(*, simulated: bool = False) -> tuple[str, ...]:
-    """Extras that gateway, scheduler and worker need; a simulated worker has no model."""
+    """Extras needed by gateway, scheduler and worker; a simulated worker has no model."""
     return ("gateway", "scheduler") if simulated else ("gateway", "scheduler", _WORKER)
 
 
 def require(what: str, *extras: str) -> None:
-    """ConfigError in one line, where packages of `extras` are missing: what needs them, which they are, how to install them."""
+    """Raise ConfigError if packages of `extras` are missing.
+
+    Its one line names what needs them, the packages, and how to install them.
+    """
     wanted = dict.fromkeys(requirement.name for extra in extras for requirement in requirements(extra))
     missing = [name for name in wanted if version(name) is None]
     if missing:
@@ -60,7 +63,7 @@ def require(what: str, *extras: str) -> None:
 
 
 def not_installed(what: str, missing: Sequence[str], *extras: str) -> ConfigError:
-    """The error of `require`, for packages that are known to be missing."""
+    """The error of `require` for packages that are known to be missing."""
     verb = "are" if len(missing) > 1 else "is"
     return ConfigError(
         f"{what} needs {', '.join(missing)}, which {verb} not installed: {install_command(*extras)}",
@@ -70,7 +73,7 @@ def not_installed(what: str, missing: Sequence[str], *extras: str) -> ConfigErro
 
 
 def install_command(*extras: str) -> str:
-    """A command that installs these extras from where this installation came from; PyTorch without CUDA where there is no GPU."""
+    """Command that installs these extras from this installation's source; PyTorch without CUDA if there is no GPU."""
     pip, names = _pip(), f"[{','.join(extras)}]" if extras else ""
     source = _source()
     if source is None:
@@ -79,20 +82,20 @@ def install_command(*extras: str) -> str:
         command = f"{pip} install {source.replace('*', names)}"
     if _WORKER in extras and importlib.util.find_spec("torch") is None and _has_no_gpu():
         torch = files("quire") / "torch-cpu.txt"
-        return f"{pip} install --no-deps -r '{torch}' && {command}"  # what torch needs comes with the second
+        return f"{pip} install --no-deps -r '{torch}' && {command}"  # torch's dependencies come with the second command
     return command
 
 
 def _pip() -> str:
-    """`pip`, if that is the one of this interpreter."""
+    """`pip` if it is this interpreter's, else `PYTHON -m pip`."""
     own = Path(sys.executable).with_name("pip")
     return "pip" if shutil.which("pip") == str(own) else f"{sys.executable} -m pip"
 
 
 def _source() -> str | None:
-    """What to give pip, with * where extras go: the folder or wheel that pip wrote down, or the checkout that this file lies in.
+    """Source to give pip, with * in place of extras: the folder or wheel recorded by pip, or the checkout of this file.
 
-    None where neither exists any more. There is no project of this name on the package index to fall back on.
+    None if neither exists any more. The package index has no project of this name to fall back on.
     """
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
@@ -107,5 +110,5 @@ def _source() -> str | None:
 
 
 def _has_no_gpu() -> bool:
-    """Whether PyTorch's default build would bring gigabytes of CUDA for nothing."""
+    """True if PyTorch's default build would install gigabytes of CUDA in vain."""
     return sys.platform == "linux" and shutil.which("nvidia-smi") is None

@@ -1,4 +1,4 @@
-"""Runs of things that take turns (A, B, A, B, ...), put together. Pure."""
+"""Fold runs of alternating values (A, B, A, B, ...). Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -12,7 +12,10 @@ _FEWEST_IN_A_RUN = 4
 
 
 def folded(values: Sequence[T], key: Callable[[T], Hashable]) -> list[Sequence[T]]:
-    """The values in order, in runs. A run of more than one has at least four values of at most three keys, each at least twice."""
+    """The values in order, in runs.
+
+    A run of more than one has at least four values of at most three keys, each at least twice.
+    """
     keys = [key(value) for value in values]
     runs: list[Sequence[T]] = []
     start = 0
@@ -24,7 +27,7 @@ def folded(values: Sequence[T], key: Callable[[T], Hashable]) -> list[Sequence[T
 
 
 def _length(keys: Sequence[Hashable]) -> int:
-    """Values of the longest run that begins with the first."""
+    """Length of the longest run that starts at the first key."""
     counts: Counter[Hashable] = Counter()
     longest = 1
     for number, key in enumerate(keys, 1):

@@ -1,7 +1,7 @@
-"""What `--model` means: a checkpoint's folder, or a model on the hub, ORG/NAME, which is downloaded before anything starts.
+"""Resolves `--model`: a checkpoint folder, or a model on the hub, ORG/NAME, downloaded before anything starts.
 
-The launcher downloads (`quire up`, `serve worker`, `plan`, `bench --up`); services are given a folder and read that.
-Not here: the download itself (quire.hub_download), which needs huggingface_hub.
+The launcher downloads (`quire up`, `serve worker`, `plan`, `bench --up`); services are given a folder. Not
+here: the download itself (quire.hub_download), which needs huggingface_hub.
 """
 
 import importlib
@@ -19,27 +19,28 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Where a model lies. `name`: what it is served as unless somebody says otherwise; empty = the folder's name."""
+    """A model's folder. `name`: served name unless another is given; empty = the folder's name."""
 
     path: Path
     name: str = ""
 
     @property
     def name_arguments(self) -> Sequence[str]:
-        """Arguments of `quire serve worker` that serve it under its name."""
+        """Arguments of `quire serve worker` that serve the model under its name."""
         return ("--served-model-name", self.name) if self.name else ()
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether it is ORG/NAME and no folder here."""
+    """True if `model` has the form ORG/NAME and is not a local path."""
     return _HUB_NAME.fullmatch(model) is not None and not Path(model).exists()
 
 
 def checkpoint_folder(model: Path | str | None, revision: str = "", *, weights: bool = True) -> ModelFolder:
-    """The folder of `model`; None = the built-in one. A model of the hub is downloaded, or found in the cache.
+    """The folder of `model`; None = the built-in one. A hub model is downloaded, or found in the cache.
 
-    `revision`: a branch, tag or commit of the hub; empty = the newest. `weights`: False = configuration and tokenizer only.
-    ConfigError for a name or revision that is none, Unavailable where the hub cannot be reached.
+    `revision`: a branch, tag or commit of the hub; empty = the newest. `weights`: False = configuration and
+    tokenizer only. Raises ConfigError for an unknown name or revision, Unavailable if the hub cannot be
+    reached.
     """
     if model is not None and is_hub_name(str(model)):
         return ModelFolder(_download(str(model), revision, weights=weights), str(model))

@@ -1,7 +1,7 @@
-"""Models from the hub, or from its cache here: safetensors, configuration, tokenizer, chat template. Nothing that runs code.
+"""Download models from the hub, or find them in its cache: safetensors, configuration, tokenizer, chat template. No code.
 
-The library does the work: HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN and HF_HOME mean here what they mean to it. It goes on where an
-interrupted download ended, and shows its progress on a terminal.
+Uses huggingface_hub: HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN and HF_HOME have the same meaning as there;
+interrupted downloads resume, and progress is shown on a terminal.
 """
 
 import fnmatch
@@ -25,7 +25,8 @@ from svc_common.errors import ConfigError, QuireError, Unavailable
 
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _WEIGHTS = "*.safetensors"
-# Copies of the same weights for other programs: in folders (onnx/, original/), or as one file beside the shards.
+# Copies of the same weights for other programs: in folders (onnx/, original/), or as one file beside the
+# shards.
 _NOT_OURS = ("*/*", "consolidated*")
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TIMEOUT_S = 10.0
@@ -51,7 +52,7 @@ def download(name: str, revision: str | None, *, weights: bool = True) -> Path:
 
 
 def _listing(name: str, revision: str | None) -> list[str] | None:
-    """Files on the hub; None where it cannot be asked, and the cache has to do."""
+    """Files on the hub; None if it cannot be reached, so that the cache must suffice."""
     if constants.HF_HUB_OFFLINE:
         return None
     try:
@@ -65,7 +66,7 @@ def _listing(name: str, revision: str | None) -> list[str] | None:
     except (OSError, OfflineModeIsEnabled) as error:
         return _unreachable(error)
     except Exception as error:
-        # The library's HTTP client has changed from release to release, and with it the class of a broken connection.
+        # The library's HTTP client differs between releases, and with it the class of a connection error.
         if not _is_connection_error(error):
             raise
         return _unreachable(error)
@@ -82,7 +83,7 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def _check(name: str, files: Sequence[str]) -> None:
-    """ConfigError for a model that could not be read anyway, before anything large is downloaded."""
+    """Raise ConfigError for a model that cannot be served, before anything large is downloaded."""
     top = [file for file in files if "/" not in file]
     if "config.json" not in top:
         raise _error("MODEL_INCOMPLETE", name, "has no config.json: it is no checkpoint of transformers' form")
@@ -101,7 +102,7 @@ def _check(name: str, files: Sequence[str]) -> None:
 
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
-    """The library's errors as ours."""
+    """Convert the library's errors to Quire's."""
     try:
         yield
     except GatedRepoError:

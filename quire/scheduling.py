@@ -1,4 +1,7 @@
-"""The scheduler's settings as `quire up`, `quire serve scheduler` and `LLM` take them: one default, one refusal for all three."""
+"""The scheduler's settings as given to `quire up`, `quire serve scheduler` and `LLM`.
+
+All three have the same defaults and checks.
+"""
 
 from typing import Any
 
@@ -7,10 +10,11 @@ from scheduler_svc.settings import SchedulerSettings
 
 
 def scheduler_settings(spelled: Spelling, **values: Any) -> SchedulerSettings:
-    """SchedulerSettings from `values` (None = not given); ConfigError, by the names of `spelled`, for what cannot work.
+    """SchedulerSettings from `values` (None = not given).
 
-    `max_num_seqs` not given: its default, or the token budget where that is less, as each running sequence needs a token per
-    step (R48). Given and above the budget, it is refused.
+    Raises ConfigError, with names spelled by `spelled`, for what cannot work. `max_num_seqs` not given: its
+    default, or the token budget if that is less, as each running sequence needs a token per step. Given and
+    above the budget, it is refused.
     """
     settings = settings_of(SchedulerSettings, spelled, **values)
     settings.policy_choice(spelled)

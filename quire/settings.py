@@ -1,6 +1,6 @@
-"""Settings from what somebody wrote, with errors that name it as that person did: `--max-num-seqs` or `max_num_seqs`.
+"""Settings from user input, with errors that name options as the user wrote them: `--max-num-seqs` or `max_num_seqs`.
 
-Not here: which settings there are (each service's `settings`).
+Not here: the settings themselves (each service's `settings`).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def option_name(field: str) -> str:
 
 
 def settings_of(cls: type[Settings], spelled: Spelling, **values: Any) -> Settings:
-    """Settings from `values` (None = not given). ConfigError naming each wrong one as `spelled(field)`."""
+    """Settings from `values` (None = not given). Raises ConfigError naming each wrong one as `spelled(field)`."""
     try:
         return cls(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parse and print sizes in bytes."""
 
 import re
 
@@ -16,7 +16,10 @@ _UNITS = {
 
 
 def parse_size(text: str, option: str, *, plain_unit: int = 1) -> int:
-    """Bytes of "512MiB", "4G" or a plain number (of `plain_unit` bytes). ConfigError naming `option` for anything else."""
+    """Bytes of "512MiB", "4G" or a plain number (of `plain_unit` bytes).
+
+    Raises ConfigError naming `option` for anything else.
+    """
     found = _SIZE.fullmatch(text.strip())
     unit = found["unit"].lower() if found else ""
     if found is None or (unit and unit not in _UNITS):
@@ -25,7 +28,7 @@ def parse_size(text: str, option: str, *, plain_unit: int = 1) -> int:
 
 
 def size_text(num_bytes: int | float) -> str:
-    """Bytes for people: "512.0 MiB"."""
+    """A readable size: "512.0 MiB"."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(num_bytes) >= 1 << power:
             return f"{num_bytes / (1 << power):.1f} {unit}"

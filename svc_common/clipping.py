@@ -1,4 +1,4 @@
-"""Bounds of what an error says: gRPC sends it in headers, which a client takes 8 KiB of, whatever made it so long."""
+"""Size limits of error texts: gRPC sends them in headers, of which a client accepts 8 KiB."""
 
 MESSAGE_BYTES = 1_500
 NAME_BYTES = 256
@@ -7,7 +7,7 @@ DESCRIPTION_BYTES = 3_000
 
 
 def clip(text: str, num_bytes: int) -> str:
-    """`text`, cut where it takes more than `num_bytes` in a header; anything but plain ASCII takes three for each byte of UTF-8."""
+    """Truncate `text` to `num_bytes` in a header, where anything but plain ASCII takes three bytes per byte of UTF-8."""
     left = num_bytes
     for at, char in enumerate(text[:num_bytes]):
         left -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode(errors="replace"))
@@ -17,6 +17,6 @@ def clip(text: str, num_bytes: int) -> str:
 
 
 def clip_all(texts: list[str], num_bytes: int) -> list[str]:
-    """Each text, as long as all of them fit `num_bytes` together; equal shares."""
+    """Truncate each text to an equal share of `num_bytes`."""
     share = num_bytes // max(1, len(texts))
     return [clip(text, share) for text in texts]

@@ -1,19 +1,22 @@
-"""Time as the services see it. Logic uses the monotonic clock alone; wall time is for people and span timestamps."""
+"""Clocks of the services. Logic uses only the monotonic clock; wall time is for people and span timestamps."""
 
 import time
 
 NS_PER_S = 1_000_000_000
-# Whatever comes between the two readings makes the difference too small.
+# A delay between the two readings makes the difference too small, hence the maximum.
 _UNIX_OFFSET_NS = max(time.time_ns() - time.monotonic_ns() for _ in range(5))
 
 
 def monotonic_ns() -> int:
-    """Nanoseconds that never go backwards; only differences mean anything."""
+    """Monotonic nanoseconds; only differences are meaningful."""
     return time.monotonic_ns()
 
 
 def unix_ns(monotonic: int) -> int:
-    """Wall time of a monotonic one. By an offset taken once, so that equal times stay equal whatever is done to the clock."""
+    """Convert a monotonic time to wall time.
+
+    The offset is taken once, so that later changes of the clock do not separate equal times.
+    """
     return monotonic + _UNIX_OFFSET_NS
 
 

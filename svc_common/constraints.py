@@ -1,6 +1,6 @@
-"""What a request may demand of each token: the names of its fields, and the errors for demands that cannot be met together.
+"""Fields of a request that constrain its tokens, and the errors for constraints that cannot be met together.
 
-Used by the gateway, which can refuse some of them at once, and by the scheduler, which hears of the others from the worker.
+Used by the gateway, which refuses some at once, and by the scheduler, to which the worker reports the others.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ GRAMMAR_FIELDS = {
     common_pb2.GRAMMAR_KIND_CHOICE: "choice",
     common_pb2.GRAMMAR_KIND_LARK: "lark",
 }
-"""Name of the field of each kind of grammar."""
+"""Field name of each kind of grammar."""
 
 ALLOWED, BAD_WORDS, MIN_TOKENS = "sampling.allowed_token_ids", "sampling.bad_words", "stop.min_tokens"
 
@@ -26,7 +26,7 @@ def grammar_field(sampling: common_pb2.ResolvedSampling) -> str:
 
 
 def constraint_fields(sampling: common_pb2.ResolvedSampling, min_tokens: int) -> list[str]:
-    """Paths of all fields of a request by which a token may be forbidden."""
+    """Paths of all fields of a request that may forbid tokens."""
     given = {
         grammar_field(sampling): sampling.grammar.kind,
         ALLOWED: sampling.allowed_token_ids,
@@ -37,20 +37,20 @@ def constraint_fields(sampling: common_pb2.ResolvedSampling, min_tokens: int) ->
 
 
 def no_token_left(fields: Sequence[str], which: str) -> InvalidArgument:
-    """`fields` forbid every token. `which`: "first", or "further"."""
+    """Error: `fields` forbid every token. `which`: "first" or "further"."""
     others = f" together with {' and '.join(fields[1:])}" if len(fields) > 1 else ""
     what = f"leaves no {which} token to choose from{others}; loosen what it demands"
     return InvalidArgument(f"{fields[0]}: {what}", reason="NO_TOKEN_LEFT", violations=_violations(fields, what))
 
 
 def grammar_limit(fields: Sequence[str]) -> InvalidArgument:
-    """A mask reached a limit of the grammar engine while the request ran."""
+    """Error: a mask reached a limit of the grammar engine while the request ran."""
     what = "is too complex: one token took more work than the grammar engine allows; use fewer alternatives or smaller bounds"
     return InvalidArgument(f"{fields[0]}: {what}", reason="GRAMMAR_LIMIT", violations=_violations(fields, what))
 
 
 def mask_budget(fields: Sequence[str], mean_ms: float) -> InvalidArgument:
-    """The masks of a sequence took more CPU time than its budget while it ran."""
+    """Error: the masks of a sequence exceeded its CPU time budget while it ran."""
     what = (
         f"takes more than {mean_ms:g} ms of CPU time per token, which is the limit (--mask-budget-ms of the worker); "
         "make it less ambiguous, or use smaller bounds"

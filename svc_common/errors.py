@@ -1,25 +1,26 @@
-"""The error tree of all services: whose fault, which status, which details.
+"""Error classes of all services, with gRPC status, HTTP status and details.
 
     QuireError
-    ├── the caller's
+    ├── the caller's fault
     │   ├── InvalidArgument        INVALID_ARGUMENT   400   a field is wrong (with field violations)
-    │   ├── OutOfRange             OUT_OF_RANGE       400   longer than the model or the cache can take (R23)
+    │   ├── OutOfRange             OUT_OF_RANGE       400   longer than the model or the cache can take
     │   ├── NotFound               NOT_FOUND          404   no such model, request, block
     │   ├── Unauthenticated        UNAUTHENTICATED    401
     │   ├── PermissionDenied       PERMISSION_DENIED  403
     │   ├── AlreadyExists          ALREADY_EXISTS     409
     │   └── Cancelled              CANCELLED          499   the caller ended it
-    ├── the moment's
+    ├── a temporary condition
     │   ├── ResourceExhausted      RESOURCE_EXHAUSTED 429   queue full, quota (with a retry time)
     │   ├── Unavailable            UNAVAILABLE        503   no worker, draining (with a retry time)
     │   ├── DeadlineExceeded       DEADLINE_EXCEEDED  504
     │   ├── FailedPrecondition     FAILED_PRECONDITION 409  not in this state: peers of other revisions, model not loaded
     │   └── Aborted                ABORTED            409   an older epoch
-    └── ours
+    └── the service's fault
         ├── Unimplemented          UNIMPLEMENTED      501
         └── Internal               INTERNAL           500   a bug; an id, no traceback
 
-Errors carry a status name and plain details. Only `svc_common.rpc` maps them to gRPC, only the gateway's HTTP door to HTTP.
+Errors carry a status name and plain details. Only `svc_common.rpc` maps them to gRPC, and only the gateway's
+HTTP API to HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field that is wrong: its path (`sampling.top_p`) and what is wrong with it."""
+    """One invalid field: its path (`sampling.top_p`) and what is wrong with it."""
 
     field: str
     description: str
@@ -37,18 +38,18 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True)
 class QuotaViolation:
-    """A quota that is used up: whose (`tenant:acme`) and which."""
+    """An exhausted quota: its subject (`tenant:acme`) and a description."""
 
     subject: str
     description: str
 
 
 class QuireError(Exception):
-    """Base of all errors that may leave a service.
+    """Base of all errors that a service may return.
 
-    `message` is a sentence for people that says what to do; `reason` a stable SCREAMING_SNAKE_CASE word for programs;
-    `metadata` the names and numbers behind it; `retry_after_s` when to try again (None = not said); `quota`
-    whose and which quota is used up, where that is the reason.
+    `message`: a sentence for people that says what to do. `reason`: a stable SCREAMING_SNAKE_CASE word for
+    programs. `metadata`: the names and numbers behind it. `retry_after_s`: when to try again (None = not
+    given). `quota`: the exhausted quota, if that is the reason.
     """
 
     status = "INTERNAL"
@@ -81,7 +82,7 @@ class InvalidArgument(QuireError):
 
     @classmethod
     def field(cls, field: str, description: str) -> "InvalidArgument":
-        """The usual case: one field at fault."""
+        """Error with one violation, the usual case."""
         return cls(f"{field}: {description}", reason="INVALID_FIELD", violations=[FieldViolation(field, description)])
 
 
@@ -93,7 +94,10 @@ class OutOfRange(QuireError):
 
 
 class NotFound(QuireError):
-    """No such model, request or digest; `resource_type` and `resource_name` say what was asked for (both empty = not said)."""
+    """No such model, request or digest.
+
+    `resource_type` and `resource_name`: what was requested (both empty = not given).
+    """
 
     status = "NOT_FOUND"
     http_status = 404
@@ -112,14 +116,14 @@ class AlreadyExists(QuireError):
 
 
 class Unauthenticated(QuireError):
-    """No or wrong credentials."""
+    """Missing or wrong credentials."""
 
     status = "UNAUTHENTICATED"
     http_status = 401
 
 
 class PermissionDenied(QuireError):
-    """Known, but not allowed."""
+    """The caller is authenticated but not allowed."""
 
     status = "PERMISSION_DENIED"
     http_status = 403
@@ -133,14 +137,14 @@ class Cancelled(QuireError):
 
 
 class ResourceExhausted(QuireError):
-    """Too much at the moment; `retry_after_s` says when to try again."""
+    """A limit or quota is reached at the moment; `retry_after_s` says when to try again."""
 
     status = "RESOURCE_EXHAUSTED"
     http_status = 429
 
 
 class Unavailable(QuireError):
-    """Nobody can serve at the moment; `retry_after_s` says when to try again."""
+    """No process can serve the request at the moment; `retry_after_s` says when to try again."""
 
     status = "UNAVAILABLE"
     http_status = 503
@@ -161,21 +165,21 @@ class FailedPrecondition(QuireError):
 
 
 class Aborted(QuireError):
-    """Overtaken: an epoch older than the one in force."""
+    """Superseded: an epoch older than the current one."""
 
     status = "ABORTED"
     http_status = 409
 
 
 class Unimplemented(QuireError):
-    """The method exists, this service does not offer it."""
+    """The method exists, but this service does not offer it."""
 
     status = "UNIMPLEMENTED"
     http_status = 501
 
 
 class Internal(QuireError):
-    """A bug of ours; details stay in the log under `metadata["error_id"]`."""
+    """A bug in Quire; details stay in the log under `metadata["error_id"]`."""
 
 
 class ConfigError(QuireError):
@@ -190,6 +194,6 @@ def _concrete(cls: type[QuireError]) -> list[type[QuireError]]:
 
 
 def from_status_name(status: str) -> type[QuireError]:
-    """The class for a gRPC status name; `Internal` for names that no class has."""
+    """Return the class for a gRPC status name; `Internal` for unknown names."""
     classes = {cls.status: cls for cls in reversed(_concrete(QuireError)) if cls not in {QuireError, ConfigError}}
     return classes.get(status, Internal)

@@ -1,4 +1,4 @@
-"""A gRPC channel whose new calls use the certificates of the moment, so that renewing them needs no restart."""
+"""gRPC channel that uses the current certificates for new calls, so that renewing them needs no restart."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _FOR_AS_LONG_AS_THEY_TAKE_S = 10 * 365 * 86_400.0
 
 
 class FreshChannel(grpc.aio.Channel):
-    """Owner of one real channel at a time, made by `make(contents)`; a former one goes when the calls that it carries are over."""
+    """Wraps one real channel at a time, made by `make(contents)`; a replaced one closes when its calls are over."""
 
     def __init__(self, watched: WatchedFiles, make: Callable[[TlsContents], grpc.aio.Channel]) -> None:
         self._watched = watched
@@ -25,7 +25,7 @@ class FreshChannel(grpc.aio.Channel):
     def _current(self) -> grpc.aio.Channel:
         contents = self._watched.current()
         if contents is not self._contents:
-            # Not cut off: a stream that is cancelled on this side would look like a task's own cancellation.
+            # Closed gracefully: a stream cancelled on this side would look like a task's own cancellation.
             task = asyncio.ensure_future(self._channel.close(_FOR_AS_LONG_AS_THEY_TAKE_S))
             self._leaving[task] = self._channel
             task.add_done_callback(self._leaving.pop)
@@ -33,7 +33,7 @@ class FreshChannel(grpc.aio.Channel):
         return self._channel
 
     async def close(self, grace: float | None = None) -> None:
-        """Ends calls under way after `grace` seconds, None = at once."""
+        """End calls in flight after `grace` seconds, None = at once."""
         leaving = list(self._leaving.items())
         for task, _ in leaving:
             task.cancel()
@@ -49,19 +49,19 @@ class FreshChannel(grpc.aio.Channel):
         await self.close(None)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """See grpc.aio.Channel."""
+        """Connectivity of the current channel."""
         return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """See grpc.aio.Channel."""
+        """Wait until the current channel leaves that state."""
         await self._current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """See grpc.aio.Channel."""
+        """Wait until the current channel is ready."""
         await self._current().channel_ready()
 
     def _late(self, kind: str, how: tuple[Any, ...], more: dict[str, Any]) -> Any:
-        """What a stub keeps for one method: each call goes over the channel of its moment."""
+        """Return the callable that a stub keeps for one method; each call uses the current channel."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             return getattr(self._current(), kind)(*how, **more)(*arguments, **options)
@@ -69,17 +69,17 @@ class FreshChannel(grpc.aio.Channel):
         return call
 
     def unary_unary(self, *how: Any, **more: Any) -> Any:
-        """See grpc.aio.Channel."""
+        """Make a callable for a unary-unary method."""
         return self._late("unary_unary", how, more)
 
     def unary_stream(self, *how: Any, **more: Any) -> Any:
-        """See grpc.aio.Channel."""
+        """Make a callable for a unary-stream method."""
         return self._late("unary_stream", how, more)
 
     def stream_unary(self, *how: Any, **more: Any) -> Any:
-        """See grpc.aio.Channel."""
+        """Make a callable for a stream-unary method."""
         return self._late("stream_unary", how, more)
 
     def stream_stream(self, *how: Any, **more: Any) -> Any:
-        """See grpc.aio.Channel."""
+        """Make a callable for a stream-stream method."""
         return self._late("stream_stream", how, more)

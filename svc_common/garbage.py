@@ -1,15 +1,18 @@
-"""The cyclic garbage collector of a process that has started and from now on serves: to be set by its command, not by its parts."""
+"""Tuning of the cyclic garbage collector for a serving process; called by its command, not by its parts."""
 
 import gc
 
 YOUNG_OBJECTS = 20_000
-"""New containers, less those that are gone, before the youngest are looked through; Python's own 700 are made within one step."""
+"""Container allocations minus deallocations that trigger a young collection.
+
+Python's default of 700 is reached within one step.
+"""
 
 
 def settle() -> None:
-    """Never looks again through what is there now, all modules among it, and seldom through what comes.
+    """Exclude all present objects, including all modules, from collection, and collect new ones rarely.
 
-    What serves a request is freed as it ends, by its reference counts; cycles are left by errors alone.
+    Objects of a request are freed by reference counts when it ends; only errors leave cycles.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,8 @@
-"""Grammars of structured output, compiled: what the gateway refuses bad ones with and the worker masks tokens with.
+"""Compile grammars of structured output, for the gateway to refuse bad ones and for the worker to mask tokens.
 
-Both sides compile the same text with the same limits, so that what the gateway accepts compiles at the worker. The grammar
-engine is llguidance; here is all that is known of how it wants grammars and tokenizers. No rows, no requests, no torch.
+Both compile the same text with the same limits, so what the gateway accepts compiles at the worker. The
+grammar engine is llguidance; all knowledge of the grammar and tokenizer forms that it expects is here. No
+rows, no requests, no torch.
 """
 
 import json
@@ -21,11 +22,11 @@ REGEX = common_pb2.GRAMMAR_KIND_REGEX
 CHOICE = common_pb2.GRAMMAR_KIND_CHOICE
 LARK = common_pb2.GRAMMAR_KIND_LARK
 
-# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Unbounded whitespace is what a model that has
-# lost its way goes on with until its length limit.
+# Between JSON tokens: nothing, one space, or a newline with indentation. With unbounded whitespace, a model
+# in a loop emits blanks until its length limit.
 WHITESPACE = r"(\n[ \t]{0,32}|[ ])?"
 
-# What one grammar may cost: some 20 ms and 50 MiB to build, 15 ms for one mask, whatever the text says.
+# Limits per grammar, for any text: about 20 ms and 50 MiB to build it, and 15 ms per mask.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -38,15 +39,19 @@ LIMITS = LLParserLimits(
 
 
 class GrammarError(ValueError):
-    """A grammar or tokenizer of no use; the message is a clause for people: "is no regular expression that can be used: ..."."""
+    """Unusable grammar or tokenizer.
+
+    The message is a clause for people: "is no regular expression that can be used: ...".
+    """
 
 
 class GrammarCompiler:
     """Compiles grammars for the vocabulary of one model. Immutable, may be used from several threads.
 
-    `tokenizer_json`: of the checkpoint; `eos_ids`: the ids that end an output, at least one; `vocab_size`: logits per position,
-    which may be more than the tokenizer has tokens (the rest is never allowed) or fewer.
-    Making one takes about 10 µs per token of the vocabulary. GrammarError when llguidance does not know the tokenizer's kind.
+    `tokenizer_json`: of the checkpoint; `eos_ids`: the ids that end an output, at least one; `vocab_size`:
+    logits per position, which may exceed the tokenizer's size (the rest is never allowed) or be smaller.
+    Construction takes about 10 µs per token of the vocabulary. Raises GrammarError if llguidance does not
+    support the tokenizer.
     """
 
     def __init__(self, tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> None:
@@ -54,11 +59,14 @@ class GrammarCompiler:
 
     @property
     def num_tokens(self) -> int:
-        """Bits of a mask: `vocab_size`, or the tokenizer's size where that is more."""
+        """Bits of a mask: the larger of `vocab_size` and the tokenizer's size."""
         return self._tokenizer.vocab_size
 
     def compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
-        """A matcher at the start of `grammar`, with its first mask computed once. GrammarError says what is wrong."""
+        """Return a matcher at the start of `grammar`, with its first mask computed once.
+
+        Raises GrammarError with the cause.
+        """
         matcher = LLMatcher(self._tokenizer, _engine_text(grammar.kind, grammar.text), log_level=0, limits=LIMITS)
         self._check(matcher, grammar)
         matcher.compute_bitmask()
@@ -68,7 +76,10 @@ class GrammarCompiler:
         return matcher
 
     def check(self, grammar: common_pb2.Grammar) -> None:
-        """GrammarError where `grammar` does not compile, or the mask behind one token that it allows is beyond the limits."""
+        """Raise GrammarError if `grammar` does not compile.
+
+        Also raised if the mask after one allowed token exceeds the limits.
+        """
         matcher = self.compile(grammar)
         ends = self._tokenizer.eos_tokens
         first = next(
@@ -80,11 +91,11 @@ class GrammarCompiler:
             self._check(matcher, grammar)
 
     def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
-        """bool [num_tokens]: which tokens an output may begin with. GrammarError as `compile`."""
+        """Return bool [num_tokens]: the tokens that an output may begin with. Raises GrammarError as `compile`."""
         return _allowed(self.compile(grammar))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens taken as text."""
+        """Token ids of `text`; special tokens are encoded as plain text."""
         return self._tokenizer.tokenize_str(text)
 
     @staticmethod
@@ -102,20 +113,20 @@ def _tokenizer(tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -
     try:
         text = tokenizer_json.decode()
         own_size = LLTokenizer(text, eos_token=0, slices=[]).vocab_size
-        # An end that is no token of the tokenizer (a number of the padding) can be drawn by nobody.
+        # An end token that the tokenizer does not have (an id in the padding) can never be sampled.
         ends = sorted({eos_id for eos_id in eos_ids if eos_id < own_size})
         if ends:
             return LLTokenizer(text, n_vocab=max(own_size, vocab_size), eos_token=ends)
-    except Exception as error:  # llguidance raises ValueError, and what its Rust side panics with
+    except Exception as error:  # llguidance raises ValueError, or an exception for a panic of its Rust code
         raise GrammarError(f"is not possible with this model's tokenizer: {_line(str(error))}") from error
     raise GrammarError("is not possible: the model has no end-of-sequence token, an output could not end")
 
 
-# --- the forms that llguidance reads ------------------------------------------------------------------------------------
+# --- grammars in llguidance's form --------------------------------------------------------------------------------------
 
 
 def _engine_text(kind: common_pb2.GrammarKind, text: str) -> str:
-    """The grammar as llguidance's envelope. Built from parsed values: no text can break out of its place in it."""
+    """The grammar as llguidance's envelope. Built from parsed values, so no text can escape from its place."""
     if kind == JSON_SCHEMA:
         return _envelope(json_schema=with_bounded_whitespace(json.loads(text)))
     if kind == REGEX:
@@ -132,7 +143,7 @@ def _envelope(**grammar: Any) -> str:
 
 
 def with_bounded_whitespace(schema: Any) -> Any:
-    """`schema` with bounded whitespace, unless its own `x-guidance` speaks of whitespace."""
+    """Return `schema` with bounded whitespace, unless its own `x-guidance` sets a whitespace option."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -146,11 +157,12 @@ def with_bounded_whitespace(schema: Any) -> Any:
 def _choice_lark(choices: Any) -> str:
     if not (choices and isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)):
         raise GrammarError("must be a list of strings, at least one")
-    # One terminal, not one rule of many: the lexer then keeps every choice open that the text so far begins.
+    # One terminal instead of a rule of many: the lexer then keeps every choice open that matches the text so
+    # far.
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices)
 
 
-# --- what llguidance says, for people -----------------------------------------------------------------------------------
+# --- error messages -----------------------------------------------------------------------------------------------------
 
 _WHAT = {
     JSON_SCHEMA: "is no JSON schema that can be used",
@@ -165,7 +177,7 @@ _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
 
 def readable(kind: common_pb2.GrammarKind, error: str) -> str:
-    """One clause out of an error of llguidance, without its excerpts of the grammar."""
+    """Extract one clause from an error of llguidance, without its excerpts of the grammar."""
     return f"{_WHAT.get(kind, 'is no grammar that can be used')}: {_reason(kind, error)}"
 
 

@@ -1,4 +1,4 @@
-"""gRPC handlers with something in front: what an interceptor puts before each call of one."""
+"""Wrap gRPC handlers with a check that an interceptor runs before each call."""
 
 import contextlib
 import inspect
@@ -12,11 +12,17 @@ from svc_common import rpc
 
 Handler = Any
 Before = Callable[[Any, Any], Any]
-"""Takes request (of a stream: the iterator) and context; the request to go on with. A QuireError ends the call."""
+"""Takes the request (for a stream: its iterator) and the context; returns the request to continue with.
+
+A QuireError ends the call.
+"""
 
 
 def behind(handler: Handler, before: Before, *, deserializer: Callable[[bytes], Any] | None) -> Handler:
-    """`handler`, each call of which passes `before` first. Its behaviour keeps its kind: generator or coroutine."""
+    """Return `handler` with `before` run first in each call.
+
+    Generators stay generators and coroutines stay coroutines.
+    """
     kinds: Sequence[tuple[str, Callable[..., Any]]] = (
         ("unary_unary", grpc.unary_unary_rpc_method_handler),
         ("unary_stream", grpc.unary_stream_rpc_method_handler),

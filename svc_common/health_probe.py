@@ -1,8 +1,9 @@
-"""`python -m svc_common.health_probe HOST:PORT [SERVICE]`: asks gRPC health once; for container health checks.
+"""`python -m svc_common.health_probe HOST:PORT [SERVICE]`: ask gRPC health once, for container health checks.
 
-Exit status 0 when SERVING, 1 otherwise (with the answer on standard error), 2 for wrong usage. SERVICE empty = readiness of the
-whole process, "liveness" = whether the process answers at all. Where the listener is encrypted: `--tls-ca FILE`, where it wants a
-certificate `--tls-cert FILE --tls-key FILE`, and `--tls-name NAME` where the listener's is for NAME and not for HOST.
+Exit status 0 if SERVING, 1 otherwise (with the answer on standard error), 2 for wrong usage. An empty SERVICE
+asks for readiness of the whole process, "liveness" whether the process answers at all. For an encrypted
+listener give `--tls-ca FILE`; if it requires a client certificate, `--tls-cert FILE --tls-key FILE`; if its
+certificate is for NAME instead of HOST, `--tls-name NAME`.
 """
 
 import argparse
@@ -27,9 +28,9 @@ def probe(
     files: tls.TlsFiles | None = None,
     name: str = "",
 ) -> str:
-    """Name of the status at `address` ("SERVING"), or of the gRPC error where none came ("UNAVAILABLE"). `files` None: plain text.
+    """Return the status name at `address` ("SERVING"), or the gRPC error's name ("UNAVAILABLE") if none was received.
 
-    ConfigError for files that are no use.
+    `files` None: plain text. Raises ConfigError for unusable files.
     """
     with _channel(address, files, name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -58,7 +59,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Run the command; returns its exit status."""
     try:
         given = _arguments(arguments)
     except SystemExit as end:

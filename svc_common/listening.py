@@ -1,4 +1,4 @@
-"""Sockets that a service listens on by itself, beside those of gRPC."""
+"""Listening sockets of services for protocols other than gRPC."""
 
 import socket
 
@@ -8,7 +8,7 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, *, option: str) -> socket.socket:
-    """A bound socket (port 0 = any free one). ConfigError naming `option` when the port is taken."""
+    """Return a listening socket (port 0 = any free one). Raises ConfigError naming `option` if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

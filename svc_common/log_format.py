@@ -1,9 +1,8 @@
-"""How services write their log, as text or as JSON: exceptions with their types and the lines that they went through, and without
-what they say.
+"""Log formats of the services, text and JSON. Tracebacks have exception types and lines but no messages.
 
-An exception of a bug, or of a library, may quote what it was given: a prompt. Its type and its way through the code find the bug
-all the same, and its id is what the client was told. Our own errors (QuireError) and those of the operating system quote no input:
-they are written whole.
+The message of a bug's or a library's exception may quote its input, such as a prompt. Type and traceback
+suffice to find the bug, and the client was given its id. Errors of Quire (QuireError) and of the operating
+system quote no input and are written in full.
 """
 
 import asyncio
@@ -28,40 +27,40 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.operators.memory"
-"""What operators are told also at the default level, WARNING; a level that is given holds for these too."""
+"""Loggers that operators see even at the default level, WARNING; an explicit level applies to these too."""
 _DEFAULT_LEVEL = "WARNING"
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class LogFormat(enum.StrEnum):
-    """Forms of a line."""
+    """Log line formats."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class DiscreetFormatter(logging.Formatter):
-    """A Formatter whose tracebacks leave out what exceptions say."""
+    """Formatter that omits exception messages from tracebacks."""
 
     def formatException(self, ei: ExceptionInfo) -> str:
-        """See logging.Formatter."""
+        """Format a traceback without exception messages."""
         return "" if ei[1] is None else "".join(_chain(ei[1], set())).rstrip("\n")
 
 
 class JsonFormatter(DiscreetFormatter):
-    """The same as one JSON object per line, fields as in docs/metrics.md; what is not known is left out."""
+    """Formatter of one JSON object per line, with the fields of docs/metrics.md; unknown fields are omitted."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def line(self, logger: str, message: str) -> str:
-        """Words that came without a logger."""
+        """Format a message that no logger produced."""
         return self.format(logging.LogRecord(logger, logging.INFO, "", 0, "%s", (message,), None))
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
+        """Format a record as one JSON object."""
         about: LogContext = getattr(record, "about", None) or log_context.current()
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
@@ -79,7 +78,7 @@ class JsonFormatter(DiscreetFormatter):
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """The exception behind those that led to it, as Python writes them."""
+    """Traceback lines of an exception after those of its causes, in Python's layout."""
     seen.add(id(error))
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in seen:
@@ -100,9 +99,10 @@ def _type_name(kind: type[BaseException]) -> str:
 
 
 def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "") -> None:
-    """The process' log goes to standard error, from `level` on (None: WARNING, and what operators are told), in this form.
+    """Configure the process's log on standard error.
 
-    JSON has Python's warnings too.
+    `level` None: WARNING, plus the loggers meant for operators. The JSON format also captures Python's
+    warnings.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(
@@ -115,5 +115,5 @@ def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """For `loop.set_exception_handler`: asyncio's own words have the exception's in them."""
+    """Handler for `loop.set_exception_handler`, since asyncio's own message includes that of the exception."""
     log.error("asyncio: %s", context["message"], exc_info=context.get("exception"))

@@ -1,6 +1,7 @@
-"""Malformed protobuf as a typed refusal, for handlers of generated code. An interceptor.
+"""Refuse malformed protobuf with a typed error, for handlers of generated code. An interceptor.
 
-grpc would end such a call as INTERNAL or UNKNOWN, with a traceback in the log. Handlers that take raw bytes call `parsing`.
+grpc would end such a call as INTERNAL or UNKNOWN with a traceback in the log. Handlers that take raw bytes
+use `parsing`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -16,10 +17,13 @@ _Deserialize = Callable[[bytes], Any]
 
 
 class MalformedRefused(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Parses messages inside the call: InvalidArgument MALFORMED_MESSAGE for bytes that are none. To be the last interceptor."""
+    """Interceptor that parses messages inside the call: InvalidArgument MALFORMED_MESSAGE if that fails.
+
+    Must be the last one.
+    """
 
     async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Handler:
-        """The handler, which takes raw bytes from now on."""
+        """Return the handler, changed to take raw bytes."""
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
@@ -45,7 +49,7 @@ async def _parse_each(messages: AsyncIterator[bytes], parse: _Deserialize) -> As
 
 
 def malformed(what: str) -> InvalidArgument:
-    """The refusal of bytes that should be `what`."""
+    """Error for bytes that are no valid `what`."""
     problem = f"is not {what}: malformed protobuf, or a text field that is not UTF-8"
     return InvalidArgument(
         f"the message {problem}", reason="MALFORMED_MESSAGE", violations=[FieldViolation("request", problem)]

@@ -1,8 +1,8 @@
-"""Metrics as they are defined: name, kind, unit, labels, and what is counted when, in one place. docs/metrics.md is made from that.
+"""Metric definitions: name, kind, unit, labels and formula in one place. docs/metrics.md is generated from them.
 
-Prometheus' client counts and writes; every service has one registry, made in its composition root. What a service's event loop owns
-is read there when somebody asks (`OnLoop`), so that nothing is kept twice. Names follow Prometheus' rules: base units, `_total` for
-what only grows, labels of few values each.
+Prometheus' client counts and writes; each service has one registry, made in its composition root. Values
+owned by a service's event loop are read there on each scrape (`OnLoop`), so that nothing is stored twice.
+Names follow Prometheus' rules: base units, `_total` for counters, labels with few values each.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from svc_common.telemetry import Telemetry
 READ_TIMEOUT_S = 5.0
 MODEL_NAME = "model_name"
 Values = Mapping[tuple[str, ...], float]
-"""Of one metric: label values, in the order of its labels, to its value."""
+"""Values of one metric, keyed by label values in the order of its labels."""
 Sums = Mapping[str, Values]
-"""Counters as they stand, by name."""
+"""Current counter values, by metric name."""
 
 
 class Kind(enum.StrEnum):
-    """Prometheus' kinds."""
+    """Prometheus' metric kinds."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -35,11 +35,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetricSpec:
-    """One metric. `text`: what it is, in a sentence; `formula`: what is counted when, or what it is the value of.
+    """One metric. `text`: a sentence that says what it is; `formula`: what is counted when, or what its value is.
 
-    `unit`: of its values, "seconds", "tokens", ...; "1" = a number without one. `labels`: the values of each, for people.
-    `of_model`: it has the label `model_name` too. `buckets`: upper bounds, of histograms. `serves`: the requirements that ask for
-    it, else what it is for. `query`: some PromQL.
+    `unit`: "seconds", "tokens", ...; "1" = a number without one. `labels`: the values of each label, for
+    people. `of_model`: it also has the label `model_name`. `buckets`: upper bounds, for histograms. `serves`:
+    the requirements that ask for it, or its purpose. `query`: sample PromQL.
     """
 
     name: str
@@ -54,19 +54,19 @@ class MetricSpec:
     of_model: bool = False
 
     def counter(self, registry: CollectorRegistry) -> Counter:
-        """One that is counted."""
+        """Make it as a counter."""
         return Counter(self.name, self.text, tuple(self.labels), registry=registry)
 
     def gauge(self, registry: CollectorRegistry) -> Gauge:
-        """One that is set, or that has a function."""
+        """Make it as a gauge, set directly or by a function."""
         return Gauge(self.name, self.text, tuple(self.labels), registry=registry)
 
     def histogram(self, registry: CollectorRegistry) -> Histogram:
-        """One that observes."""
+        """Make it as a histogram."""
         return Histogram(self.name, self.text, tuple(self.labels), buckets=self.buckets, registry=registry)
 
     def family(self, values: Values) -> Metric:
-        """What is read at this moment, of a counter or a gauge."""
+        """Make a counter or gauge family with values read just now."""
         make = CounterMetricFamily if self.kind is Kind.COUNTER else GaugeMetricFamily
         family = make(self.name, self.text, labels=tuple(self.labels))
         for labels, value in values.items():
@@ -75,13 +75,13 @@ class MetricSpec:
 
 
 def seconds_from(least: float, count: int) -> tuple[float, ...]:
-    """Upper bounds of so many buckets, each about 1.5 times the one before: `least` times 1, 1.6, 2.4, 4, 6, 10, 16, ..."""
+    """Bucket bounds, each about 1.5 times the one before: `least` times 1, 1.6, 2.4, 4, 6, 10, 16, ..."""
     steps = (1.0, 1.6, 2.4, 4.0, 6.0)
     return tuple(float(f"{least * steps[i % 5] * 10 ** (i // 5):.3g}") for i in range(count))
 
 
 class _ModelRegistry(CollectorRegistry):
-    """Adds the label `model_name` to the metrics that are about the model, as they are read: the one that is served then."""
+    """Registry that adds the label `model_name`, the model served at scrape time, to metrics about the model."""
 
     def __init__(self, specs: Iterable[MetricSpec], model: Callable[[], str]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _ModelRegistry(CollectorRegistry):
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        """See CollectorRegistry."""
+        """Collect all metrics."""
         label = {MODEL_NAME: self._model()}
         for metric in super().collect():
             if metric.name in self._of_model:
@@ -98,10 +98,10 @@ class _ModelRegistry(CollectorRegistry):
 
 
 def new_registry(specs: Iterable[MetricSpec] = (), model: Callable[[], str] = lambda: "") -> CollectorRegistry:
-    """An empty one with what the operating system says of the process. `model()`: name of the served model, for those of `specs`
-    that are about it.
+    """Return an empty registry with the process metrics of the operating system.
 
-    The library's `_created` series are off: they double what is scraped, and Prometheus sees resets by itself.
+    `model()`: name of the served model, the label of those of `specs` that are about it. The library's
+    `_created` series are off: they double what is scraped, and Prometheus detects resets by itself.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = _ModelRegistry(specs, model)
@@ -110,7 +110,7 @@ def new_registry(specs: Iterable[MetricSpec] = (), model: Callable[[], str] = la
 
 
 def exemplar_of(span: Span) -> dict[str, str] | None:
-    """What an observation says of its trace, in OpenMetrics; None where the span is not recorded."""
+    """Exemplar labels (trace and span id) for OpenMetrics; None if the span is not recorded."""
     if not span.is_recording():
         return None
     context = span.get_span_context()
@@ -118,7 +118,7 @@ def exemplar_of(span: Span) -> dict[str, str] | None:
 
 
 def sums_of(metrics: Iterable[Counter]) -> Sums:
-    """These counters as they stand."""
+    """Return the current values of these counters."""
     families = [family for metric in metrics for family in metric.collect()]
     return {
         f"{family.name}_total": {tuple(sample.labels.values()): sample.value for sample in family.samples}
@@ -127,10 +127,10 @@ def sums_of(metrics: Iterable[Counter]) -> Sums:
 
 
 class OnLoop:
-    """Collector of metrics whose values belong to an event loop: they are read there, whoever asks, from another thread.
+    """Collector that reads metrics on the event loop that owns them; called from other threads.
 
-    `read()` may give way between two parts of its work. From `collect` TimeoutError where the loop does not answer within 5 s,
-    RuntimeError where it has ended.
+    `read()` may yield to the loop between two parts of its work. `collect` raises TimeoutError if the loop
+    does not answer within 5 s, and RuntimeError if it has ended.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class OnLoop:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Names and kinds."""
+        """Metrics without values."""
         return [spec.family({}) for spec in self._specs]
 
     def collect(self) -> Iterable[Metric]:
-        """With values, as of now."""
+        """Metrics with their current values."""
         values = self._values()
         return [spec.family(values.get(spec, {})) for spec in self._specs]
 
@@ -177,15 +177,15 @@ DROPPED_SPANS = MetricSpec(
 
 
 class DroppedSpans:
-    """Collector of the number of spans that the tracer of this process dropped."""
+    """Collector of the number of spans dropped by this process's tracer."""
 
     def __init__(self, tracing: Telemetry) -> None:
         self._tracing = tracing
 
     def describe(self) -> Iterable[Metric]:
-        """Its name."""
+        """The metric without a value."""
         return [DROPPED_SPANS.family({})]
 
     def collect(self) -> Iterable[Metric]:
-        """As of now."""
+        """The metric with its current value."""
         return [DROPPED_SPANS.family({(): self._tracing.num_dropped_spans})]

@@ -1,7 +1,8 @@
-"""GET /metrics on a listener of its own: Prometheus' client writes the answer, Python's own HTTP server carries it.
+"""GET /metrics on a separate listener: Prometheus' client writes the response, Python's HTTP server carries it.
 
-The event loop only takes connections in; each is read and answered on a thread of its own, which asks the loop for what the loop
-owns (`metrics.OnLoop`). One answer per connection. With certificates, who scrapes must show one that their CA signed.
+The event loop only accepts connections. Each is read and answered on its own thread, which asks the loop for
+the values that it owns (`metrics.OnLoop`). One response per connection. With certificates, a client must
+present one that the CA signed.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ StartResponse = Callable[..., Any]
 
 
 class MetricsServer:
-    """Serves one registry from `start` to `close`, both on the event loop."""
+    """Serves one registry from `start` to `close`, both called on the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._app = _MetricsApp(registry)
@@ -37,14 +38,17 @@ class MetricsServer:
         self._loop = asyncio.get_running_loop()
 
     def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> str:
-        """Listens (0 = any free port); HOST:PORT. `tls`: None = plain text. ConfigError naming --metrics-port when it is taken."""
+        """Listen and return HOST:PORT (port 0 = any free one). `tls` None: plain text.
+
+        Raises ConfigError naming --metrics-port if the port is taken.
+        """
         sock = listen(host, port, option=OPTION)
         self._server = _Server(sock, self._app, tls)
         self._loop.add_reader(sock, self._server.handle_request)
         return f"{host}:{sock.getsockname()[1]}"
 
     def close(self) -> None:
-        """No new connections. Idempotent, also before `start`."""
+        """Accept no new connections. Idempotent, also before `start`."""
         if self._server is not None:
             self._loop.remove_reader(self._server.socket)
             self._server.server_close()
@@ -52,13 +56,13 @@ class MetricsServer:
 
 
 class _MetricsApp:
-    """WSGI: the library's application, at one path."""
+    """WSGI application: the library's, at one path."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answer = make_wsgi_app(registry)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """404 beside the path; 503 while the event loop does not answer, or when the service is on its way out."""
+        """Answer a request: 404 for other paths, 503 while the event loop does not answer or the service is stopping."""
 
         def start(status: str, headers: list[tuple[str, str]]) -> Any:
             return start_response(status, [*headers, ("Server", "quire")])
@@ -80,17 +84,17 @@ def _plain(start_response: StartResponse, status: str, text: str) -> list[bytes]
 
 
 class _Handler(WSGIRequestHandler):
-    """One connection; what it asks for is no news."""
+    """Handler of one connection; requests are logged at DEBUG only."""
 
     timeout = _CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """See BaseHTTPRequestHandler."""
+        """Log at DEBUG."""
         log.debug("metrics asked for: %s", args[1] if len(args) > 1 else "")
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """On a socket that listens already; `handle_request` whenever it can be read."""
+    """WSGI server on a socket that is already listening; call `handle_request` whenever it is readable."""
 
     daemon_threads = True
     timeout = 0
@@ -99,16 +103,16 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(sock.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = sock
-        # Who connects and goes at once must not hold the loop up.
+        # A client that connects and disconnects at once must not block the loop.
         self.socket.setblocking(False)
         self._tls = tls
-        # The library would look its own name up here, which may take seconds.
+        # The library would look up its own host name here, which may take seconds.
         self.server_name, self.server_port = sock.getsockname()[:2]
         self.setup_environ()
         self.set_app(app)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection; with certificates the handshake follows on the connection's thread."""
+        """Accept the next connection; the TLS handshake follows on the connection's thread."""
         connection, address = self.socket.accept()
         connection.setblocking(True)
         if self._tls is None:
@@ -116,5 +120,5 @@ class _Server(ThreadingMixIn, WSGIServer):
         return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left, or that showed no certificate."""
+        """Log a client that disconnected or presented no certificate."""
         log.debug("a scrape ended early", exc_info=True)

@@ -1,5 +1,7 @@
-"""Bytes of a caller to a message. Handlers that take raw bytes and parse them here refuse bad ones typed; the transport's own
-parsing would end the call as its INTERNAL or UNKNOWN (operations.md 1.2)."""
+"""Parse a client's bytes into a message, with typed errors. For handlers that take raw bytes.
+
+The transport's own parsing would end the call as its INTERNAL or UNKNOWN.
+"""
 
 from typing import TypeVar
 
@@ -11,7 +13,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parse(cls: type[M], raw: bytes) -> M:
-    """`raw` as a message. InvalidArgument MALFORMED_MESSAGE for malformed protobuf and for text that is not UTF-8."""
+    """Parse `raw`. Raises InvalidArgument MALFORMED_MESSAGE for malformed protobuf and for text that is not UTF-8."""
     try:
         return cls.FromString(raw)
     except DecodeError:

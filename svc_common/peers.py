@@ -1,7 +1,7 @@
-"""The services among themselves: channels and listeners with mutual TLS where it is set, plain text on this machine where not.
+"""Connections between services: mutual TLS if configured, else plain text on this machine.
 
-Who may call is decided by the names in a caller's certificate, who is called by the name in the server's: a certificate of the
-right CA alone opens nothing (a worker may not speak as a scheduler).
+Permission depends on names: a server checks the names in the caller's certificate, a caller checks the name
+in the server's. A certificate of the right CA alone gives no access (a worker may not act as a scheduler).
 """
 
 import ssl
@@ -30,9 +30,10 @@ class Peers:
         self._settings = settings
 
     def channel(self, address: str, role: str) -> grpc.aio.Channel:
-        """To the peer of that role at `address`. ConfigError where plain text would leave this machine, and for bad certificates.
+        """Open a channel to the peer of that role at `address`.
 
-        With certificates: the peer's must have a name of its role, whatever its address; renewed ones are used from the next call.
+        With certificates, the peer's must have a name of its role, at any address; renewed ones are used from
+        the next call on. Raises ConfigError if plain text would leave this machine, and for bad certificates.
         """
         self.check(address, role)
         if not self._settings.encrypted:
@@ -48,7 +49,7 @@ class Peers:
         )
 
     def check(self, address: str, role: str) -> None:
-        """The errors of `channel`, before it is needed."""
+        """Raise the errors of `channel` early."""
         if not self._settings.encrypted:
             self._check_plain(tls.host_of(address), f"what is sent to the {role} at")
         else:
@@ -56,14 +57,17 @@ class Peers:
             tls.WatchedFiles(self._settings.files)
 
     def server(self, *callers: str) -> grpc.aio.Server:
-        """A server for peers of these roles alone, where there are certificates. Health is open to all that the CA signed."""
+        """Make a server; with certificates only peers of these roles may call it.
+
+        Health is open to all that the CA signed.
+        """
         if not self._settings.encrypted:
             return rpc.server(interceptors=(MalformedRefused(),))
         names = {name for role in callers for name in self._settings.names_of(role)}
         return rpc.server(interceptors=(_NamesOnly(names), MalformedRefused()))
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, *, option: str) -> int:
-        """Binds and returns the port. ConfigError for a port that is taken, and as `channel`."""
+        """Bind and return the port. Raises ConfigError for a port that is taken, and as `channel`."""
         if not self._settings.encrypted:
             self._check_plain(host, "listening on")
             return rpc.bind(server, host, port, option=option)
@@ -71,7 +75,10 @@ class Peers:
         return rpc.bind(server, host, port, option=option, credentials=credentials)
 
     def http_context(self, host: str) -> ssl.SSLContext | None:
-        """For a listener that answers whoever the CA signed, as health does; None = plain text. ConfigError as `bind`."""
+        """TLS context of a listener that, like health, is open to all that the CA signed; None = plain text.
+
+        Raises ConfigError as `bind`.
+        """
         if not self._settings.encrypted:
             self._check_plain(host, "listening on")
             return None
@@ -83,13 +90,13 @@ class Peers:
 
 
 class _NamesOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses callers whose certificate has none of `names`."""
+    """Interceptor that refuses callers with a certificate for none of `names`."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names
 
     async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Handler:
-        """The handler, behind the check."""
+        """Return the handler behind the check."""
         handler = await continuation(details)
         if handler is None or details.method.startswith(_OPEN_SERVICES):
             return handler

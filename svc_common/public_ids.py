@@ -1,4 +1,7 @@
-"""Ids of requests as doors print them: OpenAI's answers have `cmpl-ID` or `chatcmpl-ID`, headers and our own API ID alone."""
+"""Printed forms of request ids.
+
+The OpenAI API returns `cmpl-ID` or `chatcmpl-ID`, headers and the gRPC API the plain ID.
+"""
 
 COMPLETION = "cmpl"
 CHAT = "chatcmpl"
@@ -8,5 +11,5 @@ _PREFIXES = tuple(f"{kind}-" for kind in (COMPLETION, CHAT, EMBEDDING))
 
 
 def meanings(printed: str) -> list[str]:
-    """The ids that a printed one may mean, the likeliest first: a caller's own x-request-id may begin like a prefix."""
+    """Ids that a printed one may stand for, likeliest first: a caller's own x-request-id may begin like a prefix."""
     return [printed, *(printed.removeprefix(prefix) for prefix in _PREFIXES if printed.startswith(prefix))]

@@ -1,6 +1,6 @@
-"""Every reason that an error may leave a service with, by status: stable words for programs. docs/errors.md says what each means.
+"""All error reasons that a service may return, by status: stable words for programs, documented in docs/errors.md.
 
-A test holds this, the code and that page together. An error without a reason of its own has its status' name as one.
+A test keeps this list, the code and that page in step. An error without its own reason uses its status name.
 """
 
 OTHER = "OTHER"
@@ -162,7 +162,7 @@ REASONS: dict[str, tuple[str, ...]] = {
 
 
 def known_reason(reason: str) -> str:
-    """The reason, or OTHER for one that is not documented: what metrics may be labelled with."""
+    """Return the reason, or OTHER for an undocumented one; bounds the values of metric labels."""
     return reason if reason in _KNOWN else OTHER
 
 

@@ -1,4 +1,4 @@
-"""What a library says of a caller's text, without what the caller wrote: errors name a place and repeat nothing.
+"""Remove the client's text from library errors, so that messages name a place and repeat nothing.
 
 redacted('line 1, column 8: unknown name: "secret"', 'start: secret')  ->  'line 1, column 8: unknown name: "..."'
 """
@@ -7,7 +7,7 @@ import re
 
 _WORD = re.compile(r"[^\s:;,'\"`()\[\]{}]+")
 _PART = re.compile(r"\w{3,}")
-# Words of the languages themselves; they say what is wrong and nothing of the caller's.
+# Keywords of the grammar languages, which may stay: they say what is wrong and reveal nothing.
 _KEYWORDS = """
     additionalproperties allof and any anyof array boolean char character characters class column common const
     contains declare default definitions defs dependencies dependentrequired empty enum error exclusivemaximum
@@ -22,7 +22,7 @@ _KEYWORD_SET = frozenset(_KEYWORDS.split())
 
 
 def redacted(message: str, text: str) -> str:
-    """`message` with "..." for each word that `text` has too and that is none of its language's."""
+    """Return `message` with "..." for each word that also occurs in `text` and is no keyword."""
     return _WORD.sub(lambda match: "..." if _is_quoted(match.group(), text) else match.group(), message)
 
 

@@ -1,7 +1,7 @@
-"""gRPC as all services use it: channel and server options, error mapping, identity.
+"""gRPC conventions of all services: channel and server options, error mapping, identity.
 
-The one place that knows gRPC status codes: `abort` sends a `QuireError` as google.rpc.Status with details, `from_rpc_error` reads
-one back. Option values and why: operations.md 1.3 (keepalive finds a dead peer in seconds, not minutes).
+The only module that knows gRPC status codes: `abort` sends a `QuireError` as google.rpc.Status with details,
+`from_rpc_error` reads one back. Keepalive is set to find a dead peer in seconds, not minutes.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ PUBLIC_STREAMS_PER_CONNECTION = 1_000
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 KEEPALIVE_S = 1.0
-"""A service that is stopped or cut off is noticed within twice this time."""
+"""A service that stopped or was cut off is detected within twice this time."""
 
-# An answer is final: a client whose service config retries UNAVAILABLE is to retry broken connections, not our refusals, which
-# may have waited long and say themselves when to come again (RetryInfo).
+# Mark refusals as final: a client's service config that retries UNAVAILABLE is meant for broken connections.
+# A refusal may have waited long, and gives its own retry time (RetryInfo).
 _FINAL = ("grpc-retry-pushback-ms", "-1")
 
-# A status is behind all that the caller has not read; it is on its way whether or not anybody waits for it here.
+# A status queues behind all that the client has not read; it is sent whether or not the handler waits for it.
 _UNREAD_STATUS_S = 1.0
 
 _CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A peer that comes back is found at once; "min" is how long one attempt may take, also to a peer that is stopped.
+    # Reconnect to a returning peer quickly. "min" limits one connection attempt, also to a stopped peer.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -62,11 +62,11 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 _PUBLIC_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
     ("grpc.max_send_message_length", PUBLIC_MESSAGE_BYTES),
-    # Without these a client that does not read makes the server buffer megabytes (operations.md 1.2).
+    # Without these, a client that does not read makes the server buffer megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_536),
     ("grpc.http2.write_buffer_size", 65_536),
-    # Of one connection: a client with more calls than that opens another, or its calls wait at the client.
+    # Per connection: further calls of a client wait at the client, unless it opens another connection.
     ("grpc.max_concurrent_streams", PUBLIC_STREAMS_PER_CONNECTION),
     ("grpc.max_metadata_size", PUBLIC_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", PUBLIC_METADATA_BYTES),
@@ -84,10 +84,11 @@ def channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
-    """A channel between our own services; without `credentials` plain text: loopback or a private network only (see peers).
+    """Open a channel between services.
 
-    A peer that answers nothing, hung or cut off, ends all calls with UNAVAILABLE within twice `KEEPALIVE_S`. Pings are answered
-    by the peer's transport, whatever its Python code does.
+    Without `credentials` it is plain text, only for loopback or a private network (see `peers`). A peer that
+    stops answering, hung or cut off, ends all calls with UNAVAILABLE within twice `KEEPALIVE_S`. The peer's
+    transport answers pings, even while its Python code is blocked.
     """
     all_options = [*_CLIENT_OPTIONS, *_keepalive(KEEPALIVE_S), *options]
     if credentials is None:
@@ -96,9 +97,9 @@ def channel(
 
 
 def _keepalive(seconds: float) -> list[tuple[str, Any]]:
-    """A ping after so long without a byte from the peer, and so long for its answer.
+    """Keepalive options: ping after that many seconds without a byte from the peer, and wait as long for the answer.
 
-    `ping_timeout_ms` is what counts once something waits to be written; without it that takes a minute.
+    `ping_timeout_ms` applies while data waits to be written; its default is a minute.
     """
     options = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     return [(option, int(1_000 * seconds)) for option in options]
@@ -107,7 +108,7 @@ def _keepalive(seconds: float) -> list[tuple[str, Any]]:
 def server(
     *, public: bool = False, interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = ()
 ) -> grpc.aio.Server:
-    """A server: `public` for the users' door (small messages, bounded buffers), else between our services."""
+    """Make a server: `public` for clients (small messages, bounded buffers), else for calls between services."""
     options = _SERVER_OPTIONS + (_PUBLIC_OPTIONS if public else _INTERNAL_OPTIONS)
     return grpc.aio.server(interceptors=interceptors, options=options)
 
@@ -115,7 +116,7 @@ def server(
 def bind(
     srv: grpc.aio.Server, host: str, port: int, *, option: str, credentials: grpc.ServerCredentials | None = None
 ) -> int:
-    """Binds and returns the port (port 0 = any free one). ConfigError naming `option` when it is taken."""
+    """Bind and return the port (0 = any free one). Raises ConfigError naming `option` if it is taken."""
     address = f"{host}:{port}"
     try:
         bound = srv.add_secure_port(address, credentials) if credentials else srv.add_insecure_port(address)
@@ -131,18 +132,18 @@ def bind(
 
 
 class Identity:
-    """This process towards its peers: one per process, made in the composition root."""
+    """Identity of this process for its peers: one per process, made in the composition root."""
 
     def __init__(self) -> None:
         self.boot_id = uuid.uuid4().hex
 
     def message(self) -> common_pb2.PeerIdentity:
-        """Its wire form."""
+        """Wire form."""
         return common_pb2.PeerIdentity(protocol_revision=PROTOCOL_REVISION, build=VERSION, boot_id=self.boot_id)
 
 
 def check_peer(peer: common_pb2.PeerIdentity, who: str) -> None:
-    """FailedPrecondition, naming both values, when the peer speaks another revision."""
+    """Raise FailedPrecondition, naming both values, if the peer's protocol revision differs."""
     if peer.protocol_revision != PROTOCOL_REVISION:
         raise errors.FailedPrecondition(
             f"{who} speaks protocol revision {peer.protocol_revision} (build {peer.build or 'unknown'}), this process "
@@ -156,7 +157,7 @@ def check_peer(peer: common_pb2.PeerIdentity, who: str) -> None:
 
 
 def to_error_status(error: errors.QuireError) -> common_pb2.ErrorStatus:
-    """An error as a field of an internal message."""
+    """Convert an error to a field of an internal message."""
     return common_pb2.ErrorStatus(
         status=error.status,
         reason=error.reason,
@@ -172,7 +173,7 @@ def to_error_status(error: errors.QuireError) -> common_pb2.ErrorStatus:
 
 
 def from_error_status(message: common_pb2.ErrorStatus) -> errors.QuireError:
-    """The error that `to_error_status` put in."""
+    """Convert back from `to_error_status`."""
     cls = errors.from_status_name(message.status)
     resource: dict[str, Any] = {"resource_type": message.resource_type, "resource_name": message.resource_name}
     return cls(
@@ -192,7 +193,7 @@ def _detail(message: Any) -> any_pb2.Any:
 
 
 def to_rich_status(error: errors.QuireError) -> status_pb2.Status:
-    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo, QuotaFailure or ResourceInfo where they apply (api.md)."""
+    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo, QuotaFailure or ResourceInfo where they apply."""
     numbers = {clip(name, 64): clip(value, VALUE_BYTES) for name, value in list(error.metadata.items())[:8]}
     details = [_detail(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=numbers))]
     if error.violations:
@@ -217,14 +218,17 @@ def to_rich_status(error: errors.QuireError) -> status_pb2.Status:
 
 
 def hide(error: BaseException) -> errors.Internal:
-    """What the caller of a bug sees: an id; the log has the way to it (log_format: without what the exception says)."""
+    """Log an unexpected exception and return the Internal error for the client, with an id.
+
+    The log has the traceback but not the exception's message (see `log_format`).
+    """
     error_id = uuid.uuid4().hex[:12]
     log.error("internal error %s", error_id, exc_info=error)
     return errors.Internal(f"internal error {error_id}", reason="INTERNAL", metadata={"error_id": error_id})
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
-    """Ends the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
+    """End the call with the error's status and details; anything but a QuireError becomes INTERNAL with an id."""
     known = error if isinstance(error, errors.QuireError) else hide(error)
     status: Any = rpc_status.to_status(to_rich_status(known))
     final = status._replace(trailing_metadata=(*status.trailing_metadata, _FINAL, *_plain_details(known)))
@@ -232,17 +236,17 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
         async with asyncio.timeout(_UNREAD_STATUS_S):
             await context.abort_with_status(final)  # type: ignore[attr-defined]
     except (grpc.aio.InternalError, TimeoutError):
-        raise asyncio.CancelledError from None  # the caller went away meanwhile, or reads when it reads
+        raise asyncio.CancelledError from None  # the client disconnected meanwhile, or has not read yet
 
 
 def _plain_details(error: errors.QuireError) -> list[tuple[str, str]]:
-    """For clients whose language has no google.rpc.Status at hand: the reason, and when to try again, as trailers of text."""
+    """Reason and retry time as text trailers, for clients in languages without google.rpc.Status."""
     retry_ms = [] if error.retry_after_s is None else [("x-retry-after-ms", str(int(1_000 * error.retry_after_s)))]
     return [("x-error-reason", error.reason), *retry_ms]
 
 
 class errors_to_status:
-    """Wraps a handler's body: what it raises ends the call as `abort` does. Cancellation passes through."""
+    """Context around a handler's body that ends the call by `abort` on an exception. Cancellation passes through."""
 
     __slots__ = ("_context",)
 
@@ -250,7 +254,7 @@ class errors_to_status:
         self._context = context
 
     async def __aenter__(self) -> None:
-        """Nothing to do."""
+        """No-op."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -260,7 +264,7 @@ class errors_to_status:
 
 
 def from_rpc_error(error: grpc.RpcError) -> errors.QuireError:
-    """The error that `abort` sent, or the transport's own status as the class of that name."""
+    """Return the error that `abort` sent, or the transport's own status as the class of that name."""
     status = _status_of(error)
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     cls = errors.from_status_name(code.name)
@@ -271,7 +275,10 @@ def from_rpc_error(error: grpc.RpcError) -> errors.QuireError:
 
 
 def is_from_peer(error: grpc.RpcError) -> bool:
-    """The peer itself said so (`abort`); else the transport did, which calls a torn connection INTERNAL at times."""
+    """True if the peer sent the error (`abort`).
+
+    Otherwise the transport did, which may report a torn connection as INTERNAL.
+    """
     return _status_of(error) is not None
 
 

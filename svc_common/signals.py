@@ -1,4 +1,4 @@
-"""How a service is asked to stop: SIGTERM and Ctrl-C set an event; what stopping means is each service's own. And SIGHUP."""
+"""Signal handling of the services: SIGTERM and Ctrl-C set a stop event, SIGHUP reloads."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT set `stop`. Only a main thread gets signals; in another, only the caller's own `stop` ends it."""
+    """Context in which SIGTERM and SIGINT set `stop`. No-op outside the main thread, which alone receives signals."""
     loop = asyncio.get_running_loop()
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
@@ -24,7 +24,7 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_hangup(act: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGHUP calls `act` on the event loop; by custom it means: read the configuration again. In a main thread alone."""
+    """Context in which SIGHUP calls `act` on the event loop, by custom to reload the configuration. Main thread only."""
     loop = asyncio.get_running_loop()
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:

@@ -1,4 +1,4 @@
-"""A step as people read it, decoded: what `quire steps --decode` prints, and the scheduler's log of a step that failed."""
+"""Step reports as text, for `quire steps --decode` and for the scheduler's log of a failed step."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,15 @@ from protos.inference.v1 import admin_pb2
 
 
 def step_text(report: admin_pb2.StepReport) -> str:
-    """Several lines: every group, swap, copy, preemption and sampled token."""
+    """Format a step in several lines: every group, swap, copy, preemption and sampled token."""
     return "\n".join([_head(report), *_composition(report, None), *_failure(report)])
 
 
 def composition_text(report: admin_pb2.StepReport, most: int) -> str:
-    """The same without what was sampled: of groups, preemptions and moves the first `most` of each, and how many more there are."""
+    """Format a step without sampled tokens.
+
+    Lists the first `most` groups, preemptions and moves, and counts the rest.
+    """
     bare = admin_pb2.StepReport()
     bare.CopyFrom(report)
     for field in ("sampled", "tables"):

@@ -1,9 +1,10 @@
-"""Traces: one OpenTelemetry set-up for all services, and W3C context in and out of messages (design.md 9).
+"""Traces: one OpenTelemetry set-up for all services, and W3C trace context in and out of messages.
 
-Off unless the standard variables name a destination (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
-`OTEL_TRACES_EXPORTER=otlp`); then spans go out in batches by OTLP over gRPC or HTTP; a dead collector costs spans alone.
-Off, every call here is a no-op of the API package. What spans, events and attributes are called: svc_common.trace_names. Not here:
-how they are sent (svc_common.trace_export), which are recorded (svc_common.trace_sampling).
+Off unless the standard variables name a destination (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_TRACES_EXPORTER=otlp`). Spans are sent in batches by OTLP over
+gRPC or HTTP; a dead collector costs only spans. If off, every call here is a no-op of the API package. Names
+of spans, events and attributes are in `svc_common.trace_names`, export in `svc_common.trace_export`, sampling
+in `svc_common.trace_sampling`.
 """
 
 import os
@@ -43,7 +44,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Telemetry:
-    """Tracer of one service; owned by its composition root, `shutdown()` at the end (bounded)."""
+    """Tracer of one service, owned by its composition root; call `shutdown()` at the end (bounded)."""
 
     def __init__(self, provider: TracerProvider, *, enabled: bool, num_dropped: Callable[[], int] = lambda: 0) -> None:
         self._provider = provider
@@ -61,18 +62,18 @@ class Telemetry:
         links: list[Link] | None = None,
         start_ns: int | None = None,
     ) -> Span:
-        """Starts a span; the caller ends it. `start_ns` is wall time. `parent=None` starts a new trace."""
+        """Start a span; the caller ends it. `start_ns` is wall time. `parent=None` starts a new trace."""
         return self.tracer.start_span(
             name, context=parent or Context(), kind=kind, attributes=attributes, links=links, start_time=start_ns
         )
 
     @property
     def num_dropped_spans(self) -> int:
-        """Spans that did not reach the collector: the queue was full, or sending them failed."""
+        """Number of spans that did not reach the collector: the queue was full, or sending failed."""
         return self._num_dropped()
 
     def shutdown(self) -> None:
-        """Sends what is left, for two seconds at most."""
+        """Send the remaining spans, for two seconds at most."""
         if shutdown := getattr(self._provider, "shutdown", None):
             shutdown()
 
@@ -88,15 +89,15 @@ def _wanted(environ: Mapping[str, str]) -> bool:
 def setup(
     service: str, *, instance_id: str = "", max_forced_per_s: float | None = None, samples_own_roots: bool = False
 ) -> Telemetry:
-    """Telemetry for `service` ("gateway", "scheduler", "worker"); `service.name` becomes `quire-<service>`.
+    """Set up telemetry for `service` ("gateway", "scheduler", "worker"); `service.name` becomes `quire-<service>`.
 
-    `instance_id`: names this process. `max_forced_per_s`: how many traces a second callers may force that the sampler would leave
-    out; None = as many as they like, as they are services of ours. `samples_own_roots`: the service chooses by itself which traces
-    of its own it makes.
+    `instance_id`: names this process. `max_forced_per_s`: traces per second that callers may force although
+    the sampler would skip them; None = unlimited, for callers that are services of Quire.
+    `samples_own_roots`: the service itself chooses which root traces to start.
     """
     if not _wanted(os.environ):
         return Telemetry(NoOpTracerProvider(), enabled=False)
-    # Optional backend: importing SDK and exporter costs start-up time, so only when traces are wanted.
+    # Imported only if traces are wanted: SDK and exporter add to the start-up time.
     from svc_common import trace_export, trace_sampling  # noqa: PLC0415
 
     sampler = None
@@ -113,7 +114,7 @@ def setup(
 
 
 def context_of(message: common_pb2.TraceContext | Mapping[str, str]) -> Context | None:
-    """The context named by a message or by call metadata; None where there is none."""
+    """Trace context of a message or of call metadata; None if there is none."""
     if isinstance(message, common_pb2.TraceContext):
         carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     else:
@@ -125,7 +126,7 @@ def context_of(message: common_pb2.TraceContext | Mapping[str, str]) -> Context 
 
 
 def trace_context(span: Span) -> common_pb2.TraceContext:
-    """The span as a message field; empty when it is not recorded by a sampled trace."""
+    """Trace context of the span as a message field; empty if it has no valid context."""
     if not span.get_span_context().is_valid:
         return common_pb2.TraceContext()
     carrier: dict[str, str] = {}
@@ -134,25 +135,30 @@ def trace_context(span: Span) -> common_pb2.TraceContext:
 
 
 def is_sampled(message: common_pb2.TraceContext) -> bool:
-    """Whether it says that its trace is recorded: the last bit of its flags. Cheap; what is no context may say so too."""
+    """True if the trace is recorded, by the last bit of its flags. Cheap; an invalid context may also give True."""
     return message.traceparent[54:55] in _ODD_HEX_DIGITS
 
 
 def set_error(span: Span, reason: str, status: str) -> None:
-    """Notes how something failed; the caller's own fault or wish is not marked as an error of ours. `status`: gRPC's name."""
+    """Record a failure on the span.
+
+    `status`: gRPC's name; statuses caused by the caller do not mark the span as an error.
+    """
     span.set_attribute(names.ERROR_TYPE, reason)
     if status not in _CALLERS_FAULTS:
         span.set_status(Status(StatusCode.ERROR, status))
 
 
 def note_stage(name: str, attributes: Mapping[str, str | int]) -> None:
-    """A stage of the work that a span is open around (`trace.use_span`) has ended now. Without such a span, or where it is not
-    recorded, a no-op."""
+    """Add an event for a stage of the work that just ended to the current span (`trace.use_span`).
+
+    No-op without a current span, or if it is not recorded.
+    """
     trace.get_current_span().add_event(name, attributes)
 
 
 def error_numbers(error: QuireError) -> dict[str, str | int | float]:
-    """The names and numbers behind an error, as attributes of an event."""
+    """Reason, metadata and retry time of an error, as event attributes."""
     numbers: dict[str, str | int | float] = {names.REASON: error.reason}
     for name, value in error.metadata.items():
         numbers[f"{names.PREFIX}{name}"] = int(value) if value.isascii() and value.isdigit() else value
@@ -167,7 +173,7 @@ def child_of(span: Span) -> Context:
 
 
 def trace_id(span: Span) -> str:
-    """32 hex digits, or empty when the span belongs to no trace."""
+    """32 hex digits; empty if the span has no trace."""
     context = span.get_span_context()
     return trace.format_trace_id(context.trace_id) if context.is_valid else ""
 

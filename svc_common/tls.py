@@ -1,9 +1,8 @@
-"""TLS: certificate files become credentials of gRPC servers, gRPC channels and HTTP doors, and are read again when they change.
+"""TLS credentials of gRPC servers, gRPC channels and HTTP listeners, from certificate files.
 
-New connections get what the files say now; those that are open go on. Files that are no use (half written, of two different
-pairs) are logged and the last sound ones stay in force.
-
-Not here: who may call (peers, gateway_svc.access); settings (tls_settings).
+Files are reloaded when they change. New connections use the current files, open ones go on. Unusable files
+(half written, of two different pairs) are logged, and the last valid ones stay in force. Permissions are in
+`peers` and `gateway_svc.access`, settings in `tls_settings`.
 """
 
 import logging
@@ -26,18 +25,21 @@ _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "::1"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; names other than localhost count as reachable from elsewhere."""
+    """True if only this machine can reach `host`; names other than localhost count as reachable from elsewhere."""
     bare = host.strip("[]").lower()
     return bare in _LOOPBACK_NAMES or (bare.startswith("127.") and bare.replace(".", "").isdigit())
 
 
 def host_of(address: str) -> str:
-    """The host of HOST:PORT; unix sockets are this machine's."""
+    """The host of HOST:PORT; unix sockets count as localhost."""
     return "localhost" if address.startswith("unix:") else address.rpartition(":")[0]
 
 
 def refuse_plain_text(host: str, *, what: str, instead: str) -> None:
-    """ConfigError where plain text would leave this machine. `what` is unprotected, `instead` are the options that change it."""
+    """Raise ConfigError if plain text would leave this machine.
+
+    `what`: the unprotected use; `instead`: the options that change it.
+    """
     if not is_loopback(host):
         raise ConfigError(
             f"{what} {host} would be plain text that others on the network can read; give {instead}, or --insecure where the "
@@ -49,14 +51,14 @@ def refuse_plain_text(host: str, *, what: str, instead: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TlsContents:
-    """What the files of one side say, PEM: its own certificate chain and key, and whom it trusts. None = not given."""
+    """PEM contents of one side's files: its certificate chain, its key, and the CA that it trusts. None = not given."""
 
     ca: bytes | None
     cert: bytes | None
     key: bytes | None
 
     def check(self) -> None:
-        """ValueError or OSError where they are no use: not PEM, or a key of another certificate."""
+        """Raise ValueError or OSError if unusable: not PEM, or a key of another certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.ca is not None:
             context.load_verify_locations(cadata=self.ca.decode("ascii"))
@@ -65,21 +67,21 @@ class TlsContents:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where they are."""
+    """Paths of one side's files."""
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
 
     def read(self) -> TlsContents:
-        """What they say now, checked. OSError, ValueError."""
+        """Read and check the files. Raises OSError or ValueError."""
         ca, cert, key = (None if path is None else path.read_bytes() for path in (self.ca, self.cert, self.key))
         contents = TlsContents(ca, cert, key)
         contents.check()
         return contents
 
     def version(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when a file does; None for one that cannot be looked at."""
+        """Value that changes when a file does; None for an inaccessible one."""
         return tuple(_version(path) for path in (self.ca, self.cert, self.key) if path is not None)
 
     def __str__(self) -> str:
@@ -87,7 +89,7 @@ class TlsFiles:
 
 
 class WatchedFiles:
-    """The last sound contents of some files; may be asked from several threads. ConfigError where they are no use at first."""
+    """Last valid contents of some files; thread-safe. Raises ConfigError if they are unusable at first."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -102,7 +104,7 @@ class WatchedFiles:
             ) from None
 
     def current(self) -> TlsContents:
-        """What holds for a new connection; the same object for as long as nothing changed."""
+        """Contents for a new connection; the same object while nothing changed."""
         with self._lock:
             version = self._files.version()
             if version != self._version:
@@ -128,7 +130,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def _load_pair(context: ssl.SSLContext, contents: TlsContents) -> None:
-    """Into `context`; the library reads them only from files, these are private and gone at once."""
+    """Load certificate and key into `context`, through short-lived private files, since the library reads only files."""
     if contents.cert is None or contents.key is None:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +138,7 @@ def _load_pair(context: ssl.SSLContext, contents: TlsContents) -> None:
         for path, part in zip(paths, (contents.cert, contents.key), strict=True):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(part)
-        # A password is never asked for: a server has nobody to ask.
+        # A server has no terminal, so an encrypted key is an error instead of a password prompt.
         context.load_cert_chain(paths[0], paths[1], password=_no_password)
 
 
@@ -148,7 +150,7 @@ def _no_password() -> str:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """For `add_secure_port`; with a `ca`, only clients whose certificate it signed are taken."""
+    """Credentials for `add_secure_port`; with a `ca`, clients need a certificate signed by it."""
     watched = WatchedFiles(files)
     fetch = _ConfigurationFetcher(watched)
     return grpc.dynamic_ssl_server_credentials(
@@ -157,14 +159,14 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 class _ConfigurationFetcher:
-    """Called by gRPC on a thread of its own before each handshake."""
+    """Configuration callback that gRPC calls on its own thread before each handshake."""
 
     def __init__(self, watched: WatchedFiles) -> None:
         self._watched = watched
         self._given = watched.current()
 
     def __call__(self) -> Any:
-        """The new configuration, None = as before."""
+        """Return the new configuration, or None if unchanged."""
         current = self._watched.current()
         if current is self._given:
             return None
@@ -179,12 +181,12 @@ def _configuration(contents: TlsContents) -> Any:
 
 
 def channel_credentials(contents: TlsContents) -> grpc.ChannelCredentials:
-    """For a channel; no `ca` = the public ones that gRPC carries."""
+    """Credentials for a channel; without `ca`, gRPC's built-in public CAs are trusted."""
     return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.cert)
 
 
 def expects(name: str) -> list[tuple[str, Any]]:
-    """Channel options: the server's certificate must be for `name` and not for the host in its address. Empty = the host."""
+    """Channel options: the server's certificate must be for `name` instead of the address's host. Empty = the host."""
     return [("grpc.ssl_target_name_override", name)] if name else []
 
 
@@ -192,7 +194,10 @@ def expects(name: str) -> list[tuple[str, Any]]:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """For an HTTP server; with a `ca`, only clients whose certificate it signed are taken. Handshakes follow the files."""
+    """TLS context for an HTTP server; with a `ca`, clients need a certificate signed by it.
+
+    Each handshake uses the current files.
+    """
     watched = WatchedFiles(files)
     context = _server_context(watched.current())
     context.sni_callback = _current_context(watched, context)
@@ -213,7 +218,7 @@ def _server_context(contents: TlsContents) -> ssl.SSLContext:
 def _current_context(
     watched: WatchedFiles, first: ssl.SSLContext
 ) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]:
-    """Called as a handshake begins, with or without a name in it."""
+    """Callback for the start of a handshake, with or without a server name in it."""
     made = (watched.current(), first)
 
     def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

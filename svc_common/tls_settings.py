@@ -1,4 +1,4 @@
-"""What an operator can set about encryption, the same words on all services: between them (`--peer-*`) and at the users' doors."""
+"""Encryption settings, named alike in all services: between services (`--peer-*`) and for users' listeners."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +34,7 @@ class PeerSettings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The settings. ConfigError for some of the three files without the others, and for what is no ROLE=NAME."""
+        """Make the settings. Raises ConfigError for some of the three files without the others, and unless names are ROLE=NAME."""
         settings = cls(**values)
         given = [path is not None for path in (settings.ca, settings.cert, settings.key)]
         if any(given) and not all(given):
@@ -49,20 +49,20 @@ class PeerSettings(BaseModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether there are certificates."""
+        """True if certificates are set."""
         return self.ca is not None
 
     @property
     def files(self) -> TlsFiles:
-        """Where they are."""
+        """Paths of the certificate files."""
         return TlsFiles(self.ca, self.cert, self.key)
 
     def names_of(self, role: str) -> tuple[str, ...]:
-        """Names by which peers of that role are known."""
+        """Names that peers of that role may have in their certificates."""
         return tuple(text.partition("=")[2] for text in self.names if text.startswith(f"{role}=")) or (role,)
 
     def name_at(self, role: str, host: str) -> str:
-        """The name to expect of the peer of that role at `host`. ConfigError where that cannot be told."""
+        """Return the name to expect of the peer of that role at `host`. Raises ConfigError if it is ambiguous."""
         names = self.names_of(role)
         if host in names:
             return host
@@ -89,7 +89,7 @@ class DoorSettings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The settings. ConfigError for a certificate without its key, and for a client CA without both."""
+        """Make the settings. Raises ConfigError for a certificate without its key, and for a client CA without both."""
         settings = cls(**values)
         if (settings.cert is None) != (settings.key is None):
             raise _config_error("--tls-cert and --tls-key go together; give both or none")
@@ -99,12 +99,12 @@ class DoorSettings(BaseModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether there is a certificate."""
+        """True if a certificate is set."""
         return self.cert is not None
 
     @property
     def files(self) -> TlsFiles:
-        """Where they are."""
+        """Paths of the certificate files."""
         return TlsFiles(self.client_ca, self.cert, self.key)
 
 

@@ -1,6 +1,7 @@
-"""Where spans go: batches by OTLP over gRPC or HTTP from a thread of the SDK, bounded in memory and in time; losses are counted.
+"""Export spans in batches by OTLP over gRPC or HTTP, from a thread of the SDK.
 
-Imports the SDK and the exporter, which costs start-up time: only where traces are wanted.
+Bounded in memory and time; losses are counted. Imports the SDK and the exporter, which add to the start-up
+time, so import it only if traces are wanted.
 """
 
 import logging
@@ -27,12 +28,12 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _GRPC, _HTTP = "grpc", "http/protobuf"
 _SECONDS_PER_LINE = 60.0
 _LIBRARY_LOGS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
-"""Where the libraries write a line or more about each batch that does not arrive."""
+"""Loggers to which the libraries write at least one line per lost batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How many spans may wait, how many go out together, and how long they wait at most (operations.md 2.4)."""
+    """Maximum number of queued spans, maximum batch size, and maximum delay."""
 
     max_queue_size: int = 32_768
     max_batch_size: int = 2_048
@@ -40,7 +41,7 @@ class BatchSettings:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "BatchSettings":
-        """What OTEL_BSP_* say, else our own."""
+        """Read the OTEL_BSP_* variables, with our own defaults."""
         ours = cls()
         queue = _number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", ours.max_queue_size)
         batch = _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", ours.max_batch_size)
@@ -57,18 +58,18 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 class _LastWord(logging.Handler):
-    """Keeps the last warning of the libraries instead of writing each."""
+    """Log handler that keeps the libraries' last warning instead of writing each."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See Handler."""
+        """Keep the message."""
         self.text = record.getMessage()
 
     def listen(self) -> None:
-        """From now on these lines come here and nowhere else."""
+        """Redirect the libraries' log lines to this handler only."""
         for name in _LIBRARY_LOGS:
             logger = logging.getLogger(name)
             logger.handlers[:] = [self]
@@ -76,7 +77,7 @@ class _LastWord(logging.Handler):
 
 
 class LossLog:
-    """Logs that spans do not arrive: at once, then once a minute while that lasts, and that they do again. `why()`: the cause."""
+    """Logs that spans are lost, at once and then once a minute, and when they arrive again. `why()`: the cause."""
 
     def __init__(self, why: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
         self._why = why
@@ -86,7 +87,7 @@ class LossLog:
         self._num_lost = 0
 
     def sent(self, num_spans: int, *, arrived: bool) -> None:
-        """What became of a batch."""
+        """Record the result of a batch."""
         if arrived:
             if self._is_losing:
                 log.warning("spans reach the collector again; %d were lost since the last line", self._num_lost)
@@ -100,7 +101,7 @@ class LossLog:
 
 
 class CountingExporter(SpanExporter):
-    """An exporter that counts what it was given, and what of that did not arrive. Called by one thread at a time."""
+    """Exporter that counts the spans it was given and those that were lost. Called by one thread at a time."""
 
     def __init__(self, inner: SpanExporter, losses: LossLog) -> None:
         self._inner = inner
@@ -110,7 +111,7 @@ class CountingExporter(SpanExporter):
         self.num_lost = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """See SpanExporter."""
+        """Export a batch and count the result."""
         self.num_taken += len(spans)
         result = SpanExportResult.FAILURE
         try:
@@ -123,16 +124,17 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Breaks off what is under way. Idempotent."""
+        """Abort the export in progress. Idempotent."""
         if not self._is_shut:
             self._is_shut = True
             self._inner.shutdown()
 
 
 class BoundedProcessor(SpanProcessor):
-    """The SDK's batches, with two bounds more: a span that finds the queue full is left out, and shutting down takes 2.5 s at most.
+    """The SDK's batch processor with two more bounds.
 
-    `num_dropped`: spans that were left out or did not arrive. `why_lost()`: why the last batch did not arrive, for the log.
+    Spans beyond a full queue are dropped, and shutdown takes 2.5 s at most. `num_dropped`: spans that were
+    dropped or lost. `why_lost()`: why the last batch was lost, for the log.
     """
 
     def __init__(
@@ -150,14 +152,14 @@ class BoundedProcessor(SpanProcessor):
 
     @property
     def num_dropped(self) -> int:
-        """Spans that no collector will ever see."""
+        """Number of spans that no collector will receive."""
         return self._num_left_out + self._exporter.num_lost
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """See SpanProcessor."""
+        """No-op."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queues it, if there is room: never waits."""
+        """Queue the span if there is room; never waits."""
         if self._num_queued - self._exporter.num_taken >= self._max_queue_size:
             self._num_left_out += 1
             return
@@ -165,7 +167,7 @@ class BoundedProcessor(SpanProcessor):
         self._batches.on_end(span)
 
     def shutdown(self) -> None:
-        """Sends what is left, for two seconds at most; then that is lost."""
+        """Send the remaining spans, for two seconds at most; the rest is lost."""
         ending = threading.Thread(target=self._batches.shutdown, name="last-spans", daemon=True)
         ending.start()
         ending.join(_SHUTDOWN_S)
@@ -173,20 +175,23 @@ class BoundedProcessor(SpanProcessor):
         ending.join(_BREAK_OFF_S)
 
     def force_flush(self, timeout_millis: int | None = None) -> bool:
-        """See SpanProcessor. Waits for the collector: not for a service that runs."""
+        """Flush all spans. Waits for the collector, so not for a running service."""
         return self._batches.force_flush(timeout_millis)
 
 
 def provider(
     name: str, resource: Mapping[str, str], environ: Mapping[str, str], sampler: Sampler | None
 ) -> TracerProvider:
-    """A provider that exports in batches; `name`: the service's. `sampler` None: as the variables say."""
+    """Make a provider. `name`: the service's; `sampler` None: as the OTEL variables define."""
     attributes = {"service.name": environ.get("OTEL_SERVICE_NAME") or name, **resource}
     return TracerProvider(sampler=sampler, resource=Resource.create(attributes), shutdown_on_exit=False)
 
 
 def exporting(environ: Mapping[str, str]) -> BoundedProcessor:
-    """The way to the collector that the variables name. ConfigError for a protocol that is not offered."""
+    """Make the exporting processor for the collector that the variables name.
+
+    Raises ConfigError for an unsupported protocol.
+    """
     timeout_s = None if any(environ.get(name) for name in _TIMEOUTS) else _EXPORT_TIMEOUT_S
     exporter, last_word = _exporter(environ, timeout_s), _LastWord()
     last_word.listen()
@@ -194,7 +199,7 @@ def exporting(environ: Mapping[str, str]) -> BoundedProcessor:
 
 
 def _exporter(environ: Mapping[str, str], timeout_s: float | None) -> SpanExporter:
-    """Of the protocol that the variables name; one of them is imported."""
+    """Make the exporter of the configured protocol; imports only that one."""
     name = next((name for name in _PROTOCOLS if environ.get(name)), _PROTOCOLS[-1])
     protocol = environ.get(name) or _GRPC
     if protocol == _GRPC:

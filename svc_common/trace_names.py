@@ -1,6 +1,7 @@
-"""Names in traces: spans, events, attributes. docs/tracing.md says what each of them means; a test holds both together.
+"""Names in traces: spans, events, attributes. Documented in docs/tracing.md; a test keeps both in step.
 
-GenAI names are those of OpenTelemetry's GenAI conventions (status: development), copied because the packages mark theirs as moved.
+GenAI names are those of OpenTelemetry's GenAI conventions (status: development), copied because the packages
+deprecate theirs.
 """
 
 # --- spans -----------------------------------------------------------------------------------------------------------
@@ -16,7 +17,7 @@ REQUEUED = "scheduler.requeued"
 SEQUENCE = "worker.sequence"
 WORKER_STEP = "worker.step"
 
-# --- events, beside reasons to wait, which have their own names (docs/explaining.md) -----------------------------------
+# --- events, besides waiting reasons, which have names of their own (docs/explaining.md) -------------------------------
 
 RECEIVED = "received"
 PARSED = "parsed"
@@ -33,7 +34,7 @@ CANCELLED = "cancelled"
 EXPIRED = "expired"
 FAILED = "failed"
 
-# --- attributes of our own -------------------------------------------------------------------------------------------
+# --- Quire's own attributes ------------------------------------------------------------------------------------------
 
 PREFIX = "quire."
 REQUEST_ID = "quire.request_id"

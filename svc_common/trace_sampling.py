@@ -1,6 +1,6 @@
-"""Which traces are recorded: OpenTelemetry's variables, and how far a caller's `sampled` flag is trusted (operations.md 2.4).
+"""Trace sampling: OpenTelemetry's variables, and how far a caller's `sampled` flag is trusted.
 
-OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say it, as everywhere; the default is parentbased_always_on.
+Configured by OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG as usual; the default is parentbased_always_on.
 """
 
 import logging
@@ -28,7 +28,7 @@ _PARENT_BASED = "parentbased_"
 
 
 class ForcedTraces(Sampler):
-    """For calls whose caller says "sampled": as our own sampler says; of those that it leaves out so many a second are taken."""
+    """Sampler for calls with the "sampled" flag: our own sampler, plus so many per second of those that it skips."""
 
     def __init__(self, own: Sampler, bucket: TokenBucket) -> None:
         self._own = own
@@ -44,7 +44,7 @@ class ForcedTraces(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """See Sampler."""
+        """Decide on one span."""
         result = self._own.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
         if result.decision is Decision.RECORD_AND_SAMPLE or self._bucket.wait_s(1) > 0:
             return result
@@ -52,12 +52,15 @@ class ForcedTraces(Sampler):
         return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, result.trace_state)
 
     def get_description(self) -> str:
-        """See Sampler."""
+        """Description for the SDK."""
         return f"ForcedTraces({self._own.get_description()})"
 
 
 def front_door(environ: Mapping[str, str], max_forced_per_s: float) -> Sampler | None:
-    """Of a service that anybody may call; None = what the SDK makes of the variables: that looks at no caller's flag then."""
+    """Sampler of a service open to clients.
+
+    None = the SDK's own from the variables, which then ignores callers' flags.
+    """
     own = _own(environ)
     if own is None:
         return None
@@ -66,13 +69,13 @@ def front_door(environ: Mapping[str, str], max_forced_per_s: float) -> Sampler |
 
 
 def own_roots(environ: Mapping[str, str]) -> Sampler | None:
-    """Of a service that chooses by itself of what it makes traces of its own: no ratio is applied to these again."""
+    """Sampler of a service that itself chooses its root traces, so that no ratio is applied to them again."""
     own = _own(environ)
     return None if own is None else ParentBased(own if own is ALWAYS_OFF else ALWAYS_ON)
 
 
 def _own(environ: Mapping[str, str]) -> Sampler | None:
-    """What decides where nobody decided before; None where the flag of whoever decided before counts for nothing."""
+    """Sampler for traces without a parent's decision; None if parents' decisions are ignored."""
     name = environ.get("OTEL_TRACES_SAMPLER", "parentbased_always_on").lower()
     if not name.startswith(_PARENT_BASED):
         return None

@@ -1,7 +1,7 @@
-"""Arrays on the wire: little-endian numbers without padding in `bytes` fields (design.md 3.1), validated on receipt.
+"""Arrays in messages: little-endian numbers without padding in `bytes` fields, validated on receipt.
 
-Encoding and decoding cost about a microsecond per array whatever its length, where repeated fields cost ~0.3 us per element.
-Ufuncs are reduced directly, as an array's methods (`min`) take about twice as long where it is short.
+Encoding and decoding cost about a microsecond per array at any length, where repeated fields cost ~0.3 us per
+element. Ufuncs are reduced directly because array methods (`min`) take about twice as long for short arrays.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,17 @@ U8 = np.dtype("<u1")
 
 
 def pack(values: Sequence[int] | Sequence[float] | NDArray[np.generic], dtype: np.dtype = I32) -> bytes:
-    """Bytes of `values` as `dtype`."""
+    """Encode `values` as `dtype`."""
     return np.asarray(values, dtype=dtype).tobytes()
 
 
 def unpack(
     data: bytes, field: str, dtype: np.dtype = I32, *, length: int | None = None, minimum: int | None = None
 ) -> Array:
-    """A read-only view of `data` as `dtype`.
+    """Return a read-only view of `data` as `dtype`.
 
-    `length`: how many elements there must be; `minimum`: least allowed value. Raises InvalidArgument naming `field`.
+    `length`: required number of elements; `minimum`: least allowed value. Raises InvalidArgument naming
+    `field`.
     """
     if len(data) % dtype.itemsize:
         raise InvalidArgument.field(field, f"{len(data)} bytes are no whole number of {dtype.name} elements")
@@ -44,12 +45,12 @@ def unpack(
 
 
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
-    """Bytes of (source, destination) pairs."""
+    """Encode (source, destination) pairs."""
     return pack([x for pair in pairs for x in pair])
 
 
 def split(flat: Array, counts: Array, field: str) -> list[Array]:
-    """Cuts a concatenation into runs of `counts` elements; InvalidArgument when they do not add up."""
+    """Split a concatenation into runs of `counts` elements. Raises InvalidArgument if they do not add up."""
     if int(counts.sum()) != len(flat):
         raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {int(counts.sum())}")
     return np.split(flat, np.cumsum(counts)[:-1]) if len(counts) else []

@@ -1,8 +1,8 @@
 """Composition root of a worker: builds every part, listens, and stops in order. Nothing is built elsewhere.
 
-Order of stopping (operations.md 1.3): health NOT_SERVING, no new steps, the steps in hand are finished and sent, then the server
-and the engine thread end. A worker whose engine is lost stops in the same order and ends with the reason: nothing but another start
-of its process helps.
+Order of stopping: health NOT_SERVING, no new steps, steps in flight are finished and sent, then the server
+and the engine thread end. A worker that has lost its engine stops in the same order and exits with the
+reason: only a new process can recover.
 """
 
 import asyncio
@@ -40,16 +40,19 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 PIPELINE_DEPTH = 16
-"""Steps in hand at most, and results held for a scheduler that comes back."""
+"""Maximum steps in flight, and number of results kept for a scheduler that reconnects."""
 _STREAM_GRACE_S = 1.0
 _STEP_GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who is told what: the memory budget as a table once it is known, the progress of loading (stage, 0..1), before it listens
-    where its metrics are (HOST:PORT), and last of all that the engine's thread is left behind busy, so that the interpreter cannot
-    end in order."""
+    """Callbacks of a worker process.
+
+    `on_budget`: the memory budget as a table, once known. `on_progress`: progress of loading (stage, 0..1).
+    `on_metrics`: address of the metrics (HOST:PORT), before the worker listens. `on_left_behind`: last of
+    all, if the engine's thread is still busy, so that the interpreter cannot exit in order.
+    """
 
     on_budget: Callable[[str], None] = lambda readable: print(readable, file=sys.stderr, flush=True)  # noqa: T201
     on_progress: Callable[[str, float], None] = lambda stage, fraction: log.debug("%s %.0f %%", stage, 100 * fraction)
@@ -64,10 +67,11 @@ async def serve(
     watchers: Watchers | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Runs a worker with a model until SIGTERM, SIGINT or `stop`.
+    """Run a worker with a model until SIGTERM, SIGINT or `stop`.
 
-    `on_ready` gets HOST:PORT as soon as it listens; the model loads in the background. ConfigError when the port is taken or the
-    model cannot be loaded (callers of LoadModel get the reason too). Unavailable (DEVICE_LOST) when the engine is lost.
+    `on_ready` gets HOST:PORT as soon as the worker listens; the model loads in the background. Raises
+    ConfigError if the port is taken or the model cannot be loaded (calls of LoadModel get the reason too),
+    Unavailable (DEVICE_LOST) if the engine is lost.
     """
     await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
 
@@ -79,12 +83,12 @@ async def serve_simulated(
     watchers: Watchers | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """The same with the simulated engine; no torch."""
+    """Run a worker with the simulated engine, as `serve` does. Does not import torch."""
     await serve_engine(settings, lambda: SimulatedEngine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
 
 
 def _model_engine(settings: WorkerSettings) -> Engine:
-    # Optional backend: importing it takes seconds and needs torch; called on the engine thread.
+    # Imported here because it takes seconds and needs torch. Runs on the engine thread.
     from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
 
     return ModelEngine(settings)
@@ -98,7 +102,7 @@ async def serve_engine(
     watchers: Watchers | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """The same with any engine; `make_engine` is called on the engine thread."""
+    """Run a worker with any engine, as `serve` does. `make_engine` is called on the engine thread."""
     stop = stop or asyncio.Event()
     worker = _Worker(settings, make_engine, watchers or Watchers())
     try:
@@ -187,7 +191,7 @@ class _Worker:
 
 
 async def _until(stop: asyncio.Event, lifecycle: Lifecycle) -> None:
-    """Waits for `stop`; raises at once why the model cannot be loaded, or that the engine is lost."""
+    """Wait for `stop`. Raises at once if the model cannot be loaded or the engine is lost."""
     stopped, lost = asyncio.create_task(stop.wait()), asyncio.create_task(lifecycle.until_lost())
     waiting: set[asyncio.Task[Any]] = {stopped, lost, lifecycle.load()}
     try:

@@ -1,4 +1,4 @@
-"""What this container may use: processors and memory, by cgroup limits where there are some."""
+"""Processors and memory available to this container, by cgroup limits where there are any."""
 
 import contextlib
 import math
@@ -11,7 +11,7 @@ _CGROUP_V1_MEMORY = _CGROUP / "memory"
 
 
 def num_processors() -> int:
-    """Processors that this process may keep busy: affinity, less where a cgroup quota says so; at least 1."""
+    """Processors that this process may keep busy: CPU affinity, limited by a cgroup quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     words = _text(_CGROUP / "cpu.max").split()
     if len(words) == 2 and words[0].isdigit():
@@ -20,7 +20,7 @@ def num_processors() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that can still be allocated here: what the machine has available and what the cgroup leaves."""
+    """Bytes that can still be allocated: the minimum of the machine's available memory and the cgroup's remainder."""
     free = [_meminfo("MemAvailable")]
     for limit, used, stat in (
         (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat"),
@@ -32,13 +32,13 @@ def free_memory_bytes() -> int:
     ):
         most, now = _text(limit).strip(), _text(used).strip()
         if most.isdigit() and now.isdigit():
-            # Pages of files count as used but are given up when memory is short.
+            # File pages count as used but are reclaimed under memory pressure.
             free.append(int(most) - int(now) + _stat(stat, "inactive_file"))
     return max(0, min(free))
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Runs `work`; by how much the process's resident memory was higher during it than before, at its highest."""
+    """Run `work` and return how far resident memory rose above its previous level, at its peak."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")

@@ -1,6 +1,7 @@
-"""The seam between the worker's shell and whatever computes: a model on a device, or the simulator.
+"""The interface between the worker's shell and its engine: a model on a device, or the simulator.
 
-The shell (`service.py`) owns streams, epochs and results; an engine owns tensors and row state (`rows/`) and knows no gRPC.
+The shell (`service.py`) owns streams, epochs and results; an engine owns tensors and row state (`rows/`) and
+does not know gRPC.
 """
 
 from collections.abc import Callable
@@ -12,36 +13,41 @@ from protos.worker.v1 import worker_pb2
 from svc_common.errors import Unavailable
 
 Progress = Callable[[str, float], None]
-"""Called with a stage for people ("weights") and the fraction 0..1 of the whole load."""
+"""Called with a human-readable stage ("weights") and the fraction 0..1 of the whole load."""
 
 
 class DeviceLost(Unavailable):
-    """The device is gone for good: the worker reports FAILED and ends, to be started again. Any other error spares the process."""
+    """The device is lost: the worker reports FAILED and exits, to be restarted. No other error ends the process."""
 
 
 class Pending(Protocol):
-    """A step that is launched: the device may be computing it still."""
+    """A launched step, which the device may still be computing."""
 
     @property
     def is_ready(self) -> bool:
-        """`finish` has nothing to wait for. Asked on the engine's thread."""
+        """True if `finish` would not wait. Called on the engine's thread."""
         ...
 
     def wait(self) -> None:
-        """Blocks until the device has brought the results to the host; other threads run meanwhile. From any thread. DeviceLost."""
+        """Block until the results are on the host.
+
+        Callable from any thread; other threads run meanwhile. Raises DeviceLost.
+        """
         ...
 
     def finish(self) -> worker_pb2.WorkerOutputs:
-        """On the engine's thread, once: takes the results into the rows and tells them. Waits if `wait` did not.
+        """Take the results into the rows and return them.
 
-        Raises what the step failed by, as `Engine.launch` does. A step that `Engine.reset` came after has an empty result.
+        Called once, on the engine's thread; waits if `wait` did not.
+
+        Raises the step's error, as `Engine.launch` does. After an `Engine.reset` the step's result is empty.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step that was over when it was launched."""
+    """A step that was complete when launched."""
 
     outputs: worker_pb2.WorkerOutputs
     is_ready: bool = True
@@ -55,9 +61,11 @@ class Finished:
 
 
 class Engine(Protocol):
-    """Called from one thread only; in this order: load, profile, allocate, then launch, execute and reset at will.
+    """Runs steps.
 
-    Every method may raise `QuireError`; other exceptions are bugs and reach the caller as INTERNAL with an id.
+    Called from one thread only, in this order: load, profile, allocate, then launch, execute and reset.
+
+    Every method may raise `QuireError`; other exceptions are bugs and reach the peer as INTERNAL with an id.
     """
 
     device: str
@@ -66,45 +74,48 @@ class Engine(Protocol):
     """Backend of the kernels: "reference", "cpu", "cuda" or "simulated"; final after `load`."""
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
-        """Loads the model. ConfigError says what is wrong with it and what to do."""
+        """Load the model. Raises ConfigError saying what is wrong with it and what to do."""
         ...
 
     def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
-        """Runs the largest step once and counts the blocks that fit (R8, R9). ConfigError when not even one sequence does."""
+        """Run the largest step once and count the blocks that fit. Raises ConfigError if not even one sequence fits."""
         ...
 
     def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Allocates both pools, once (the shell makes a repetition a no-op)."""
+        """Allocate both pools. Called once: the shell turns repeated requests into no-ops."""
         ...
 
     def bundle(self) -> bytes:
-        """A serialised `worker_pb2.ModelBundle`; the same bytes every time (its SHA-256 is `limits.bundle_digest`)."""
+        """A serialised `worker_pb2.ModelBundle`, identical on every call (its SHA-256 is `limits.bundle_digest`)."""
         ...
 
     def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Loads the PEFT adapter in folder `path` for rows to name: its bytes and rank. After `load`; idempotent.
+        """Load the PEFT adapter in folder `path`. Returns its bytes and rank. Valid after `load`; idempotent.
 
-        InvalidArgument: the folder, or the adapter for this model, is refused. FailedPrecondition: the id means another adapter.
-        ResourceExhausted: no room. On an error nothing has changed.
+        Raises InvalidArgument if the folder or the adapter is refused, FailedPrecondition if the id stands
+        for another adapter, ResourceExhausted if there is no room. On an error nothing has changed.
         """
         ...
 
     def unload_adapter(self, adapter_id: int) -> None:
-        """Forgets an adapter; a no-op when it is not loaded. FailedPrecondition, naming them, when rows use it."""
+        """Unload an adapter; no-op if not loaded. Raises FailedPrecondition, naming the rows, if rows use it."""
         ...
 
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
-        """Starts one step; the next may be launched before this one is finished. Steps are finished in the order of their launches.
+        """Start one step.
 
-        A raised error voids the whole step: InvalidArgument before anything changed, others after (its rows then compute
-        nothing until they are mentioned or removed). The shell fills `step_id`, `epoch` and `timings.queued_ns`.
+        Further steps may be launched before it is finished; steps are finished in launch order.
+
+        An error voids the whole step: InvalidArgument before anything changed, others after (its rows then
+        compute nothing until they are mentioned or removed). The shell fills `step_id`, `epoch` and
+        `timings.queued_ns`.
         """
         ...
 
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
-        """Launches one step and finishes it."""
+        """Launch and finish one step."""
         ...
 
     def reset(self) -> None:
-        """Forgets all rows, as for a new owner; blocks stay allocated, their content is void."""
+        """Remove all rows, for a new owner. Blocks stay allocated; their contents are void."""
         ...

@@ -1,1 +1,1 @@
-"""Quire beside its peers on one CPU: same model, same work, in turn, in one run (`python -m benchmarks.compare`)."""
+"""Quire and its peers on one CPU: same model, same work, in turn, in one run (`python -m benchmarks.compare`)."""

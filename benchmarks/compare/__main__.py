@@ -1,11 +1,11 @@
-"""Quire and its peers side by side on this CPU.
+"""Compares Quire and its peers on this CPU.
 
     python -m benchmarks.compare
     python -m benchmarks.compare --workloads W1,W4 --engines quire,vllm --rounds 3
     python -m benchmarks.compare --model bench-135m:layers=12 --seed 7 --set W2.prompt=lognormal:256:0.5:32:1024
     python -m benchmarks.compare --from benchmarks/results/compare.json --plot compare.png
 
-Lives here: the command line. The order of work is in benchmarks.compare.session.
+This module holds the command line. The order of work is in benchmarks.compare.session.
 """
 
 import json
@@ -110,7 +110,7 @@ def main(
 
 
 def _ran(plan: session.Plan) -> dict[str, Any]:
-    """The result; status 1 with one line where something that all engines need failed."""
+    """Run the plan; exit with status 1 and one line if something that all engines need failed."""
     try:
         return session.run(plan, _say)
     except RuntimeError as error:
@@ -119,7 +119,7 @@ def _ran(plan: session.Plan) -> dict[str, Any]:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Leaves by an exception, so that engines are ended on the way."""
+    """Exit by an exception, so that engines are ended on the way."""
     raise SystemExit(128 + number)
 
 
@@ -139,7 +139,7 @@ def _deliver(result: dict[str, Any], *, save: bool, out: Path | None, picture: P
 
 
 def _problem(result: dict[str, Any]) -> str:
-    """What makes a result a failure; empty where nothing does."""
+    """Why a result counts as a failure; empty if it does not."""
     failed = [name for name, facts in result["engines"].items() if is_quire(name) and "failure" in facts]
     unanswered = [row for row in result["runs"] if is_quire(row["engine"]) and row["failed"]]
     if failed:
@@ -173,7 +173,7 @@ def _names(text: str, variant: Sequence[str]) -> list[str]:
 
 
 def _lengths(names: Sequence[str], requests: int | None, changes: Sequence[str]) -> dict[str, Lengths]:
-    """The chosen workloads, changed. A usage error for a name or a change that there is not."""
+    """The chosen workloads with their changes. Usage error for an unknown name or change."""
     found = {**workloads.DEFAULTS, "W5": workloads.at_rate(workloads.DEFAULTS["W5"], 0.0)}
     if requests is not None:
         found = {name: one if name == "W4" else replace(one, num_requests=requests) for name, one in found.items()}

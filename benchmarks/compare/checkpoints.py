@@ -2,8 +2,9 @@
 
     python -m benchmarks.compare.checkpoints bench-135m --seed 0
 
-Weights are drawn so that every layer changes what goes on and tokens differ: matrices keep the size of what they are given, and the
-embedding is small beside what layers add. Runs in a process of its own (`made`), so that the caller never loads torch.
+Weights are scaled so that every layer changes the stream and tokens differ: matrices preserve the magnitude
+of their input, and the embedding is small compared with what layers add. Runs in a separate process (`made`),
+so that the caller never loads torch.
 """
 
 import json
@@ -34,12 +35,12 @@ def cache_folder() -> Path:
 
 
 def folder(name: str, seed: int, cache: Path) -> Path:
-    """Where the checkpoint of that name and seed is, or will be."""
+    """Path of the checkpoint of that name and seed, existing or not."""
     return cache / f"{name}-seed{seed}"
 
 
 def made(model: str, seed: int, cache: Path) -> Path:
-    """The folder of `model` (see shapes.parse), made now where it is not there. RuntimeError says why it could not be."""
+    """The folder of `model` (see shapes.parse), made now if it does not exist. RuntimeError says why it could not be."""
     path = folder(shapes.parse(model)[0], seed, cache)
     if not (path / "model.safetensors").is_file():
         command = [
@@ -59,7 +60,7 @@ def made(model: str, seed: int, cache: Path) -> Path:
 
 
 def write(name: str, shape: ModelShape, seed: int, cache: Path) -> Path:
-    """Makes it beside its place and moves it there when it is whole."""
+    """Make the checkpoint in a temporary folder and rename it when complete."""
     path = folder(name, seed, cache)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.mkdir(parents=True)
@@ -74,7 +75,7 @@ def write(name: str, shape: ModelShape, seed: int, cache: Path) -> Path:
 
 
 def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes as transformers has them; rows = outputs."""
+    """Names and shapes as in transformers; rows = outputs."""
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
     for i in range(shape.num_layers):

@@ -1,6 +1,7 @@
-"""From runs to figures: of one run, medians over rounds with their spread, and ratios of two engines within a round.
+"""Figures from runs: of one run, medians over rounds with their spread, and ratios of two engines within a round.
 
-Everything here is a function of recorded rows, so that a saved result can be shown again. Not here: tables and pictures of them.
+All functions work on recorded rows, so that a saved result can be shown again. Tables and plots are in table
+and plot.
 """
 
 import statistics
@@ -19,7 +20,7 @@ LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "itl_p9
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Figures of one run, by the definitions of quire.bench.measure. Latencies are left out where no request has them."""
+    """Figures of one run, as defined in quire.bench.measure. Latencies are left out if no request has them."""
     found = summarise(run.records)
     latencies = {
         f"{kind}_{quantile}_ms": found[f"{kind}_ms"][quantile]
@@ -40,7 +41,7 @@ def of_run(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over rounds."""
+    """Spread of one figure over rounds."""
 
     median: float
     least: float
@@ -48,7 +49,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """None for no values."""
+        """The spread of these values; None without values."""
         return cls(statistics.median(values), min(values), max(values)) if values else None
 
 
@@ -62,18 +63,18 @@ def values(rows: Iterable[Row], workload: str, engine: str, figure: str) -> dict
 
 
 def spread(rows: Iterable[Row], workload: str, engine: str, figure: str) -> Spread | None:
-    """Over all rounds."""
+    """Spread over all rounds."""
     return Spread.of(list(values(rows, workload, engine, figure).values()))
 
 
 def ratio(rows: Sequence[Row], workload: str, figure: str, ours: str, other: str) -> Spread | None:
-    """`ours` / `other`, each round for itself; None where no round has both."""
+    """`ours` / `other`, computed per round; None if no round has both."""
     mine, theirs = values(rows, workload, ours, figure), values(rows, workload, other, figure)
     return Spread.of([mine[round_] / theirs[round_] for round_ in mine if theirs.get(round_)])
 
 
 def names(rows: Iterable[Row], key: str) -> list[str]:
-    """All values of "workload" or "engine", in the order in which they first come."""
+    """All values of "workload" or "engine", in order of first occurrence."""
     return list(dict.fromkeys(str(row[key]) for row in rows))
 
 

@@ -1,6 +1,6 @@
-"""The goals C1 to C9 of the CPU, read from a result: what was measured, what is wanted, whether it is met.
+"""Goals C1 to C9 for the CPU, read from a result: the measured and wanted values, and whether they are met.
 
-A goal is left out where the result has not what it is about: an engine that did not run, a workload that was not asked for.
+A goal is left out if the result lacks its engine or workload.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _OFFLINE_PEERS = ("vllm-offline", "openvino", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One goal. `most`: the figure is to be at most `wanted`, else at least."""
+    """One goal. `most`: the figure must be at most `wanted`, else at least."""
 
     goal: str
     what: str
@@ -26,12 +26,12 @@ class Verdict:
 
     @property
     def is_met(self) -> bool:
-        """By the median."""
+        """True if the median meets the goal."""
         return self.measured.median <= self.wanted if self.most else self.measured.median >= self.wanted
 
 
 def verdicts(result: Mapping[str, Any]) -> list[Verdict]:
-    """Those that the result says something about."""
+    """Verdicts on the goals that the result covers."""
     rows = result["runs"]
     found = [*_against_vllm(rows), *_against_offline(rows), *_single(result), *_own(result), *_start(result)]
     return sorted(found, key=lambda verdict: verdict.goal)
@@ -53,7 +53,7 @@ def _against_vllm(rows: Sequence[Row]) -> Iterator[Verdict]:
 
 
 def _against_offline(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """The peer that is best at this workload, in whatever form."""
+    """Compare with the peer that is best at this workload, in any form."""
     for workload in ("W1", "W2"):
         known = {name: figures.spread(rows, workload, name, THROUGHPUT) for name in (_VLLM, *_OFFLINE_PEERS)}
         medians = {name: one.median for name, one in known.items() if one is not None}

@@ -1,8 +1,9 @@
-"""Installs peers, each into an environment of its own: what `make peers` runs.
+"""Installs peers, each into an environment of its own; run by `make peers`.
 
     python -m benchmarks.compare.install vllm openvino llamacpp
 
-An environment is made again when its pins change. A peer that cannot be installed is said and left out; the others go on.
+An environment is remade when its pins change. A peer that cannot be installed is reported and left out; the
+others continue.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from benchmarks.compare.engines.environments import ROOT
 HERE = Path(__file__).resolve().parent
 PEERS = ("vllm", "openvino", "llamacpp")
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
-# Dependencies for images and sound, whose builds break the import of a text model where they are not torch's own.
+# Image and audio dependencies that break the import of a text model unless their builds match torch's.
 _USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
-# Native instructions, the server and nothing else.
+# Native instructions and the server only.
 _CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -48,18 +49,18 @@ def requirements(name: str) -> Path:
 
 
 def digest(name: str) -> str:
-    """Of everything that decides what is installed."""
+    """Digest of everything that determines what is installed."""
     return hashlib.sha256(requirements(name).read_bytes() + LLAMA_CPP_SOURCE.encode()).hexdigest()
 
 
 def is_current(folder: Path, name: str) -> bool:
-    """Whether it is installed with these pins."""
+    """True if it is installed with these pins."""
     mark = folder / ".installed"
     return mark.is_file() and mark.read_text(encoding="utf-8") == digest(name)
 
 
 def install(name: str, peers: Path, pip_flags: Sequence[str]) -> None:
-    """From nothing to ready. CalledProcessError or OSError where something fails; nothing counts as installed then."""
+    """Install a peer from scratch. Raises CalledProcessError or OSError on failure; nothing then counts as installed."""
     folder = peers / name
     venv.create(folder, clear=True, with_pip=True)
     python = str(folder / "bin" / "python")
@@ -83,7 +84,7 @@ def _build_llama_server(folder: Path, pip_flags: Sequence[str]) -> None:
 
 
 def _llama_cpp_source(folder: Path, place: Path, pip_flags: Sequence[str]) -> Path:
-    """Unpacked; what `place` had before is left alone."""
+    """Download and unpack the source below `place`."""
     pip = (str(folder / "bin" / "python"), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python")
     _run(*pip, *pip_flags, "--dest", str(place), LLAMA_CPP_SOURCE)
     with tarfile.open(next(place.glob("*.tar.gz"))) as archive:

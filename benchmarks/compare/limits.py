@@ -1,14 +1,14 @@
-"""What the machine allows: its rates, and the time that each workload takes at least at these rates.
+"""Limits of the machine: its rates, and the minimum time of each workload at these rates.
 
 The time of a step is at least
 
     max(weights / memory rate, matrix FLOPs / GEMM rate) + keys and values read / memory rate
 
-with bfloat16 weights read once per step, 2 FLOPs for each weight and token (the head's only where a token is sampled), and each
-sequence's keys and values read once per token. An ideal schedule is assumed: one step for all prompts (a prefix that all requests
-share is computed once), then steps in which all that still run get a token. No scheduler, wire, sampling, norm or activation.
-
-Not here: how rates are read (limits_reading).
+with bfloat16 weights read once per step, 2 FLOPs for each weight and token (the head's only where a token is
+sampled), and each sequence's keys and values read once per token. An ideal schedule is assumed: one step for
+all prompts (a prefix shared by all requests is computed once), then steps in which every running sequence
+gets a token. Scheduler, wire, sampling, norms and activations cost nothing. limits_reading measures the
+rates.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of this machine. Memory reads in bytes/s on one thread and on all; products of large matrices in FLOP/s."""
+    """Rates of this machine: memory reads in bytes/s on one thread and on all; products of large matrices in FLOP/s."""
 
     read_one: float
     read_all: float
@@ -37,7 +37,10 @@ class Rates:
 
 
 def read_rates(mib: int, size: int, threads: int) -> Rates:
-    """Measured now, in a process of its own. `mib`: memory that is read; `size`: rows of matrices. RuntimeError: it failed."""
+    """Measure the rates now, in a separate process. `mib`: memory to read; `size`: rows of matrices.
+
+    Raises RuntimeError if it failed.
+    """
     command = [sys.executable, "-m", "benchmarks.compare.limits_reading", str(mib), str(size), str(threads)]
     environ = child_environment(os.environ)
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -47,19 +50,19 @@ def read_rates(mib: int, size: int, threads: int) -> Rates:
 
 
 def best(readings: Sequence[Rates]) -> Rates:
-    """The better of several readings, each rate for itself: what others took meanwhile is no limit of the machine."""
+    """The best of several readings per rate: time taken by other processes is no limit of the machine."""
     many = [asdict(reading) for reading in readings]
     return Rates(**{name: max(reading[name] for reading in many) for name in many[0]})
 
 
 def least_s(workload: Workload, shape: ModelShape, rates: Rates) -> float:
-    """Seconds that the workload takes at least, arrivals at once."""
+    """Minimum seconds of the workload, with all arrivals at once."""
     decoding = _decode_steps_s(workload, shape, rates)
     return _prompt_s(workload, shape, rates) + decoding
 
 
 def limit_tokens_per_s(workload: Workload, shape: ModelShape, rates: Rates) -> float | None:
-    """Output tokens per second at most; None where arrivals say how many there are."""
+    """Maximum output tokens per second; None if arrivals determine the rate."""
     return None if workload.is_open else workload.output_tokens / least_s(workload, shape, rates)
 
 
@@ -71,12 +74,12 @@ def _prompt_s(workload: Workload, shape: ModelShape, rates: Rates) -> float:
 
 
 def _prefill_flops(shape: ModelShape, begin: int, end: int) -> float:
-    """Of the tokens at places `begin` to `end`, logits left out."""
+    """FLOPs of the tokens at positions `begin` to `end`, without logits."""
     return (end - begin) * (shape.body_flops + shape.attention_flops(1) * (begin + end) / 2)
 
 
 def _decode_steps_s(workload: Workload, shape: ModelShape, rates: Rates) -> float:
-    """The first token comes of the prompt's step."""
+    """Seconds of all decode steps; the first token comes from the prompt's step."""
     total = 0.0
     for step in range(1, max(request.max_tokens for request in workload.requests)):
         contexts = [len(request.token_ids) + step for request in workload.requests if request.max_tokens > step]
@@ -87,7 +90,7 @@ def _decode_steps_s(workload: Workload, shape: ModelShape, rates: Rates) -> floa
 
 
 def shared_prefix(workload: Workload) -> int:
-    """Tokens with which all its prompts begin; 0 where there is one prompt."""
+    """Number of tokens with which all prompts begin; 0 if there is only one prompt."""
     if len(workload.requests) < 2:
         return 0
     columns = zip(*(request.token_ids for request in workload.requests), strict=False)

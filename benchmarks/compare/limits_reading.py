@@ -1,6 +1,7 @@
-"""Reads this machine's rates and prints them as JSON: python -m benchmarks.compare.limits_reading MIB SIZE THREADS
+"""Measures this machine's rates and prints them as JSON: python -m benchmarks.compare.limits_reading MIB SIZE THREADS
 
-Memory: reductions over more memory than caches hold, the best of several kernels and tries. Products: torch and numpy, the better.
+Memory: reductions over more memory than caches hold, the best of several kernels and tries. Products: torch
+and numpy, the better.
 """
 
 import json
@@ -18,7 +19,7 @@ _LEAST_S = 0.05
 
 
 def _fastest_s(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few calls, each repeated until the clock is fine enough."""
+    """Seconds of the fastest of a few calls, each repeated until the clock resolution suffices."""
     began = time.perf_counter()
     call()
     repeats = max(1, round(_LEAST_S / max(1e-9, time.perf_counter() - began)))
@@ -56,7 +57,7 @@ def _gemm_rate(size: int, threads: int, dtype: torch.dtype) -> float:
 
 
 def main(mib: int, size: int, threads: int) -> Rates:
-    """All rates; see limits.Rates."""
+    """Measure all rates; see limits.Rates."""
     return Rates(
         read_one=_read_rate(mib, 1),
         read_all=_read_rate(mib, threads),

@@ -1,4 +1,4 @@
-"""A result as a picture: what each engine reaches of the limit, how far Quire is ahead of each peer, and the spread over rounds."""
+"""Plot of a result: each engine's share of the limit, Quire's ratio to each peer, and the spread over rounds."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ _BAR = 0.8
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """PNG, PDF or SVG, by the name."""
+    """Draw a PNG, PDF or SVG, by the file name."""
     # Optional backend: only plots need it.
     import matplotlib  # noqa: PLC0415
 
@@ -57,7 +57,7 @@ def _ratios(axis: Any, result: Mapping[str, Any]) -> None:
 
 
 def _colors(result: Mapping[str, Any]) -> dict[str, str]:
-    """The same for an engine in both halves."""
+    """One colour per engine, the same in both halves."""
     return {engine: f"C{i % 10}" for i, engine in enumerate(figures.names(result["runs"], "engine"))}
 
 

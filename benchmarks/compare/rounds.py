@@ -1,7 +1,7 @@
-"""The order of work: rounds in which every workload goes to every engine in turn, and what is checked meanwhile.
+"""The order of work: rounds in which every workload goes to every engine in turn, and the token checks.
 
-One engine works at a time. Peers that are up meanwhile are frozen; Quire's stacks have to be idle by themselves, and what they take
-of a core is told. The order of engines turns from round to round.
+One engine works at a time. Peers that are up meanwhile are frozen; Quire's stacks must be idle by themselves,
+and the processor time they use is reported. The order of engines rotates from round to round.
 """
 
 import time
@@ -25,7 +25,7 @@ References = Mapping[tuple[str, int, int], list[int]]
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of an engine apart from its runs. `failure`: why it runs no more."""
+    """State of an engine apart from its runs. `failure`: why it is no longer run."""
 
     engine: Engine
     is_up: bool = False
@@ -39,13 +39,13 @@ class Standing:
     _cpu_then: float = 0.0
 
     def leave(self) -> None:
-        """Its turn is over."""
+        """End its turn."""
         self._left_at, self._cpu_then = time.perf_counter(), self.engine.cpu_s()
         if not is_quire(self.engine.name):
             self.engine.pause()
 
     def come_back(self) -> None:
-        """Its turn again; a start is no coming back."""
+        """Start its turn again; a no-op for idle figures if it was just started."""
         if self._left_at:
             self.idle_s += time.perf_counter() - self._left_at
             self.idle_cpu_s += self.engine.cpu_s() - self._cpu_then
@@ -53,17 +53,17 @@ class Standing:
             self.engine.resume()
 
     def weigh(self) -> None:
-        """Reads its memory."""
+        """Read its memory."""
         memory = self.engine.memory()
         self.peak_mb, self.now_mb = max(self.peak_mb, memory.peak_mb), max(self.now_mb, memory.now_mb)
 
     def down(self) -> None:
-        """Stops it."""
+        """Stop it."""
         self.engine.stop()
         self.is_up, self._left_at = False, 0.0
 
     def facts(self) -> dict[str, Any]:
-        """For the result file."""
+        """Its facts for the result file."""
         return {
             "form": self.engine.form.value,
             "versions": dict(self.engine.versions()) if self.starts_s else {},
@@ -77,7 +77,7 @@ class Standing:
 
 
 class Rounds:
-    """Owner of the engines while they run, of the rows and of what was checked. Leaving it ends every engine."""
+    """Owner of the engines while they run, of the rows and of the checks. Exiting ends every engine."""
 
     def __init__(self, engines: Sequence[Engine], say: Say, *, fresh: bool) -> None:
         self.standings = [Standing(engine) for engine in engines]
@@ -94,14 +94,14 @@ class Rounds:
             standing.down()
 
     def run(self, names: Sequence[str], draw: Draw, num_rounds: int, references: References) -> None:
-        """All rounds."""
+        """Run all rounds."""
         for round_ in range(num_rounds):
             self._renew()
             for name in names:
                 self._one_workload(round_, num_rounds, draw(name, round_), references)
 
     def capacity(self, name: str, workload: Workload) -> float:
-        """Requests per second that this engine gets done of the workload; not among the rows. 0 where it fails."""
+        """Requests per second that this engine completes of the workload; not among the rows. 0 if it fails."""
         [standing] = [one for one in self.standings if one.engine.name == name]
         run = self._turn(standing, workload)
         found = 0.0 if run is None else figures.of_run(run)["requests_per_s"]
@@ -109,7 +109,7 @@ class Rounds:
         return float(found)
 
     def _renew(self) -> None:
-        """Engines that start soon are started again in each round, so that starts are measured as often as the rest."""
+        """Stop engines that start quickly, so that each round measures a start."""
         for standing in self.standings:
             if standing.is_up and (self._fresh or not standing.engine.starts_slowly):
                 standing.down()
@@ -125,7 +125,7 @@ class Rounds:
                 self._say(f"round {round_ + 1}/{num_rounds} {workload.name} {_line(self.rows[-1])}")
 
     def _turn(self, standing: Standing, workload: Workload) -> Run | None:
-        """None where the engine failed, which is noted."""
+        """Run a workload on an engine; None if the engine failed, which is recorded."""
         try:
             if standing.is_up:
                 standing.come_back()
@@ -137,7 +137,7 @@ class Rounds:
             standing.weigh()
             standing.leave()
             return run
-        except Exception as error:  # one engine less; the others go on
+        except Exception as error:  # one engine fails; the others continue
             standing.failure = f"{type(error).__name__}: {error}"[:2_000]
             self._say(f"{standing.engine.name} failed and runs no more: {standing.failure}")
             standing.down()
@@ -170,7 +170,7 @@ def _line(row: Mapping[str, Any]) -> str:
 def references(
     alone: Callable[[Workload], Run], names: Sequence[str], draw: Draw, num_rounds: int, count: int
 ) -> dict[tuple[str, int, int], list[int]]:
-    """Tokens of `count` requests of each workload and round, each computed alone. RuntimeError where one fails."""
+    """Tokens of `count` requests of each workload and round, each computed alone. Raises RuntimeError if one fails."""
     found = {}
     for round_ in range(num_rounds):
         for name in names:

@@ -1,4 +1,4 @@
-"""One comparison from its plan to its result: checkpoint, limits, references, rounds, limits again."""
+"""One comparison from plan to result: checkpoint, limits, references, rounds, limits again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,10 +20,11 @@ OPEN, CAPACITY_OF = "W5", "W2"
 
 @dataclass(slots=True)
 class Plan:
-    """What is compared. `lengths`: of the chosen workloads, by name; a rate of 0 for W5 = a share of the capacity that is found.
+    """Settings of a comparison.
 
-    `num_checked`: requests of each run whose tokens are compared with those of the request alone. `read_mib`, `gemm_size`: what
-    limits are read with.
+    `lengths`: of the chosen workloads, by name; a rate of 0 for W5 = a share of the measured capacity.
+    `num_checked`: requests of each run with tokens compared to those of the request alone. `read_mib`,
+    `gemm_size`: sizes used to measure the limits.
     """
 
     model: str
@@ -45,7 +46,7 @@ class Plan:
 
     @property
     def shape(self) -> ModelShape:
-        """Of its model."""
+        """Shape of its model."""
         return shapes.parse(self.model)[1]
 
     def draw(self, name: str, round_: int) -> Workload:
@@ -55,7 +56,7 @@ class Plan:
         )
 
     def host(self) -> Host:
-        """What engines are given; makes the checkpoint where it is not there."""
+        """Settings for the engines; makes the checkpoint if it does not exist."""
         return Host(
             checkpoint=checkpoints.made(self.model, self.seed, self.cache),
             threads=self.threads,
@@ -68,7 +69,10 @@ class Plan:
 
 
 def run(plan: Plan, say: Say) -> dict[str, Any]:
-    """The result, without provenance. KeyError for an engine that there is not; RuntimeError: something that all need failed."""
+    """Run the plan; the result has no provenance.
+
+    Raises KeyError for an unknown engine, RuntimeError if something that all engines need failed.
+    """
     host = plan.host()
     every = registry.engines(host, plan.shape, plan.variants, plan.quire_options)
     engines = registry.chosen(every, plan.engines, say)
@@ -101,9 +105,9 @@ def _references(plan: Plan, host: Host, engines: Sequence[Engine], say: Say) -> 
 
 
 def _rate(plan: Plan, rounds: Rounds, engines: Sequence[Engine]) -> float:
-    """A share of what the first peer that is a server gets done (else what Quire does), so that both can keep up.
+    """A share of the capacity of the first peer that is a server (else of Quire), so that both can keep up.
 
-    RuntimeError where nobody gets anything done.
+    Raises RuntimeError if no server completes any request.
     """
     servers = [engine.name for engine in engines if engine.form is Form.SERVER]
     at_once = workloads.at_rate(plan.lengths[OPEN], 0.0)

@@ -1,6 +1,6 @@
-"""Shapes of models that are compared, and what one token of them costs: parameters, bytes, products.
+"""Shapes of the compared models, and the cost of one token: parameters, bytes, products.
 
-Lives here: arithmetic only. Not here: the checkpoints themselves (checkpoints), the limits that follow (limits).
+Arithmetic only: the checkpoints are in checkpoints, the resulting limits in limits.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -25,18 +25,18 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of one layer; its two norms are left out."""
+        """Parameters of one layer's matrices, without its two norms."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def head_parameters(self) -> int:
-        """Of the matrix that makes logits."""
+        """Parameters of the matrix that computes logits."""
         return self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole checkpoint."""
+        """Parameters of the whole checkpoint."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
         return self.num_layers * self.layer_parameters + (1 if self.tied else 2) * self.head_parameters + norms
 
@@ -47,21 +47,21 @@ class ModelShape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token in all layers, in bfloat16."""
+        """Bytes of keys and values of one token in all layers, in bfloat16."""
         return 2 * BF16_BYTES * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def body_flops(self) -> int:
-        """Products and sums of one token in the layers' matrices."""
+        """FLOPs of one token in the layers' matrices."""
         return 2 * self.num_layers * self.layer_parameters
 
     @property
     def head_flops(self) -> int:
-        """The same of one token's logits."""
+        """FLOPs of one token's logits."""
         return 2 * self.head_parameters
 
     def attention_flops(self, context: int) -> int:
-        """Of one token that attends to `context` tokens."""
+        """FLOPs of one token that attends to `context` tokens."""
         return 4 * self.num_layers * self.num_heads * self.head_dim * context
 
     def config(self) -> dict[str, Any]:
@@ -110,9 +110,11 @@ _KEYS = {
 
 
 def parse(text: str) -> tuple[str, ModelShape]:
-    """A name and its shape from "bench-135m" or "bench-135m:layers=12,hidden=768,...". ValueError says what is wrong with it.
+    """Parse a name and shape from "bench-135m" or "bench-135m:layers=12,hidden=768,...".
 
-    A changed shape has a name of its own, so that its checkpoint is another.
+    ValueError says what is wrong.
+
+    A changed shape gets its own name, so that it has its own checkpoint.
     """
     name, _, changes = text.partition(":")
     if name not in SHAPES:
@@ -134,5 +136,5 @@ def _change(part: str) -> tuple[str, Any]:
 
 
 def described(shape: ModelShape) -> dict[str, Any]:
-    """For result files."""
+    """The shape for result files."""
     return {**asdict(shape), "num_parameters": shape.num_parameters, "kv_token_bytes": shape.kv_token_bytes}

@@ -1,6 +1,7 @@
 """Server-sent events of one POST over HTTP/1.1, with as little work as possible.
 
-The client shares the cores with what is measured: what it costs would be charged to the server, so it only cuts lines.
+The client shares the cores with what is measured, and its cost would be charged to the server, so it only
+splits lines.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ _LINE_BYTES = 1 << 22
 
 
 async def get_status(host: str, port: int, path: str) -> int:
-    """The status of a GET; 0 where nobody listens or nobody answers."""
+    """The status of a GET; 0 if there is no listener or no answer."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -27,7 +28,7 @@ async def get_status(host: str, port: int, path: str) -> int:
 
 
 async def post(host: str, port: int, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-    """The data of each event up to [DONE] or the end. RuntimeError with what a refusal says."""
+    """The data of each event up to [DONE] or the end. Raises RuntimeError with the text of a refusal."""
     reader, writer = await asyncio.open_connection(host, port, limit=_LINE_BYTES)
     try:
         head = (
@@ -49,7 +50,7 @@ async def post(host: str, port: int, path: str, body: bytes) -> AsyncGenerator[b
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Status, and whether the body comes in chunks."""
+    """Status, and whether the body is chunked."""
     status = int((await reader.readline()).split()[1])
     is_chunked = False
     while (line := (await reader.readline()).strip().lower()) != b"":

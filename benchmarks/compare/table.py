@@ -11,7 +11,7 @@ from benchmarks.compare.figures import THROUGHPUT, Spread
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """Limits, a table for each workload, starts and memory, goals, what was checked."""
+    """Print the limits, a table per workload, starts and memory, goals, and the token checks."""
     rates = result["limits"]["best"]
     console.print(
         f"{result['model']}; memory {rates['read_one'] / 1e9:.1f} GB/s on one thread, {rates['read_all'] / 1e9:.1f} on all; "

@@ -1,6 +1,7 @@
 """The tokenizer of the compared models: byte-level BPE with real merges and as many tokens as the model has.
 
-Peers read it in their own ways (tokenizer.json, GGUF). Each token is text, so that detokenising costs what it does elsewhere.
+Peers read it in their own formats (tokenizer.json, GGUF). Each token is text, so that detokenising has a
+realistic cost.
 """
 
 import itertools
@@ -16,7 +17,7 @@ _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs whose parts are tokens when their turn comes: two letters, three, four."""
+    """Merge pairs, each after the merges that make its parts: two letters, three, four."""
     pairs = [a + b for a, b in itertools.product(_LETTERS, repeat=2)]
     yield from itertools.product(_LETTERS, repeat=2)
     yield from itertools.product(pairs, _LETTERS)
@@ -24,7 +25,7 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """`size` tokens by id (special ones, bytes, merges), and the merges, best first. ValueError for a size that cannot be."""
+    """`size` tokens by id (special ones, bytes, merges), and the merges, best first. ValueError for an impossible size."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     num_merges = size - NUM_SPECIAL - len(alphabet)
     if num_merges < 1:
@@ -36,7 +37,7 @@ def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def tokenizer(size: int) -> Tokenizer:
-    """With `size` tokens; see `vocabulary`."""
+    """The tokenizer with `size` tokens; see `vocabulary`."""
     names, merges = vocabulary(size)
     made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,6 +1,6 @@
-"""How servers are asked: each wire sends one request and stamps its record as tokens come.
+"""Clients of the servers: each wire sends one request and timestamps its record as tokens arrive.
 
-All take prompts as token ids, ask for greedy tokens and exactly as many of them as planned.
+All send prompts as token ids and request greedy tokens, exactly as many as planned.
 """
 
 import json
@@ -19,13 +19,13 @@ _LIMIT_S = 600.0
 
 
 class Wire(Protocol):
-    """Belongs to the event loop that it is made in."""
+    """A client, bound to the event loop it is made in."""
 
     async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
-        """Sends it, fills `record`; the tokens, where the wire tells them (else none). Any error is raised."""
+        """Send a request and fill `record`. Returns the tokens if the wire carries them (else none); raises any error."""
 
     async def close(self) -> None:
-        """Ends connections."""
+        """Close connections."""
 
 
 class GrpcWire:
@@ -65,7 +65,7 @@ class OpenAIWire:
         }
 
     async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
-        """See Wire; tokens where the server sends `token_ids`."""
+        """See Wire. Returns tokens if the server sends `token_ids`."""
         body = {**self._common, "prompt": planned.token_ids, "max_tokens": planned.max_tokens}
         tokens: list[int] = []
         async with aclosing(sse.post(self._host, self._port, "/v1/completions", json.dumps(body).encode())) as events:
@@ -79,21 +79,21 @@ class OpenAIWire:
         return tokens
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """No-op: no connection is kept open."""
 
 
 class LlamaCppWire:
     """`/completion` of llama-server at HOST:PORT.
 
-    Its samplers are cut down to the one that greedy tokens need: those that it has by default walk through the vocabulary for
-    nothing. A token that ends within a character comes with no message of its own, and its id is lost.
+    Its samplers are reduced to the one that greedy tokens need: the default ones scan the vocabulary for
+    nothing. A token that ends within a character has no message of its own, and its id is lost.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
     async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
-        """See Wire; no tokens where one of them was lost."""
+        """See Wire. Returns no tokens if one was lost."""
         body = {
             "prompt": planned.token_ids,
             "n_predict": planned.max_tokens,
@@ -118,4 +118,4 @@ class LlamaCppWire:
         return tokens if len(tokens) == record.output_tokens else []
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """No-op: no connection is kept open."""

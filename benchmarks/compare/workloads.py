@@ -1,7 +1,9 @@
-"""The workloads: what is asked and when, from one seed. Greedy, exactly as many tokens as asked (`ignore_eos`).
+"""The workloads: requests and arrival times, from one seed.
 
-Lengths and arrivals depend on the seed only, so that rounds are alike; token ids on the round too, so that no cache knows them from
-the round before. Every engine gets the same ids in a round.
+Greedy, exactly as many tokens as requested (`ignore_eos`).
+
+Lengths and arrivals depend on the seed only, so that rounds are alike; token ids also on the round, so that
+caches of earlier rounds do not help. Every engine gets the same ids in a round.
 """
 
 import random
@@ -14,7 +16,10 @@ from quire.bench.workloads import Length, Planned
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One workload. `shared`: tokens that all prompts begin with, before `prompt`. `rate`: arrivals per second; 0 = at once."""
+    """One workload.
+
+    `shared`: tokens that all prompts begin with, before `prompt`. `rate`: arrivals per second; 0 = at once.
+    """
 
     num_requests: int
     prompt: Length
@@ -24,7 +29,7 @@ class Lengths:
 
 
 def fixed(num_tokens: int) -> Length:
-    """A length that is always the same."""
+    """A constant length."""
     return Length(num_tokens, 0.0, num_tokens, num_tokens)
 
 
@@ -36,7 +41,7 @@ DEFAULTS = {
     "W5": Lengths(64, Length(128, 0.7, 32, 512), Length(64, 0.7, 16, 256), rate=1.0),
     "P": Lengths(16, fixed(512), fixed(1)),
 }
-"""W1 to W5 of the goals, and P: nothing but prompts. The rate of W5 is what the caller says or finds (`at_rate`)."""
+"""W1 to W5 of the goals, and P: prompts only. The rate of W5 is given or measured (`at_rate`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,12 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Asked for in all."""
+        """Output tokens requested in total."""
         return sum(request.max_tokens for request in self.requests)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests come one after the other at times of their own."""
+        """True if requests arrive over time instead of at once."""
         return any(request.at_s for request in self.requests)
 
 
@@ -61,7 +66,7 @@ def drawn(name: str, lengths: Lengths, *, seed: int, round_: int, vocab_size: in
     """The workload of one round; equal arguments give equal requests."""
     sizes, ids = random.Random(f"{seed} {name} sizes"), random.Random(f"{seed} {name} ids {round_}")
     shared = _ids(ids, lengths.shared, vocab_size)
-    # From numbers of their own: lengths stay the same at any rate.
+    # A separate generator: lengths stay the same at any rate.
     arrivals = _arrivals(random.Random(f"{seed} {name} arrivals"), lengths)
     requests = []
     for index in range(lengths.num_requests):
@@ -76,7 +81,7 @@ def _ids(rng: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
 
 
 def _arrivals(rng: random.Random, lengths: Lengths) -> Callable[[int], float]:
-    """Time of each request: of a Poisson process, or zero."""
+    """Arrival time of each request: a Poisson process, or zero."""
     if not lengths.rate:
         return lambda index: 0.0
     times = [0.0]
@@ -86,17 +91,17 @@ def _arrivals(rng: random.Random, lengths: Lengths) -> Callable[[int], float]:
 
 
 def at_rate(lengths: Lengths, rate: float) -> Lengths:
-    """The same with so many arrivals per second."""
+    """The same lengths with `rate` arrivals per second."""
     return replace(lengths, rate=rate)
 
 
 def warm_up(vocab_size: int, number: int) -> Workload:
-    """Four short requests before anything is timed; another `number` has other ids."""
+    """Four short requests before the timed ones; a different `number` gives different ids."""
     return drawn("warm-up", Lengths(4, fixed(24), fixed(8)), seed=number, round_=number, vocab_size=vocab_size)
 
 
 def sampled(workload: Workload, count: int) -> Sequence[Planned]:
-    """`count` of its requests, spread over it, whose tokens are checked."""
+    """`count` of its requests, spread over it, for the token check."""
     requests = workload.requests
     chosen = min(count, len(requests))
     return [requests[i * len(requests) // chosen] for i in range(chosen)]

@@ -1,1 +1,1 @@
-"""Dashboards of Quire as they are defined. `python -m deploy.dashboards --write` makes deploy/grafana/dashboards/*.json of them."""
+"""Definitions of Quire's dashboards. `python -m deploy.dashboards --write` generates deploy/grafana/dashboards/*.json."""

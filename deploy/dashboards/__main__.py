@@ -1,4 +1,7 @@
-"""Writes deploy/grafana/dashboards/*.json: `python -m deploy.dashboards --write`; without it says which are not fresh."""
+"""Writes deploy/grafana/dashboards/*.json: `python -m deploy.dashboards --write`.
+
+Without --write, lists the files that are out of date.
+"""
 
 import argparse
 import json
@@ -17,19 +20,19 @@ DASHBOARDS: tuple[Dashboard, ...] = (OVERVIEW, SCHEDULER, CACHE, WORKERS, GATEWA
 
 
 def texts() -> dict[Path, str]:
-    """What the files should say."""
+    """Expected contents of the files."""
     return {FOLDER / f"{d.name}.json": json.dumps(d.model(), indent=2) + "\n" for d in DASHBOARDS}
 
 
 def stale() -> list[str]:
-    """Names of files that say something else, are missing, or are of no dashboard."""
+    """Names of files that are out of date, missing, or of no dashboard."""
     wanted, found = texts(), set(FOLDER.glob("*.json"))
     wrong = [path for path, text in wanted.items() if path not in found or path.read_text(encoding="utf-8") != text]
     return sorted(path.name for path in [*wrong, *(found - wanted.keys())])
 
 
 def main() -> int:
-    """Status 1 where something is not fresh and nothing was to be written."""
+    """Write the files, or return status 1 if some are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="make them")
     if not parser.parse_args().write:

@@ -1,4 +1,4 @@
-"""The KV cache: who holds blocks, what is reused, what moves."""
+"""Dashboard of the KV cache: block usage, reuse, swaps and copies."""
 
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from deploy.dashboards.queries import RATE, rate

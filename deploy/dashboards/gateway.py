@@ -1,4 +1,4 @@
-"""Gateways: calls, errors, and what clients see."""
+"""Dashboard of the gateways: calls, errors, and latencies seen by clients."""
 
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from deploy.dashboards.queries import distribution, processes, quantiles, rate

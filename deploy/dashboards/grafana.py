@@ -1,4 +1,4 @@
-"""What a dashboard is made of, and its form in Grafana's JSON (schema 39, which Grafana 10.4 and newer read)."""
+"""Parts of a dashboard, and their conversion to Grafana's JSON (schema 39, read by Grafana 10.4 and newer)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _REFS = "ABCDEFGH"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL, and what its series are called: "{{label}}" stands for a label's value."""
+    """A PromQL query and the legend of its series: "{{label}}" stands for a label's value."""
 
     expr: str
     legend: str = ""
@@ -22,10 +22,11 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture. `text`: how to read it. `unit`: Grafana's name of it. `kind`: "timeseries", "stat" or "heatmap".
+    """One panel. `text`: how to read it. `unit`: Grafana's name of the unit. `kind`: "timeseries", "stat" or "heatmap".
 
-    `width`: of 24 columns. `stacked`: series add up. `most`: upper end of the axis. `red`, `yellow`: values from which on it is
-    coloured so; `low_is_bad`: up to which. `words`: what stat values are called. `may_be_empty`: nothing to draw is good news.
+    `width`: of 24 columns. `stacked`: series add up. `most`: upper end of the axis. `red`, `yellow`: values
+    from which on it is coloured so (up to which, with `low_is_bad`). `words`: names of stat values.
+    `may_be_empty`: no data is good news.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """The text, and that an empty picture is good news where it is."""
+        """The text; it says so if an empty panel is good news."""
         return f"{self.text} Empty: there were none." if self.may_be_empty else self.text
 
     @property
@@ -55,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """`name`: of its file and in its address. `text`: what it answers."""
+    """A dashboard. `name`: in its file name and address. `text`: the question that it answers."""
 
     name: str
     title: str
@@ -83,7 +84,7 @@ class Dashboard:
         }
 
     def _placed(self) -> Iterator[dict[str, Any]]:
-        """From left to right; a panel that has no room in its row begins the next."""
+        """Panels from left to right; one that does not fit into its row begins the next."""
         x = y = row_height = 0
         for number, panel in enumerate(self.panels, 1):
             if x + panel.width > _COLUMNS:
@@ -94,7 +95,7 @@ class Dashboard:
 
 
 def _link() -> dict[str, Any]:
-    """To the other dashboards."""
+    """Link to the other dashboards."""
     return {
         "title": "Quire",
         "type": "dashboards",

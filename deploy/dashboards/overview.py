@@ -1,4 +1,4 @@
-"""Is it well, and how much does it do."""
+"""Overview dashboard: health and throughput."""
 
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from deploy.dashboards.queries import RATE, quantiles, rate

@@ -1,4 +1,4 @@
-"""Pieces of PromQL that several dashboards have."""
+"""PromQL queries and panels that several dashboards share."""
 
 from deploy.dashboards.grafana import Panel, Query
 
@@ -6,7 +6,7 @@ RATE = "$__rate_interval"
 
 
 def quantiles(metric: str, *, where: str = "") -> tuple[Query, ...]:
-    """The median, the 95th and the 99th percentile of a histogram."""
+    """Median, 95th and 99th percentile of a histogram."""
     return tuple(
         Query(f"histogram_quantile({share}, sum by (le) (rate({metric}_bucket{where}[{RATE}])))", name)
         for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
@@ -14,20 +14,20 @@ def quantiles(metric: str, *, where: str = "") -> tuple[Query, ...]:
 
 
 def rate(metric: str, *labels: str, where: str = "") -> Query:
-    """Per second, for each value of the labels."""
+    """Rate per second, for each value of the labels."""
     by = f"by ({', '.join(labels)}) " if labels else ""
     legend = " ".join(f"{{{{{label}}}}}" for label in labels) or "all"
     return Query(f"sum {by}(rate({metric}{where}[{RATE}]))", legend)
 
 
 def distribution(title: str, metric: str, text: str, *, where: str = "") -> Panel:
-    """All of a histogram over time."""
+    """A heatmap of a histogram over time."""
     query = Query(f"sum by (le) (increase({metric}_bucket{where}[{RATE}]))")
     return Panel(title=title, text=text, unit="short", queries=(query,), kind="heatmap", width=12)
 
 
 def processes(job: str) -> tuple[Panel, Panel]:
-    """Memory and processor time of a service's processes."""
+    """Panels of memory and CPU time of a service's processes."""
     return (
         Panel(
             title="Memory",

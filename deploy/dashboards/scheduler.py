@@ -1,4 +1,4 @@
-"""Who waits and why, and what steps do."""
+"""Dashboard of the scheduler: waiting requests with their reasons, and steps."""
 
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from deploy.dashboards.queries import RATE, distribution, processes, quantiles, rate

@@ -1,4 +1,4 @@
-"""Workers: where the time of steps goes."""
+"""Dashboard of the workers: time spent in each part of a step."""
 
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from deploy.dashboards.queries import RATE, distribution, processes, rate

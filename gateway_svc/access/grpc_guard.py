@@ -1,4 +1,4 @@
-"""The guard of a gRPC door: every method of every service wants a known caller, those few aside that say so here."""
+"""Guard of a gRPC listener: every method of every service needs a known caller, except for the few listed here."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,20 +13,20 @@ from svc_common.errors import PermissionDenied, QuireError
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 Check = Callable[[Caller, str], None]
-"""Takes the caller and the method's path; raises where the one may not call the other."""
+"""Takes the caller and the method's path; raises if the caller may not call the method."""
 
 FREE = frozenset({"/quire.inference.v1.InferenceService/Cancel"})
-"""Not counted: who is over its quota must be able to end what it has running."""
+"""Not counted: a caller over its quota must be able to cancel its running requests."""
 
 
 def enter(caller: Caller, method: str) -> None:
-    """At the users' door: every call counts. ResourceExhausted."""
+    """Check for the clients' listener: count each call. Raises ResourceExhausted."""
     if method not in FREE:
         caller.terms.count_call()
 
 
 def enter_as_admin(caller: Caller, method: str) -> None:
-    """At the operators' door. PermissionDenied for other keys than those marked `admin`."""
+    """Check for the operators' listener. Raises PermissionDenied for keys not marked `admin`."""
     if not caller.is_admin:
         raise PermissionDenied(
             "this API key may not use the operators' API; it takes one marked `admin = true` in the tenants file",
@@ -35,7 +35,7 @@ def enter_as_admin(caller: Caller, method: str) -> None:
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Asks `callers` about each call and lets `check(caller, method)` refuse it, before its message is read."""
+    """Identifies the caller of each call and lets `check(caller, method)` refuse it, before its message is read."""
 
     def __init__(self, callers: Callers, check: Check, *, open_reflection: bool) -> None:
         self._callers = callers
@@ -43,7 +43,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._open = (HEALTH, *(REFLECTION if open_reflection else ()))
 
     async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
-        """The method's handler, or one that refuses."""
+        """Return the method's handler, or one that refuses."""
         if not details.method.startswith(self._open):
             try:
                 self._check(self._callers.of(_metadata(details)), details.method)
@@ -58,7 +58,7 @@ def _metadata(details: Any) -> Mapping[str, str]:
 
 
 def _refusing(error: QuireError) -> Any:
-    """A handler for methods of all kinds: it reads nothing and answers with the error."""
+    """Handler for methods of all kinds that reads nothing and answers with the error."""
 
     async def refuse(messages: Any, context: Any) -> None:
         await rpc.abort(context, error)

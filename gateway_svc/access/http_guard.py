@@ -1,4 +1,4 @@
-"""The guard of the HTTP door: every path wants a known caller, those few aside that say so here. An ASGI application."""
+"""Guard of the HTTP API: every path needs a known caller, except for the few listed here. An ASGI application."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -11,14 +11,14 @@ OPEN_FOLDER = "/health/"
 
 
 class HttpGuard:
-    """Lets calls with a known key into `app`; answers the others itself, before their body is read."""
+    """Passes calls with a known key to `app`; answers others itself, before their body is read."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
         self._callers = callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the module's docstring. What is no HTTP request (a web socket) is refused: nothing here speaks it."""
+        """Guard one request. Other protocols (web sockets) are refused, since no route supports them."""
         if scope["type"] != "http":
             await send({"type": f"{scope['type']}.close"})
         elif is_open(scope["path"]):
@@ -37,5 +37,5 @@ class HttpGuard:
 
 
 def is_open(path: str) -> bool:
-    """Whether anybody may ask for it."""
+    """True if the path needs no key."""
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)

@@ -1,4 +1,4 @@
-"""API keys: made, hashed, looked up. The gateway knows only their hashes."""
+"""API keys: generation, hashing, lookup. The gateway stores only their hashes."""
 
 import hashlib
 import hmac
@@ -17,7 +17,10 @@ _LONGEST_KEY = 512
 
 
 def new_key() -> str:
-    """A key of 256 random bits. With so many, a plain hash of it tells nothing: no salt, no slow hash."""
+    """Generate a key of 256 random bits.
+
+    A plain hash of that many reveals nothing, so no salt or slow hash is needed.
+    """
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -28,7 +31,7 @@ def hash_key(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyOfTenant:
-    """A key and whose it is."""
+    """A key with its tenant."""
 
     tenant: str
     key: Key
@@ -44,14 +47,18 @@ class Keyring:
                 self._found.setdefault(key.sha256[:_LOOKUP_DIGITS], []).append(KeyOfTenant(name, key))
 
     def find(self, key: str) -> KeyOfTenant | None:
-        """Whose key it is. A part of the hash finds candidates, which nobody can steer; the rest is compared in constant time."""
+        """Find a key's tenant.
+
+        Part of the hash selects candidates, which a caller cannot steer; the rest is compared in constant
+        time.
+        """
         hashed = hash_key(key)
         candidates = self._found.get(hashed[:_LOOKUP_DIGITS], ())
         return next((found for found in candidates if hmac.compare_digest(found.key.sha256, hashed)), None)
 
 
 def key_of(metadata: Mapping[str, str]) -> str:
-    """The key in `authorization: Bearer KEY`. Unauthenticated (MISSING_KEY) without."""
+    """Return the key in `authorization: Bearer KEY`. Raises Unauthenticated (MISSING_KEY) if there is none."""
     scheme, _, key = metadata.get("authorization", "").partition(" ")
     key = key.strip()
     if scheme.lower() != _SCHEME or not 0 < len(key) <= _LONGEST_KEY:

@@ -1,4 +1,4 @@
-"""Web origins whose pages may call the OpenAI door from a browser (CORS). An ASGI application around the door's."""
+"""CORS: web origins with pages that may call the OpenAI API from a browser. An ASGI application around the API's."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,10 @@ _SHOWN_HEADERS = ("x-request-id", "x-trace-id", "retry-after", "retry-after-ms",
 
 
 def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app`, which answers pages of these origins; without any it is unchanged, and browsers keep its answers from pages.
+    """Wrap `app` to answer pages of these origins.
 
-    Keys are sent as a header that the page sets; cookies are not used, so credentials stay off.
+    Without origins `app` is unchanged, and browsers hide its responses from pages. Keys are sent in a header
+    that the page sets; cookies are not used, so credentials stay off.
     """
     if not origins:
         return app

@@ -1,4 +1,4 @@
-"""What one tenant uses of its quotas in this gateway process: calls per second, requests at a time, tokens per minute."""
+"""Quota use of one tenant in this gateway process: calls per second, concurrent requests, tokens per minute."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 class TenantQuota:
-    """Owner of one tenant's buckets and counts, over all changes of its limits. All calls on the event loop's thread."""
+    """Buckets and counts of one tenant, kept over changes of its limits. Call only on the event loop's thread."""
 
     def __init__(self, tenant: str, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
         self._tenant = tenant
@@ -30,7 +30,7 @@ class TenantQuota:
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
-        """Other limits from now on; what runs goes on and what is owed stays owed."""
+        """Change the limits; running requests go on and debts stay."""
         self._limits = limits
         per_minute = limits.tokens_per_min
         per_token_s = None if per_minute is None else per_minute / _SECONDS_PER_MINUTE
@@ -47,11 +47,11 @@ class TenantQuota:
 
     @property
     def num_tokens_left(self) -> float | None:
-        """What may be used now without waiting; None = without limit."""
+        """Tokens that may be used now without waiting; None = no limit."""
         return None if self._tokens is None else self._tokens.level
 
     def count_call(self) -> None:
-        """One more call. ResourceExhausted with the time until the next may come."""
+        """Count one call. Raises ResourceExhausted with the time until the next is allowed."""
         if self._calls is None:
             return
         if wait_s := self._calls.wait_s(1):
@@ -59,7 +59,7 @@ class TenantQuota:
         self._calls.take(1)
 
     def begin_request(self) -> float:
-        """One more request at a time, until `end_request` of what is returned. ResourceExhausted."""
+        """Count one running request, until `end_request` with the returned time. Raises ResourceExhausted."""
         most = self._limits.concurrent_requests
         if most is not None and self.num_running >= most:
             raise self._refusal(f"concurrent_requests = {most}", self._request_s / most)
@@ -67,12 +67,12 @@ class TenantQuota:
         return self._now()
 
     def end_request(self, begin_s: float) -> None:
-        """The request that began then is over."""
+        """End the request that began at that time."""
         self.num_running -= 1
         self._request_s += _NEWEST_COUNTS * (self._now() - begin_s - self._request_s)
 
     def take_tokens(self, num_tokens: int) -> None:
-        """What a request may cost. ResourceExhausted with the time until it may be asked again."""
+        """Take the tokens that a request may cost. Raises ResourceExhausted with a retry time."""
         if self._tokens is None:
             return
         if wait_s := self._tokens.wait_s(num_tokens):
@@ -80,7 +80,7 @@ class TenantQuota:
         self._tokens.take(num_tokens)
 
     def give_tokens_back(self, num_tokens: int) -> None:
-        """What it did not cost after all; less than 0: it cost more."""
+        """Return tokens that a request did not cost; a negative number charges more."""
         if self._tokens is not None:
             self._tokens.take(-num_tokens)
 
@@ -95,16 +95,16 @@ class TenantQuota:
 
 
 def estimated_tokens(submit: engine_pb2.Submit) -> int:
-    """Most that a request can cost: its prompt, and all output that each of its sequences may have."""
+    """Most tokens that a request can cost: its prompt, and the maximum output of each of its sequences."""
     prompt, num_sequences = len(submit.token_ids) // 4, max(1, submit.num_choices, submit.best_of)
     return prompt + submit.stop.max_tokens * num_sequences
 
 
 def used_tokens(request: EngineRequest) -> int:
-    """What it cost, when this gateway has done with it.
+    """Tokens that a request cost, once this gateway is done with it.
 
-    Nothing where it never started, and where another call submitted it, who paid. All that it may cost where it goes on
-    without a reader. Sequences that are not returned cost as much as those that are.
+    0 if it never started, or if another call submitted it and was charged. The maximum if it goes on without
+    a reader. Sequences that are not returned count as much as those that are.
     """
     if request.was_attached or not (request.was_started or request.num_received_tokens):
         return 0

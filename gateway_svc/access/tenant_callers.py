@@ -1,4 +1,4 @@
-"""Callers by API key: the tenants file, read again whenever it changes."""
+"""Identify callers by API key, from the tenants file, which is reloaded whenever it changes."""
 
 import asyncio
 import datetime
@@ -22,9 +22,10 @@ _Version = tuple[int, int, int] | None
 
 
 class TenantCallers:
-    """Callers (gateway_svc.calls) of a tenants file; owner of what its tenants use. ConfigError for a file of no use.
+    """Callers (gateway_svc.calls) of a tenants file, with their tenants' quota use.
 
-    A request keeps the terms that it began with: one of a key that is removed goes on, new ones are refused.
+    Raises ConfigError for an unusable file. A request keeps the terms it began with: after its key is removed
+    it goes on, but new ones are refused.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC)):
@@ -36,7 +37,7 @@ class TenantCallers:
         self._keyring = self._read()
 
     def of(self, metadata: Mapping[str, str]) -> Caller:
-        """See Callers."""
+        """Identify the caller of a call; see Callers."""
         found = self._keyring.find(key_of(metadata))
         if found is None:
             raise Unauthenticated("this API key is not known here", reason="UNKNOWN_KEY")
@@ -48,7 +49,11 @@ class TenantCallers:
         return Caller(tenant, self._terms[tenant], is_admin=found.key.admin)
 
     def _tenant_of(self, found: KeyOfTenant, named: str) -> str:
-        """Refused rather than ignored: who names a tenant means it, and would be counted as another."""
+        """Tenant of a call.
+
+        A disallowed name is refused rather than ignored, or the call would count for another tenant than
+        meant.
+        """
         if named in {"", found.tenant}:
             return found.tenant
         if not found.key.may_name_tenants or named not in self._terms:
@@ -63,20 +68,20 @@ class TenantCallers:
     # --- the file ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """See Callers."""
+        """Reload the file when it changes, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look()
 
     def look(self) -> None:
-        """Reads the file again if it has changed."""
+        """Reload the file if it has changed."""
         version = _version(self._path)
         if version != self._version:
             self._version = version
             self.reload()
 
     def reload(self) -> None:
-        """Reads the file again; one of no use leaves everything as it was, and the log says why."""
+        """Reload the file; an unusable one changes nothing and is logged."""
         try:
             self._keyring = self._read()
         except ConfigError as error:
@@ -87,7 +92,8 @@ class TenantCallers:
     def _read(self) -> Keyring:
         tenants = read_tenants(self._path)
         keyring = Keyring(tenants)
-        # Tenants that are gone stay known for as long as something of them runs: they must not come back with full buckets.
+        # Removed tenants keep their quota while their requests run, so that re-adding one does not refill its
+        # buckets.
         quotas = {name: quota for name, quota in self._quotas.items() if quota.num_running or name in tenants.tenants}
         for name, limits in tenants.tenants.items():
             quotas.setdefault(name, TenantQuota(name, limits)).change(limits)

@@ -1,4 +1,4 @@
-"""The tenants file: who there is, their hashed keys, and what each may do. TOML; docs/access.md describes it.
+"""The tenants file: tenants, their hashed keys, and their limits. TOML; see docs/access.md.
 
 [tenants.acme]
 requests_per_s = 20
@@ -28,7 +28,7 @@ _Count = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Key(BaseModel):
-    """One key. `name`: for people, in lists and logs. `expires`: with its zone; None = never."""
+    """One key. `name`: for people, in lists and logs. `expires`: with time zone; None = never."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,36 +36,36 @@ class Key(BaseModel):
     name: str = ""
     expires: AwareDatetime | None = None
     admin: bool = False
-    """It opens the admin listener."""
+    """The key may use the admin listener."""
     may_name_tenants: bool = False
-    """For a proxy that knows its users: its `x-tenant-id` says whose a call is."""
+    """For a proxy that knows its users: its `x-tenant-id` names the tenant of a call."""
 
     def has_expired(self, now: datetime.datetime) -> bool:
-        """Whether it no longer counts."""
+        """True if the key is no longer valid."""
         return self.expires is not None and now >= self.expires
 
 
 class Limits(BaseModel):
-    """What a tenant may use; None = without limit. Each gateway process counts for itself."""
+    """Limits of a tenant; None = unlimited. Each gateway process counts separately."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     requests_per_s: _Positive | None = None
     burst: _Count | None = None
-    """Calls that may come at once; None = one second's worth."""
+    """Calls that may arrive at once; None = one second's worth."""
     concurrent_requests: _Count | None = None
     tokens_per_min: _Count | None = None
-    """Prompt and output; a request takes the most that it may cost and gives back what it did not."""
+    """Prompt and output; a request is charged its maximum cost first and refunded what it did not use."""
     max_priority: int = 0
-    """The highest that requests may ask for."""
+    """Highest priority that requests may ask for."""
     models: frozenset[str] | None = None
-    """Models and adapters by name; None = all."""
+    """Names of allowed models and adapters; None = all."""
     shared_cache: bool = False
-    """Its prompts' cache blocks may be reused by other tenants that say so too, and the other way round."""
+    """Share cached prompt blocks with other tenants that also set this."""
 
     @property
     def burst_or_default(self) -> float:
-        """Calls that may come at once."""
+        """Calls that may arrive at once."""
         return float(self.burst or max(1.0, self.requests_per_s or 1.0))
 
 
@@ -102,7 +102,7 @@ class Tenants(BaseModel):
 
 
 def read_tenants(path: Path) -> Tenants:
-    """What the file says. ConfigError with place and reason; never with a value of it, which may be a key by mistake."""
+    """Read the file. Raises ConfigError with place and reason, but never a value, which may be a key by mistake."""
     try:
         raw = path.read_bytes()
         if len(raw) > MAX_FILE_BYTES:
@@ -115,7 +115,7 @@ def read_tenants(path: Path) -> Tenants:
 
 
 def parse_tenants(text: str, path: Path) -> Tenants:
-    """The same of its text."""
+    """Parse the file's text; raises as `read_tenants`."""
     try:
         return Tenants.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

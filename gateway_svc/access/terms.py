@@ -1,4 +1,4 @@
-"""On which terms a tenant is served: the models it may use, how soon, how much, and with whom it shares cached prompts."""
+"""Terms of one tenant: models, priority, quota, and the tenants with which it shares cached prompts."""
 
 import hashlib
 from types import TracebackType
@@ -12,7 +12,10 @@ from svc_common.errors import PermissionDenied
 
 
 class TenantTerms:
-    """Terms (gateway_svc.calls) of one tenant of the file. `limits` are those of the moment, `quota` outlives their changes."""
+    """Terms (gateway_svc.calls) of one tenant of the file.
+
+    `limits` are the current ones; `quota` survives their changes.
+    """
 
     def __init__(self, tenant: str, limits: Limits, quota: TenantQuota) -> None:
         self._tenant = tenant
@@ -20,15 +23,15 @@ class TenantTerms:
         self._quota = quota
 
     def count_call(self) -> None:
-        """See Terms."""
+        """Count one call; see Terms."""
         self._quota.count_call()
 
     def may_use(self, model: str) -> bool:
-        """See Terms."""
+        """True if the tenant may use the model; see Terms."""
         return self._limits.models is None or model in self._limits.models
 
     def check_model(self, model: str) -> None:
-        """See Terms."""
+        """Raise PermissionDenied if the tenant may not use the model."""
         if not self.may_use(model):
             raise PermissionDenied(
                 f"tenant {self._tenant} may not use {model}; ListModels has those that it may",
@@ -37,11 +40,11 @@ class TenantTerms:
             )
 
     def permit(self, priority: int) -> "TenantPermit":
-        """See Terms."""
+        """Return the permit for a call; see Terms."""
         return TenantPermit(self, self._quota, priority)
 
     def check_priority(self, priority: int) -> None:
-        """PermissionDenied for one that is too high."""
+        """Raise PermissionDenied for a priority above the tenant's limit."""
         highest = self._limits.max_priority
         if priority > highest:
             raise PermissionDenied(
@@ -51,10 +54,10 @@ class TenantTerms:
             )
 
     def cache_salt(self, asked: str) -> str:
-        """The salt of its prompts' blocks: equal for two tenants only where both share.
+        """Cache salt of its prompts' blocks: equal for two tenants only if both share.
 
-        Hashed, as what was asked for may be as long as the scheduler takes; with a first letter that keeps the two kinds apart, as
-        anybody can compute the hash of another's name.
+        Hashed, because the requested salt may already have the scheduler's maximum length. The first letter
+        keeps shared and private salts apart, since anyone can compute the hash of another tenant's name.
         """
         if self._limits.shared_cache:
             return f"s{_digest(asked)}" if asked else ""
@@ -62,7 +65,7 @@ class TenantTerms:
 
 
 class TenantPermit:
-    """Permit (gateway_svc.calls) of one call: what it took of the tokens is settled once, at its end, however it ends."""
+    """Permit (gateway_svc.calls) of one call; the tokens it took are settled once, at its end in any case."""
 
     __slots__ = ("_begin_s", "_num_taken", "_num_used", "_priority", "_quota", "_terms")
 
@@ -82,23 +85,23 @@ class TenantPermit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Gives back the tokens that were not used."""
+        """Return the tokens that were not used."""
         self._quota.give_tokens_back(self._num_taken - self._num_used)
         self._quota.end_request(self._begin_s)
 
     def charge(self, submit: engine_pb2.Submit) -> None:
-        """See Permit."""
+        """Charge a request's maximum cost and set its cache salt; see Permit."""
         submit.cache_salt = self._terms.cache_salt(submit.cache_salt)
         num_tokens = estimated_tokens(submit)
         self._quota.take_tokens(num_tokens)
         self._num_taken += num_tokens
 
     def settle(self, request: EngineRequest) -> None:
-        """See Permit."""
+        """Add the tokens that a request used; see Permit."""
         self._num_used += used_tokens(request)
 
 
 def _digest(*parts: str) -> str:
-    """Of the parts with their lengths: no two lists of parts are one text."""
+    """Hash of the parts with their lengths, so that different lists of parts differ."""
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()

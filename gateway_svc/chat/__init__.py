@@ -1,1 +1,1 @@
-"""Between a conversation and its typed events: what templates are told, how output is parsed, what forces calls. Pure, no I/O."""
+"""Between a chat request and its events: template input, output parsing, grammars that force calls. Pure, no I/O."""

@@ -1,4 +1,7 @@
-"""Either calls or an answer: what a chat with both tools and structured output may have. The rules for it, and its parser."""
+"""Grammar rules and parser for chats with both tools and structured output.
+
+The output is then either calls or an answer.
+"""
 
 import json
 import re
@@ -12,7 +15,7 @@ _ESCAPES = re.compile(r"\\(.)|/|\n", re.DOTALL)
 
 
 def answer_rules(grammar: common_pb2.Grammar) -> list[str]:
-    """A grammar that compiles as rules of a Lark grammar, the one named `answer` is its start."""
+    """Convert a grammar that compiles to rules of a Lark grammar; the start rule is `answer`."""
     if grammar.kind == JSON_SCHEMA:
         schema = with_bounded_whitespace(json.loads(grammar.text))
         return [f"answer: %json {json.dumps(schema, ensure_ascii=False)}"]
@@ -24,13 +27,16 @@ def answer_rules(grammar: common_pb2.Grammar) -> list[str]:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """What Lark does not read within its slashes in another way."""
+    """Escape what Lark reads differently within its slashes."""
     char = found[1] or found[0]
     return {"/": "\\/", "\n": "\\n"}.get(char, found[0])
 
 
 class AnswerParser(BufferedParser):
-    """An output that does not begin as `calls` do, with `head`, is content to its end: what is in a schema's texts is no call."""
+    """Parser for output that is content to its end unless it begins with `head`, as `calls` do.
+
+    So text inside a JSON answer is never taken for a call.
+    """
 
     def __init__(self, calls: OutputParser, head: str) -> None:
         super().__init__()
@@ -40,7 +46,7 @@ class AnswerParser(BufferedParser):
         self.markers = calls.markers
 
     def in_content(self) -> bool:
-        """The start of the output decides."""
+        """Decide by the start of the output."""
         begins = begins_with(self.buffer, self._head, is_over=self.is_over)
         if begins is None:
             return False
@@ -59,6 +65,6 @@ class AnswerParser(BufferedParser):
         return False
 
     def end(self) -> list[Span]:
-        """See OutputParser."""
+        """Return the rest; see OutputParser."""
         spans = super().end()
         return spans + self._calls.end() if self._is_calling else spans

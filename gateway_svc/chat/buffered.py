@@ -1,4 +1,4 @@
-"""What parsers are made of: text that is not certain yet, a state that looks at it, and markers that may be cut anywhere."""
+"""Base of the output parsers: buffered text, a current state, and markers that may be split anywhere."""
 
 import re
 from abc import ABC, abstractmethod
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from gateway_svc.text.parts import CONTENT, Part, Span
 
 MAX_BLANKS = 64
-"""White space that may wait for what comes behind it; of more, nothing comes."""
+"""Most white space that is held for what may follow it; after more, nothing is expected to follow."""
 
 _BLANKS = re.compile(rf"[ \t\r\n]{{0,{MAX_BLANKS + 1}}}")
 
 
 class BufferedParser(ABC):
-    """Owner of the characters that are not certain yet. A state takes some of them by `take` and says whether it got on."""
+    """Buffer of uncertain characters.
+
+    A state is a method that takes some of them with `take` and returns whether it made progress.
+    """
 
     markers: frozenset[str] = frozenset()
 
@@ -26,15 +29,15 @@ class BufferedParser(ABC):
 
     @abstractmethod
     def in_content(self) -> bool:
-        """The first state."""
+        """Initial state."""
 
     def feed(self, text: str) -> list[Span]:
-        """See OutputParser."""
+        """Add text; see OutputParser."""
         self.buffer += text
         return self._run()
 
     def end(self) -> list[Span]:
-        """See OutputParser."""
+        """Return the rest; see OutputParser."""
         self.is_over = True
         spans = self._run()
         assert not self.buffer, "a state has to take everything at the end"
@@ -47,33 +50,34 @@ class BufferedParser(ABC):
         return spans
 
     def take(self, num_chars: int, part: Part, *, visible: bool = True) -> None:
-        """The next characters are certain."""
+        """Emit the next characters as certain."""
         if num_chars:
             self.buffer = self.buffer[num_chars:]
             self._spans.append(Span(num_chars, part, visible))
 
     def something_behind(self, begin: int = 0) -> tuple[bool | None, int]:
-        """Whether there is more than white space from `begin` on, and where; None = cannot be said yet, False = it is not."""
+        """True if something other than white space follows `begin`, and its index; None = not known yet, False = no."""
         end = num_blanks(self.buffer, begin) + begin
         if end - begin > MAX_BLANKS:
             return False, end
         return (True if end < len(self.buffer) else False if self.is_over else None), end
 
     def take_whitespace(self, whitespace: str, part: Part) -> None:
-        """Takes what the buffer begins with of these characters, as a part of markup."""
+        """Take leading characters of `whitespace` from the buffer, as markup."""
         self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, visible=False)
 
 
 def num_blanks(text: str, begin: int = 0) -> int:
-    """White space from `begin` on, as far as it is counted: one more than MAX_BLANKS."""
+    """Length of the white space from `begin` on, counted up to MAX_BLANKS + 1."""
     found = _BLANKS.match(text, begin)
     return 0 if found is None else found.end() - begin
 
 
 def find_marker(text: str, marker: str, lead: str, *, is_over: bool) -> tuple[int, int | None]:
-    """Where the first `marker` begins, characters of `lead` before it included, and where it ends; None = not there.
+    """Find the first `marker` and return where it begins and ends.
 
-    Without it: what may be its beginning, at the end of the text; nothing of it where the text is over.
+    The begin includes characters of `lead` before the marker. If no marker is found, the end is None and the
+    begin is that of a partial marker at the end of the text; with `is_over`, it is the text's end.
     """
     index = text.find(marker)
     if index >= 0:
@@ -85,13 +89,13 @@ def find_marker(text: str, marker: str, lead: str, *, is_over: bool) -> tuple[in
 
 
 def _without_tail(text: str, end: int, lead: str) -> int:
-    """Where the last of `lead`, MAX_BLANKS at most, begin in the text before `end`."""
+    """Index where the trailing `lead` characters before `end` begin, at most MAX_BLANKS of them."""
     begin = max(0, end - MAX_BLANKS)
     return begin + len(text[begin:end].rstrip(lead)) if lead else end
 
 
 def begins_with(text: str, marker: str, *, is_over: bool) -> bool | None:
-    """Whether `text` begins with `marker`; None = cannot be said yet."""
+    """True if `text` begins with `marker`; None = not known yet."""
     if text.startswith(marker):
         return True
     return None if marker.startswith(text) and not is_over else False

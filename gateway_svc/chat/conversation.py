@@ -1,4 +1,4 @@
-"""A ChatRequest in the form that chat templates expect: OpenAI's messages and tools, as transformers hands them on. Pure."""
+"""Convert a ChatRequest to the input of chat templates: OpenAI's messages and tools, as in transformers. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ ANY_PARAMETERS = {"type": "object"}
 
 
 def template_messages(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
-    """Role and content always, the rest where it is there: templates ask for the presence of keys."""
+    """Messages with role and content always and other keys only if set, since templates test for keys."""
     return [_message(message) for message in messages]
 
 
@@ -36,7 +36,10 @@ def _call(call: pb.ToolCall) -> dict[str, Any]:
 
 
 def template_arguments(text: str) -> Any:
-    """A call's arguments as an object, which templates write as JSON again. What a model wrote that is none stays text."""
+    """Arguments of a call as an object, which templates write as JSON again.
+
+    Model output that is no object stays text.
+    """
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -45,12 +48,12 @@ def template_arguments(text: str) -> Any:
 
 
 def told_tools(request: pb.ChatRequest) -> Sequence[pb.Tool]:
-    """Tools that the model is told of: none where it may call none."""
+    """Tools shown to the model: none if it may not call any."""
     return () if request.tool_choice.mode == pb.TOOL_MODE_NONE else request.tools
 
 
 def template_tools(tools: Sequence[pb.Tool]) -> list[dict[str, Any]]:
-    """OpenAI's form."""
+    """Tools in OpenAI's form."""
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
@@ -60,11 +63,11 @@ def _function(tool: pb.Tool) -> dict[str, Any]:
 
 
 def parameters_of(tool: pb.Tool) -> Mapping[str, Any]:
-    """JSON schema of its arguments."""
+    """JSON schema of the tool's arguments."""
     return json.loads(tool.parameters_json) if tool.parameters_json else NO_PARAMETERS  # type: ignore[no-any-return]
 
 
 def template_variables(request: pb.ChatRequest) -> Mapping[str, Any]:
-    """Further variables of the template."""
+    """Additional template variables of the request."""
     text = request.template_arguments_json
     return json.loads(text) if text else {}  # type: ignore[no-any-return]

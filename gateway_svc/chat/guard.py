@@ -1,4 +1,4 @@
-"""A parser that fails must not cost its caller the answer: from there on all of it is content."""
+"""Guard against failing parsers: after a failure, the rest of the output is content."""
 
 import logging
 
@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 class GuardedParser:
-    """OutputParser around another one. Whatever that raises, or hands out too much of, ends the parsing and nothing else."""
+    """OutputParser around another one. If that raises or returns wrong spans, only the parsing ends."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
@@ -18,16 +18,16 @@ class GuardedParser:
 
     @property
     def current(self) -> Part:
-        """See OutputParser."""
+        """Part of a token without text at this point."""
         return CONTENT if self._has_failed else self._parser.current
 
     def feed(self, text: str) -> list[Span]:
-        """See OutputParser."""
+        """Add text; see OutputParser."""
         self._num_open += len(text)
         return self._guarded(text)
 
     def end(self) -> list[Span]:
-        """See OutputParser."""
+        """Return the rest; see OutputParser."""
         return self._guarded(None)
 
     def _guarded(self, text: str | None) -> list[Span]:
@@ -38,7 +38,7 @@ class GuardedParser:
                 if num_chars > self._num_open or (text is None and num_chars < self._num_open):
                     raise ValueError("a parser has to hand out each character once")
             except Exception as error:
-                # Neither its message nor its traceback: both may have the output in them.
+                # Logs neither message nor traceback, since both may contain the output.
                 log.error("the parser of an output failed: %s; the rest is content", type(error).__name__)
                 self._has_failed = True
             else:

@@ -1,4 +1,4 @@
-"""How the output of one chat is parsed: all that a gateway has to know to go on where another one was."""
+"""Parsing rules of one chat's output, complete enough for another gateway to continue it."""
 
 import json
 import secrets
@@ -17,10 +17,11 @@ from svc_common.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class ChatParsing:
-    """Names of the formats, names of the tools that may be called, how many calls there may be (None = any number).
+    """How to parse a chat's output.
 
-    `reasoning_open`: the prompt's end has opened it. `call_salt`: what ids of calls are made of; the same one gives the same ids.
-    `or_answer`: calls come first or not at all.
+    Formats of tool calls and reasoning, names of the callable tools, and the most calls allowed (None = any
+    number). `reasoning_open`: the prompt's end opens the reasoning. `call_salt`: source of call ids; equal
+    salts give equal ids. `or_answer`: the output begins with calls or has none.
     """
 
     tool_format: str = NONE
@@ -32,7 +33,7 @@ class ChatParsing:
     or_answer: bool = False
 
     def parser(self, choice: int = 0) -> OutputParser | None:
-        """A fresh parser for that choice's output; None = all of it is content."""
+        """Make a parser for that choice's output; None = all of it is content."""
         parser = self._call_parser(choice)
         if self.reasoning_format != NONE:
             parser = ThinkingParser(parser, is_open=self.reasoning_open)
@@ -51,12 +52,15 @@ class ChatParsing:
         return AnswerParser(parser, tools.head) if self.or_answer else parser
 
     def to_json(self) -> str:
-        """As text, for another gateway."""
+        """Serialise as text, for another gateway."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` made. InvalidArgument for what another release made that this one does not know."""
+        """Read what `to_json` wrote.
+
+        Raises InvalidArgument for formats of another release that this one does not know.
+        """
         try:
             fields: Mapping[str, Any] = json.loads(text)
             parsing = cls(**{**fields, "tool_names": tuple(fields["tool_names"])})

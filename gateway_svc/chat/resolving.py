@@ -1,4 +1,4 @@
-"""A checked ChatRequest, resolved: prompt, grammar of forced calls, and how the output is parsed. Pure; may take a second."""
+"""Resolve a checked ChatRequest: prompt, grammar of forced calls, and output parsing. Pure; may take a second."""
 
 import dataclasses
 import secrets
@@ -38,10 +38,11 @@ def resolve_chat(
     *,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ResolvedRequest:
-    """Renders, tokenises, applies the defaults. InvalidArgument for what the template refuses and for tools that cannot be forced.
+    """Render, tokenise and apply the defaults.
 
-    With structured output alone the whole output is content. Beside tools that may be called the output is calls or such an answer,
-    each behind what the model thinks; where it has to call, calls alone.
+    With structured output and no tools, the whole output is content. With callable tools besides, the output
+    is either calls or such an answer, after any reasoning; if a call is forced, calls only. Raises
+    InvalidArgument if the template refuses, and for tools that cannot be forced.
     """
     told = told_tools(request)
     prompt = text.apply_chat_template(
@@ -52,7 +53,7 @@ def resolve_chat(
         continue_final_message=request.continue_final_message,
     )
     telemetry.note_stage(names.TEMPLATED, {names.CHARACTERS: len(prompt)})
-    # What is too long by its bytes alone is refused before it costs anything.
+    # Refuse a prompt that its size alone shows to be too long, before tokenising it.
     validation.check_least_length(text.least_tokens(prompt), request, limits)
     token_ids = validation.truncated(
         request, text.encode(prompt, add_special_tokens=request.add_special_tokens), limits
@@ -65,7 +66,10 @@ def resolve_chat(
 
 
 def _begins_answer(request: pb.ChatRequest) -> bool:
-    """Whether the prompt ends where an answer begins. InvalidArgument where it should also go on with the last message."""
+    """True if the prompt ends where an answer begins.
+
+    Raises InvalidArgument if it should also continue the last message.
+    """
     if not request.HasField("add_generation_prompt"):
         return not request.continue_final_message
     if request.add_generation_prompt and request.continue_final_message:
@@ -77,7 +81,10 @@ def _begins_answer(request: pb.ChatRequest) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Output:
-    """What the output may have in it. `tools`: those that may be called. `or_answer`: or an answer by the request's own grammar."""
+    """Possible contents of the output.
+
+    `tools`: callable tools. `or_answer`: it may instead be an answer by the request's grammar.
+    """
 
     tools: Sequence[pb.Tool]
     tool_format: ToolFormat | None
@@ -90,7 +97,7 @@ class _Output:
     def of(
         cls, request: pb.ChatRequest, told: Sequence[pb.Tool], text: TextModel, formats: FormatChoice, prompt: str
     ) -> "_Output":
-        """Formats that the operator chose or the template shows. A forced call is one of Hermes' where neither says anything."""
+        """Choose the formats set by the operator or detected in the template; forced calls default to Hermes' format."""
         template = text.template_for(has_tools=bool(told))
         tool_format = formats.tools(template) if told else None
         if told and is_forced(request):
@@ -104,7 +111,7 @@ class _Output:
         return cls(_callable(request, told), tool_format, reasoning, is_open, _max_calls(request), or_answer)
 
     def parsing(self) -> ChatParsing:
-        """How it is parsed."""
+        """Parsing rules of this output."""
         return ChatParsing(
             tool_format=NONE if self.tool_format is None else self.tool_format.name,
             tool_names=tuple(tool.name for tool in self.tools) if self.tool_format is not None else (),
@@ -122,7 +129,7 @@ def _callable(request: pb.ChatRequest, told: Sequence[pb.Tool]) -> Sequence[pb.T
 
 
 def _max_calls(request: pb.ChatRequest) -> int | None:
-    """None = any number, which the length of an output bounds."""
+    """Most calls allowed; None = any number, bounded only by the output's length."""
     if request.tool_choice.WhichOneof("choice") == "name":
         return 1
     several = not request.HasField("parallel_tool_calls") or request.parallel_tool_calls
@@ -130,10 +137,10 @@ def _max_calls(request: pb.ChatRequest) -> int | None:
 
 
 def _call_grammar(request: pb.ChatRequest, output: _Output, text: TextModel) -> common_pb2.Grammar | None:
-    """Of an output that has to be calls, or calls or an answer; None = there is no such one."""
+    """Grammar of an output that must be calls, or calls or an answer; None for other outputs."""
     if output.tool_format is None or not (is_forced(request) or output.or_answer):
         return None
-    # An answer's grammar that does not compile is refused, also where there will be no answer.
+    # The answer's grammar must compile even if the output must be calls.
     answer = compiled_grammar(request, text)
     syntax = output.tool_format.syntax
     reasoning = None if output.reasoning_format is None else Reasoning(output.reasoning_format, output.is_open)
@@ -151,7 +158,10 @@ def _call_grammar(request: pb.ChatRequest, output: _Output, text: TextModel) -> 
 
 
 def _grammar_tools(request: pb.ChatRequest, output: _Output, text: TextModel) -> list[ForcedTool]:
-    """With their schemas. One that does not compile is refused where a call is forced; else its arguments are any object."""
+    """Callable tools with their schemas.
+
+    A schema that does not compile is refused if a call is forced, else it allows any object.
+    """
     tools: list[ForcedTool] = []
     for i, tool in enumerate(request.tools):
         if tool not in output.tools:

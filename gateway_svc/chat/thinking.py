@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` and `</think>` at the start of an output; whatever follows goes to the next parser."""
+"""Parser for reasoning between `<think>` and `</think>` at the start of an output; the rest goes to the next parser."""
 
 from gateway_svc.chat.buffered import BufferedParser, begins_with, find_marker
 from gateway_svc.text.parts import CONTENT, REASONING, OutputParser, Span
@@ -9,9 +9,10 @@ _NEWLINES = "\r\n"
 
 
 class ThinkingParser(BufferedParser):
-    """`is_open`: the prompt's end has opened it. `answer`: parses what is behind it; None = all of it is content.
+    """Reasoning parser.
 
-    Line breaks right behind the two markers and before the second are markup.
+    `is_open`: the prompt's end opens the reasoning. `answer`: parses what follows it; None = all content.
+    Line breaks directly after the two markers and before the second are markup.
     """
 
     def __init__(self, answer: OutputParser | None, *, is_open: bool) -> None:
@@ -22,7 +23,7 @@ class ThinkingParser(BufferedParser):
         self.current = REASONING if is_open else CONTENT
 
     def in_content(self) -> bool:
-        """The start of the output: reasoning begins here or nowhere."""
+        """At the start of the output: reasoning begins here or nowhere."""
         is_there, place = self.something_behind()
         begins = begins_with(self.buffer[place:], OPEN, is_over=self.is_over) if is_there else is_there
         if begins is None:
@@ -64,6 +65,6 @@ class ThinkingParser(BufferedParser):
         return False
 
     def end(self) -> list[Span]:
-        """See OutputParser."""
+        """Return the rest; see OutputParser."""
         spans = super().end()
         return spans if self._answer is None else spans + self._answer.end()

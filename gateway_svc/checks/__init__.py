@@ -1,1 +1,1 @@
-"""What a request may ask for, and every default. Pure."""
+"""Validation of requests, and all defaults. Pure."""

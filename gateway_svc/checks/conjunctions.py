@@ -1,4 +1,7 @@
-"""How many regular expressions a JSON schema demands of one string: each doubles what the grammar engine does to compile them."""
+"""Count the regular expressions that a JSON schema requires of one string.
+
+Each doubles the grammar engine's compile work.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,12 +13,12 @@ _MAX_NODES = 100_000
 
 
 def most_conjoined(schema: Any) -> int:
-    """`pattern`s and `format`s that one value must match, at the place that has most; `allOf` and local `$ref`s are followed."""
+    """Largest number of `pattern`s and `format`s that any one value must match. Follows `allOf` and local `$ref`s."""
     return _Counter(schema).most_of([schema])
 
 
 class _Counter:
-    """Walks one schema. Looks at 100,000 places at most: what is larger is refused for its size."""
+    """Walks one schema. Visits at most 100,000 places; a larger schema is refused for its size."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -23,7 +26,7 @@ class _Counter:
         self._seen: set[tuple[int, ...]] = set()
 
     def most_of(self, schemas: Sequence[Any]) -> int:
-        """At the value that all `schemas` are about, or inside it."""
+        """Count for the value that all `schemas` describe, or for values inside it."""
         parts = [part for schema in schemas for part in self._parts(schema, frozenset())]
         key = tuple(id(part) for part in parts)
         if key in self._seen or self._nodes_left <= 0:
@@ -36,7 +39,7 @@ class _Counter:
         return max([here, *(self.most_of(children) for children in _children(parts))])
 
     def _parts(self, schema: Any, refs: frozenset[str]) -> Iterator[Mapping[str, Any]]:
-        """What a schema demands of its value: itself, and what it takes in."""
+        """Yield the schemas that a value must satisfy: this one and those it includes."""
         self._nodes_left -= 1
         if not isinstance(schema, Mapping) or self._nodes_left <= 0:
             return
@@ -48,7 +51,7 @@ class _Counter:
             yield from self._parts(self._target(ref), refs | {ref})
 
     def _target(self, ref: str) -> Any:
-        """None for what is not in this schema."""
+        """Resolve a reference; None if it is outside this schema."""
         found = self._root
         for name in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ["#"]:
             found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
@@ -56,7 +59,7 @@ class _Counter:
 
 
 def _children(parts: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """Schemas of the values inside, those of one value together."""
+    """Schemas of the inner values, grouped by value."""
     properties: dict[str, list[Any]] = {}
     for part in parts:
         given = part.get("properties")

@@ -1,6 +1,6 @@
-"""Whether a request's constraints leave anything for the first token: what can be known of them before it runs. Pure.
+"""Check, before a request runs, that its constraints allow at least one first token. Pure.
 
-Constraints that close every token later in an output fail the request at the worker, with the same reason.
+Constraints that forbid every token later in the output fail the request at the worker, with the same reason.
 """
 
 from typing import Protocol
@@ -13,10 +13,10 @@ from svc_common import constraints, wire_arrays
 
 
 class FirstTokens(Protocol):
-    """What is needed of the model's grammar compiler (`bundle.TextModel`)."""
+    """Interface needed of the model's grammar compiler (`bundle.TextModel`)."""
 
     def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
-        """bool [vocabulary]: tokens that an output of a grammar, known to compile, may begin with."""
+        """Return bool [vocabulary]: tokens that an output of a grammar, known to compile, may begin with."""
 
 
 def check_first_token(
@@ -25,9 +25,10 @@ def check_first_token(
     limits: common_pb2.ModelLimits,
     model: FirstTokens,
 ) -> None:
-    """InvalidArgument naming all constraints of the request where no first token satisfies them together."""
+    """Raise InvalidArgument naming all constraints of the request if no first token satisfies them together."""
     fields = constraints.constraint_fields(sampling, stop.min_tokens)
-    # Neither bad words nor min_tokens close a whole vocabulary, and a grammar that matches nothing does not compile.
+    # Bad words or min_tokens alone never forbid the whole vocabulary, and a grammar that matches nothing does
+    # not compile.
     if len(fields) < 2 or not (sampling.allowed_token_ids or sampling.grammar.kind):
         return
     opens = np.ones(limits.vocab_size, np.bool_)
@@ -44,7 +45,7 @@ def check_first_token(
 def _closed(
     sampling: common_pb2.ResolvedSampling, stop: common_pb2.StopRules, limits: common_pb2.ModelLimits
 ) -> list[int]:
-    """Bad words of one token, and what may not end an output of no tokens."""
+    """Token ids forbidden first: bad words of one token and, with min_tokens, tokens that would end the output."""
     words = [np.frombuffer(word.token_ids, wire_arrays.I32) for word in sampling.bad_words]
     closed = [int(word[0]) for word in words if len(word) == 1]
     if stop.min_tokens:

@@ -1,7 +1,9 @@
-"""Grammars of structured output, checked before a request is accepted. Pure: no I/O, no torch; also used in process by `quire.LLM`.
+"""Check grammars of structured output before accepting a request.
 
-checker = GrammarChecker(bundle.tokenizer_json, limits.eos_token_ids, limits.vocab_size)
-grammar = checker.check(common_pb2.GRAMMAR_KIND_REGEX, "[a-z]+")        normalised, for ResolvedSampling.grammar
+Pure: no I/O, no torch; also used in process by `quire.LLM`.
+
+    checker = GrammarChecker(bundle.tokenizer_json, limits.eos_token_ids, limits.vocab_size)
+    grammar = checker.check(common_pb2.GRAMMAR_KIND_REGEX, "[a-z]+")        # normalised, for ResolvedSampling.grammar
 """
 
 import hashlib
@@ -20,17 +22,19 @@ from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler, GrammarError
 
-# Regular expressions cost with the square of their length in the worst case: 0.2 s at this size. Lark grammars are full of them.
+# Regular expressions take time quadratic in their length in the worst case: 0.2 s at this size. Lark grammars
+# contain many.
 MAX_GRAMMAR_BYTES = {JSON_SCHEMA: 256 * 1024, REGEX: 32 * 1024, CHOICE: 256 * 1024, LARK: 64 * 1024}
 MAX_CHOICES = 10_000
 MAX_REMEMBERED = 1024
 
 
 class GrammarChecker:
-    """Compiles grammars for one model to refuse bad ones; remembers the last verdicts by digest. Safe to share between threads.
+    """Compiles grammars for one model to refuse bad ones; caches recent verdicts by digest. Thread-safe.
 
-    A check costs well under a millisecond for most grammars and up to seconds for the worst that pass the size limit: call it off
-    the event loop (it lets other threads run). The first check also reads the tokenizer (about 1 s for 100,000 tokens).
+    A check takes well under a millisecond for most grammars and up to seconds for the worst within the size
+    limit, so call it off the event loop (it lets other threads run). The first check also reads the tokenizer
+    (about 1 s for 100,000 tokens).
     """
 
     def __init__(self, tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> None:
@@ -40,17 +44,17 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def check(self, kind: common_pb2.GrammarKind, text: str, *, field: str = "structured_output") -> common_pb2.Grammar:
-        """The grammar as the worker takes it: JSON texts compact, the others verbatim.
+        """Return the grammar in the worker's form: JSON texts compacted, others verbatim.
 
-        InvalidArgument names the field (`structured_output.regex`) and what is wrong: the grammar itself, its size, or a model
-        whose tokenizer cannot be used.
+        Raises InvalidArgument naming the field (`structured_output.regex`) if the grammar, its size or the
+        model's tokenizer is unsuitable.
         """
         if kind not in GRAMMAR_FIELDS:
             raise InvalidArgument.field(field, "is of no known kind; give json_schema, regex, choice or lark")
         return self.check_at(f"{field}.{GRAMMAR_FIELDS[kind]}", kind, text)
 
     def check_at(self, place: str, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
-        """The same, naming `place`."""
+        """Like `check`, naming `place` in errors."""
         try:
             grammar = common_pb2.Grammar(kind=kind, text=_normalised(kind, text))
         except GrammarError as error:
@@ -58,24 +62,27 @@ class GrammarChecker:
         return self._good(place, grammar)
 
     def check_made(self, place: str, text: str) -> common_pb2.Grammar:
-        """A Lark grammar that was made here of checked parts, however long; InvalidArgument naming `place` if it is too complex."""
+        """Check a Lark grammar of any length that the gateway built from checked parts.
+
+        Raises InvalidArgument naming `place` if it is too complex.
+        """
         return self._good(place, common_pb2.Grammar(kind=LARK, text=text))
 
     def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
-        """bool [vocab_size]: tokens that an output may begin with. `grammar` was checked here."""
+        """Return bool [vocab_size]: tokens that an output may begin with. `grammar` was checked here."""
         return self._need_compiler().first_tokens(grammar)[: self._model[2]]
 
     def _good(self, place: str, grammar: common_pb2.Grammar) -> common_pb2.Grammar:
         try:
             verdict = self._verdict(grammar)
-        except GrammarError as error:  # the model's tokenizer is of no use
+        except GrammarError as error:  # the model's tokenizer cannot be used
             verdict = str(error)
         if verdict:
             raise InvalidArgument.field(place, verdict)
         return grammar
 
     def _verdict(self, grammar: common_pb2.Grammar) -> str:
-        """What is wrong with it; empty = nothing."""
+        """Return what is wrong with the grammar; empty = nothing."""
         digest = hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
         with self._lock:
             known = self._verdicts.get(digest)
@@ -104,7 +111,7 @@ class GrammarChecker:
             return self._compiler
 
 
-# --- one text for each grammar ------------------------------------------------------------------------------------------
+# --- normalisation ------------------------------------------------------------------------------------------------------
 
 
 def _normalised(kind: common_pb2.GrammarKind, text: str) -> str:

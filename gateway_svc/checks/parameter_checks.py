@@ -1,4 +1,7 @@
-"""Everything a request may say but how to sample (sampling_checks): prompts, conversations, ends, labels, order, cache. Pure."""
+"""Checks of everything in a request except sampling. Pure.
+
+Prompts, messages, stop conditions, labels, scheduling and cache options; for sampling see `sampling_checks`.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -20,7 +23,7 @@ MAX_EMBED_INPUTS = 256
 
 
 class _Surrounded(Protocol):
-    """Fields that requests of all kinds have."""
+    """Fields common to all kinds of requests."""
 
     @property
     def scheduling(self) -> pb.Scheduling: ...
@@ -33,7 +36,7 @@ class _Surrounded(Protocol):
 
 
 def check_prompt(request: pb.GenerateRequest, limits: common_pb2.ModelLimits, found: Violations) -> None:
-    """Text or token ids, some."""
+    """Check that there is a non-empty text or a list of token ids."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         found.add("prompt", "is missing; set text or token_ids")
@@ -44,7 +47,7 @@ def check_prompt(request: pb.GenerateRequest, limits: common_pb2.ModelLimits, fo
 
 
 def check_embed_inputs(request: pb.EmbedRequest, limits: common_pb2.ModelLimits, found: Violations) -> None:
-    """Each text or token ids, some."""
+    """Check that each input is a non-empty text or a list of token ids."""
     num_inputs = len(request.inputs)
     good = 1 <= num_inputs <= MAX_EMBED_INPUTS
     found.add_unless(good, "inputs", f"has {num_inputs} prompts; send 1 to {MAX_EMBED_INPUTS}")
@@ -64,7 +67,7 @@ def _check_ids(token_ids: pb.TokenIds, field: str, limits: common_pb2.ModelLimit
 
 
 def check_messages(request: pb.ChatRequest, found: Violations) -> None:
-    """A conversation of some turns, each with a role."""
+    """Check the number of messages and their roles."""
     if not 1 <= len(request.messages) <= MAX_MESSAGES:
         found.add("messages", f"has {len(request.messages)} messages; send 1 to {MAX_MESSAGES}")
     for i, message in enumerate(request.messages):
@@ -73,7 +76,7 @@ def check_messages(request: pb.ChatRequest, found: Violations) -> None:
 
 
 def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: Violations, *, is_ranked: bool) -> None:
-    """When to end. `is_ranked`: choices are known at the end only (best_of above n, beams)."""
+    """Check the stop conditions. `is_ranked`: choices are known only at the end (best_of above n, beams)."""
     if stop.HasField("max_tokens") and stop.max_tokens == 0:
         found.add("stop.max_tokens", "is 0; must be at least 1 (leave it out for up to the model's context)")
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens > 0:
@@ -96,7 +99,7 @@ def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: V
 
 
 def check_structured(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:
-    """What the output must match, beside when to end. Whether it compiles: `wording`."""
+    """Check the structured output against the stop conditions. Whether it compiles is checked in `wording`."""
     kind = request.WhichOneof("structured_output")
     if kind is not None and request.stop.ignore_eos:
         found.add(
@@ -107,7 +110,7 @@ def check_structured(request: pb.GenerateRequest | pb.ChatRequest, found: Violat
 
 
 def check_surroundings(request: _Surrounded, found: Violations) -> None:
-    """Order, cache and labels."""
+    """Check scheduling, cache options and labels."""
     if abs(request.scheduling.priority) > MAX_PRIORITY:
         found.add("scheduling.priority", f"must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}")
     on_deadline = request.scheduling.on_deadline

@@ -1,7 +1,7 @@
-"""What may be asked of sampling, beams and log probabilities. Pure; nothing here knows a tokenizer, nor grammars (grammars).
+"""Checks of sampling parameters, beams and logprobs. Pure; no tokenizer, no grammars (see `grammars`).
 
-Limits are those of OpenAI and vLLM where these have any. A beam search takes log probabilities as they are: what would reshape the
-distribution is refused beside it, as vLLM did, rather than ignored.
+Limits are those of OpenAI and vLLM where they have any. A beam search uses the logprobs unchanged: parameters
+that would reshape the distribution are refused with it, as in vLLM, rather than ignored.
 """
 
 import math
@@ -22,7 +22,7 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 200_000
-"""Of all places together: they travel in one message."""
+"""Limit over all positions together, since they are sent in one message."""
 
 _FLOATS = {
     "temperature": (0.0, MAX_TEMPERATURE),
@@ -30,7 +30,7 @@ _FLOATS = {
     "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
 }
-# For beams: values that change nothing, beside absence.
+# For beams: values that have no effect, besides absence.
 _NEUTRAL_FOR_BEAMS: dict[str, tuple[float, ...]] = {
     "temperature": (0, 1),
     "top_p": (1,),
@@ -40,22 +40,22 @@ _NEUTRAL_FOR_BEAMS: dict[str, tuple[float, ...]] = {
 
 
 def num_choices(sampling: pb.SamplingParams) -> int:
-    """Choices returned."""
+    """Number of choices returned."""
     return sampling.n if sampling.HasField("n") else 1
 
 
 def num_sequences(sampling: pb.SamplingParams) -> int:
-    """Sequences made: `best_of`, or as many as choices."""
+    """Number of sequences generated: `best_of`, or the number of choices."""
     return sampling.best_of if sampling.HasField("best_of") else num_choices(sampling)
 
 
 def is_ranked(sampling: pb.SamplingParams) -> bool:
-    """Whether choices are known only when all sequences are over."""
+    """True if the choices are known only when all sequences have ended."""
     return sampling.HasField("beam") or num_sequences(sampling) > num_choices(sampling)
 
 
 def check_sampling(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, found: Violations) -> None:
-    """Everything in SamplingParams."""
+    """Check everything in SamplingParams."""
     _check_shape(sampling, found)
     _check_choices(sampling, found)
     _check_tokens(sampling, limits, found)
@@ -73,7 +73,7 @@ def check_sampling(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, 
 
 
 def check_response(response: pb.ResponseOptions, found: Violations) -> None:
-    """How many log probabilities are asked for."""
+    """Check the number of logprobs requested."""
     for name in ("num_top_logprobs", "num_prompt_logprobs"):
         count = getattr(response, name)
         found.add_unless(
@@ -82,7 +82,7 @@ def check_response(response: pb.ResponseOptions, found: Violations) -> None:
 
 
 def check_prompt_logprobs(response: pb.ResponseOptions, num_tokens: int) -> None:
-    """InvalidArgument where those of a prompt of `num_tokens` are too many for one message."""
+    """Raise InvalidArgument if the logprobs of a prompt of `num_tokens` are too many for one message."""
     num_logprobs = num_tokens * (1 + response.num_prompt_logprobs)
     if response.HasField("num_prompt_logprobs") and num_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidArgument.field(

@@ -1,4 +1,4 @@
-"""Tools, the choice of them, what templates are given: whether a chat's fields make sense, before anything is rendered. Pure."""
+"""Checks of a chat's tools, tool choice and template arguments, before rendering. Pure."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _NO_NAME = "must have 1 to 64 of the characters a-z, A-Z, 0-9, _, - and dots"
 
 
 def check_tools(request: pb.ChatRequest, found: Violations) -> None:
-    """Tools, tool_choice, template_arguments_json and the calls of earlier turns."""
+    """Check tools, tool_choice, template_arguments_json and the calls of earlier turns."""
     _check_list(request.tools, found)
     for i, tool in enumerate(request.tools[:MAX_TOOLS]):
         _check_tool(f"tools[{i}]", tool, found)
@@ -29,7 +29,7 @@ def check_tools(request: pb.ChatRequest, found: Violations) -> None:
 
 
 def is_forced(request: pb.ChatRequest) -> bool:
-    """Whether the answer has to be a call."""
+    """True if the answer must be a call."""
     choice = request.tool_choice
     return choice.WhichOneof("choice") == "name" or choice.mode == pb.TOOL_MODE_REQUIRED
 
@@ -95,10 +95,10 @@ def _check_template_arguments(text: str, found: Violations) -> None:
 
 
 def _json_object(text: str, field: str, found: Violations) -> dict[str, Any] | None:
-    """The object, or a violation."""
+    """Parse a JSON object; on failure adds a violation and returns None."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
+        json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is not valid text
     except json.JSONDecodeError as error:
         found.add(field, f"is no JSON: {error.msg} at line {error.lineno}, column {error.colno}")
         return None

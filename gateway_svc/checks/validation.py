@@ -1,9 +1,9 @@
-"""What a request may ask for, and every default, in one place. Pure: no I/O; also used in process by `quire.LLM`.
+"""Validation and defaults of requests. Pure: no I/O; also used in process by `quire.LLM`.
 
 defaults = SamplingDefaults.from_generation_config(text_model.generation_config)
-check_parameters(request, limits)                                               before tokenising: cheap mistakes first
-resolved = resolve(request, prompt_token_ids, limits, defaults, text_model)     after it
-submit = resolved.submit(request_id)                                            what the scheduler is told
+check_parameters(request, limits)                                               # before tokenising, to fail early
+resolved = resolve(request, prompt_token_ids, limits, defaults, text_model)     # after tokenising
+submit = resolved.submit(request_id)                                            # the message to the scheduler
 """
 
 import secrets
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Values that absent sampling fields take. `top_k` 0 = all."""
+    """Values for absent sampling fields. `top_k` 0 = all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,7 +49,7 @@ class SamplingDefaults:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
-        """The model author's values where the checkpoint has them."""
+        """Take the checkpoint's values where it has them."""
         ours = cls()
         return cls(
             temperature=float(_value(config, "temperature", ours.temperature)),
@@ -64,9 +64,9 @@ class SamplingDefaults:
 class ResolvedRequest:
     """A request with every default applied. `priority` has the public polarity: higher = sooner.
 
-    `num_choices` are returned of `best_of` sequences, which are beams where `beam` is there. `task`: tokens, or a kind of vector.
-    `returns_partial`: at its deadline it ends with what there is. `resumable`: it outlives its reader for a while. `include_stop`,
-    `special_tokens`: what has text, see TextStream.
+    `num_choices` are returned of `best_of` sequences, which are beams if `beam` is set. `task`: tokens, or a
+    kind of embedding. `returns_partial`: at its deadline the request ends with the output so far.
+    `resumable`: it outlives its reader for a while. `include_stop`, `special_tokens`: see TextStream.
     """
 
     prompt_token_ids: list[int]
@@ -88,7 +88,10 @@ class ResolvedRequest:
     special_tokens: bool = False
 
     def submit(self, request_id: str, adapter: str = "", tenant: str = "") -> engine_pb2.Submit:
-        """What the scheduler is told, without the parts that depend on the moment. `adapter`: empty = the base model."""
+        """Build the message to the scheduler, without the fields that depend on the time of sending.
+
+        `adapter`: empty = the base model.
+        """
         return engine_pb2.Submit(
             request_id=request_id,
             tenant=tenant,
@@ -108,7 +111,7 @@ class ResolvedRequest:
 
 
 def parse(cls: type[M], raw: bytes) -> M:
-    """`raw` as a message. InvalidArgument for malformed protobuf and for text that is not UTF-8."""
+    """Parse `raw`. Raises InvalidArgument for malformed protobuf and for text that is not UTF-8."""
     try:
         return cls.FromString(raw)
     except DecodeError as error:
@@ -119,7 +122,7 @@ def parse(cls: type[M], raw: bytes) -> M:
 
 
 def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> None:
-    """InvalidArgument with one violation per wrong field; looks at everything but the prompt's tokens."""
+    """Check everything but the prompt's tokens. Raises InvalidArgument with one violation per wrong field."""
     found = Violations()
     if isinstance(request, inference_pb2.ChatRequest):
         check_messages(request, found)
@@ -135,7 +138,7 @@ def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> Non
 
 
 def check_embed(request: inference_pb2.EmbedRequest, limits: common_pb2.ModelLimits) -> None:
-    """The same of a request for vectors."""
+    """Check an embedding request, as `check_parameters`."""
     found = Violations()
     check_embed_inputs(request, limits, found)
     check_surroundings(request, found)
@@ -143,20 +146,20 @@ def check_embed(request: inference_pb2.EmbedRequest, limits: common_pb2.ModelLim
 
 
 def check_token_ids(token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
-    """InvalidArgument naming the first id that is outside the vocabulary."""
+    """Raise InvalidArgument naming the first id outside the vocabulary."""
     found = Violations()
     found.add_unknown_ids(token_ids, field, limits)
     found.raise_if_any()
 
 
 def check_least_length(least_tokens: int, request: AnyRequest, limits: common_pb2.ModelLimits) -> None:
-    """`check_prompt_length` of a lower bound, unless the request has its prompt truncated."""
+    """Apply `check_prompt_length` to a lower bound, unless the request truncates its prompt."""
     if not request.HasField("truncate_prompt_tokens"):
         check_prompt_length(least_tokens, limits)
 
 
 def check_prompt_length(num_tokens: int, limits: common_pb2.ModelLimits) -> None:
-    """OutOfRange, with limit and length in its metadata, when no output token would fit behind the prompt."""
+    """Raise OutOfRange, with limit and length in its metadata, if no output token would fit after the prompt."""
     longest = limits.max_model_len - 1
     if num_tokens > longest:
         raise OutOfRange(
@@ -181,10 +184,11 @@ def resolve(
     forced: common_pb2.Grammar | None = None,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ResolvedRequest:
-    """Applies the defaults to a request that passed `check_parameters`, and compiles its grammar; `forced`: the one of its calls.
+    """Apply the defaults to a request that passed `check_parameters`, and compile its grammar.
 
-    Raises InvalidArgument for a prompt of no tokens, for a grammar or a bad word of no use and for constraints that allow no token,
-    OutOfRange for a prompt that is too long. `max_tokens` is cut to what fits.
+    `forced`: the grammar of its calls. Raises InvalidArgument for a prompt of no tokens, for an unusable
+    grammar or bad word and for constraints that allow no token, and OutOfRange for a prompt that is too long.
+    `max_tokens` is reduced to what fits.
     """
     if not prompt_token_ids:
         field = "messages" if isinstance(request, inference_pb2.ChatRequest) else request.WhichOneof("prompt")
@@ -218,7 +222,10 @@ def resolve(
 
 
 def truncated(request: AnyRequest, token_ids: list[int], limits: common_pb2.ModelLimits) -> list[int]:
-    """The tokens of the prompt that are used: the last ones, where the request allows that. InvalidArgument for a wrong number."""
+    """Return the prompt tokens to use: the last ones if the request asks for truncation.
+
+    Raises InvalidArgument for an invalid limit.
+    """
     if not request.HasField("truncate_prompt_tokens"):
         return token_ids
     most = request.truncate_prompt_tokens or limits.max_model_len - 1
@@ -232,7 +239,10 @@ def truncated(request: AnyRequest, token_ids: list[int], limits: common_pb2.Mode
 def resolve_embed(
     request: inference_pb2.EmbedRequest, prompt_token_ids: Sequence[int], limits: common_pb2.ModelLimits
 ) -> ResolvedRequest:
-    """One prompt of a request for vectors that passed `check_embed`; nothing is sampled. OutOfRange for one that is too long."""
+    """Resolve one prompt of an embedding request that passed `check_embed`; nothing is sampled.
+
+    Raises OutOfRange if it is too long.
+    """
     check_prompt_length(len(prompt_token_ids), limits)
     last = request.pooling == inference_pb2.POOLING_LAST
     return ResolvedRequest(
@@ -283,7 +293,7 @@ def _resolved_sampling(
 def _shape(
     asked: inference_pb2.SamplingParams, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
 ) -> dict[str, Any]:
-    """What reshapes the distribution; a beam search takes it as it is."""
+    """Parameters that reshape the distribution; a beam search uses it unchanged."""
     if asked.HasField("beam"):
         return {"temperature": 0.0, "top_p": 1.0}
     return {

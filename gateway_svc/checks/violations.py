@@ -1,4 +1,4 @@
-"""What is wrong with a request, collected to be told all at once. Pure."""
+"""Collect the violations of a request, to report all at once. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,23 +9,23 @@ MAX_VIOLATIONS = 16
 
 
 class Violations:
-    """Owner of the violations found so far in one request."""
+    """Violations found so far in one request."""
 
     def __init__(self) -> None:
         self._found: list[FieldViolation] = []
 
     def add(self, field: str, description: str) -> None:
-        """One more; beyond the first 16 nobody reads on."""
+        """Add a violation; those after the first 16 are dropped."""
         if len(self._found) < MAX_VIOLATIONS:
             self._found.append(FieldViolation(field, description))
 
     def add_unless(self, good: object, field: str, description: str) -> None:
-        """One more, where `good` is false."""
+        """Add a violation if `good` is false."""
         if not good:
             self.add(field, description)
 
     def add_unknown_ids(self, token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
-        """The first id that is outside the vocabulary, if any."""
+        """Add a violation for the first id outside the vocabulary, if any."""
         if not token_ids or max(token_ids) < limits.vocab_size:
             return
         i = next(i for i, token_id in enumerate(token_ids) if token_id >= limits.vocab_size)
@@ -34,7 +34,7 @@ class Violations:
         )
 
     def raise_if_any(self) -> None:
-        """InvalidArgument with all of them."""
+        """Raise InvalidArgument with all violations, if any."""
         if self._found:
             message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
             raise InvalidArgument(message, reason="INVALID_FIELD", violations=self._found)

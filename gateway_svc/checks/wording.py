@@ -1,4 +1,4 @@
-"""What a request needs of the model's tokenizer beside its prompt: tokens of bad words, and grammars that compile. Pure."""
+"""Parts of a request that need the model's tokenizer besides its prompt: bad words and grammars. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ _GRAMMAR_KINDS = {
 
 
 class Wording(FirstTokens, Protocol):
-    """What a request needs of the model's tokenizer beside its prompt (`bundle.TextModel`)."""
+    """Interface needed of the model's tokenizer besides encoding the prompt (`bundle.TextModel`)."""
 
     def word_sequences(self, word: str) -> list[list[int]]:
-        """Token sequences that a word appears as in text."""
+        """Token sequences that a word may have in text."""
 
     def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
-        """The grammar, known to compile; InvalidArgument where it does not."""
+        """Return the grammar, known to compile; raises InvalidArgument otherwise."""
 
 
 def bad_word_sequences(words: Sequence[str], wording: Wording) -> list[common_pb2.TokenSequence]:
-    """The token sequences of all words, each once."""
+    """Token sequences of all words, without duplicates."""
     found = {tuple(ids): None for word in words for ids in wording.word_sequences(word) if ids}
     return [common_pb2.TokenSequence(token_ids=wire_arrays.pack(ids)) for ids in found]
 
 
 def compiled_grammar(request: pb.GenerateRequest | pb.ChatRequest, wording: Wording) -> common_pb2.Grammar | None:
-    """What the output must match, known to compile; None = anything. InvalidArgument where it does not compile."""
+    """Compile the request's structured output; None = unconstrained. Raises InvalidArgument if it does not compile."""
     kind = request.WhichOneof("structured_output")
     if kind is None:
         return None

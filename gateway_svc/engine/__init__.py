@@ -1,1 +1,1 @@
-"""Towards the scheduler: one stream, all requests of this gateway on it."""
+"""Gateway's connection to the scheduler: one stream that carries all requests of this gateway."""

@@ -1,7 +1,8 @@
-"""The first gate of a gateway: what it holds at a time, and what the scheduler would refuse anyway, refused before any work.
+"""Gateway admission: limits on live requests and their bytes.
 
-Counted in requests and in bytes, from when a call is read until it is over; each tenant has its share of the room. Limits of what a
-single request may say: `checks`.
+Also refuses early what the scheduler's full queue would refuse. Requests and bytes count from when a call is
+read until it ends; the room is shared between tenants. Limits on the contents of a single request are in
+`checks`.
 """
 
 from types import TracebackType
@@ -17,7 +18,7 @@ _LEAST_RETRY_S = 0.1
 
 
 class Admission:
-    """Owner of the counts."""
+    """Counts of live requests and bytes, per tenant."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._load = TenantLoad()
@@ -27,31 +28,35 @@ class Admission:
 
     @property
     def num_live(self) -> int:
-        """Calls with a request, from here to their end."""
+        """Number of admitted calls that have not ended."""
         return self._load.total.num_requests
 
     @property
     def num_bytes(self) -> int:
-        """Of their requests."""
+        """Total bytes of their request messages."""
         return self._load.total.size
 
     def hear(self, queue: engine_pb2.QueueState) -> None:
-        """What the scheduler says of its queue."""
+        """Store the scheduler's queue state: the tenants it refuses, and for how long."""
         self._closed_for = frozenset(queue.closed_for)
         self._open_at_ns = monotonic_ns() + queue.retry_after_ns
 
     def forget(self) -> None:
-        """The scheduler is away: what it said is void."""
+        """Drop the stored queue state; called when the scheduler cannot be reached."""
         self._closed_for = frozenset()
 
     def admitted(self, tenant: str, num_bytes: int, *, is_known: bool = False) -> "Place":
-        """A request's place while its context lasts. `is_known`: it may be one that the scheduler has already."""
+        """Context manager that counts a request while it is entered.
+
+        `is_known`: the scheduler may have the request already, so a full queue does not refuse it.
+        """
         return Place(self, tenant, num_bytes, is_known=is_known)
 
     def take(self, tenant: str, num_bytes: int, *, is_known: bool) -> None:
-        """Counts a request.
+        """Count a request.
 
-        ResourceExhausted with a retry time where this gateway or the scheduler's queue is full for that tenant.
+        Raises ResourceExhausted with a retry time if this gateway or the scheduler's queue is full for that
+        tenant.
         """
         if not self._load.has_room(tenant, num_bytes, self._limit):
             raise self._gateway_full()
@@ -60,7 +65,7 @@ class Admission:
         self._load.enter(tenant, num_bytes)
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
-        """The request is over."""
+        """Stop counting a request that ended."""
         self._load.leave(tenant, num_bytes)
 
     def _gateway_full(self) -> ResourceExhausted:
@@ -83,7 +88,7 @@ class Admission:
 
 
 class Place:
-    """Context of one request that counts; to enter it may raise as `Admission.take`."""
+    """Context manager that counts one request; entering it raises as `Admission.take` does."""
 
     __slots__ = ("_admission", "_is_known", "_num_bytes", "_tenant")
 

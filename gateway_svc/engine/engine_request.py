@@ -1,8 +1,8 @@
-"""One request as the gateway holds it towards the scheduler: what to submit, what has come back, who waits for it.
+"""One request at the gateway: the message to submit, the output received so far, and the task that waits for it.
 
-Everything new since the last look is taken at once, so a slow reader coalesces by itself. Exactly-once goes by (choice,
-token_offset): repeated tokens are dropped here, missing ones are noticed. Not here: the stream to the scheduler (scheduler_link),
-text (generation).
+A read returns everything new since the previous read, so output for a slow reader is merged. Output is
+delivered exactly once, keyed by (choice, token_offset): repeated tokens are dropped and missing ones
+detected. The stream to the scheduler is in `scheduler_link`, detokenisation in `generation`.
 """
 
 import asyncio
@@ -24,13 +24,19 @@ _TOPS_BYTES = 700
 
 
 _PARTIAL_LEAD_NS = 20_000_000
-"""Of a request that ends with what there is the scheduler, which has the last tokens and the account, is to speak first."""
+"""Lead of the scheduler's deadline over the gateway's, for a request that returns partial output at its deadline.
+
+It lets the scheduler, which has the last tokens and the account, end the request first.
+"""
 
 
 @dataclass(slots=True)
 class ChoiceUpdate:
-    """Everything new of one choice: tokens in a row, and how it ended. `num_tokens`: of the run; its ids are filled in when it is
-    read, as until then the request has them anyway."""
+    """New output of one choice: consecutive tokens, and the finish message if the choice ended.
+
+    `num_tokens`: length of the run. The run's token ids are filled in when the update is read, since the
+    request stores them anyway.
+    """
 
     run: TokenRun = field(default_factory=TokenRun)
     num_tokens: int = 0
@@ -39,7 +45,10 @@ class ChoiceUpdate:
 
 @dataclass(slots=True)
 class Update:
-    """Everything new of a request, its choices by number. `account`: it is over. `num_bytes`: see EngineRequest."""
+    """New output of a request, with choices by number. A set `account` means that the request is over.
+
+    `num_bytes`: as in `EngineRequest.num_unread_bytes`.
+    """
 
     choices: dict[int, ChoiceUpdate] = field(default_factory=dict)
     num_bytes: int = 0
@@ -49,7 +58,7 @@ class Update:
     account: engine_pb2.RequestAccount | None = None
 
     def choice(self, number: int) -> ChoiceUpdate:
-        """The update of that choice, made where there is none yet."""
+        """Return the update of a choice, creating it if needed."""
         found = self.choices.get(number)
         if found is None:
             found = self.choices[number] = ChoiceUpdate()
@@ -57,15 +66,17 @@ class Update:
 
     @property
     def has_output(self) -> bool:
-        """Whether anything in it was made for the client."""
+        """True if the update holds output for the client."""
         return bool(self.choices or self.prompt_logprobs or self.embedding)
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What has come of one choice. `num_counting`: its tokens that count, once it has ended (here or at the scheduler).
+    """State of one choice.
 
-    `beside`: what came beside the tokens, for later readers; None where there are none, or nothing comes beside them.
+    `num_counting`: number of tokens that count, set once the choice ended (here or at the scheduler).
+    `beside`: logprobs and top logprobs of all tokens so far, kept for later readers; None unless the request
+    is resumable with logprobs.
     """
 
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -74,14 +85,15 @@ class _Choice:
 
 
 class EngineRequest:
-    """Owner of one request's inbox. Fed by the request table, read by exactly one task; both on the event loop's thread.
+    """Inbox of one request, fed by the request table and read by exactly one task, both on the event loop's thread.
 
-    `submit`: the message without the parts that depend on the moment. `deadline_ns`: on this process' monotonic clock.
-    `returns_partial`: at its deadline it ends with what there is, if there is anything.
-    `was_sent`: the scheduler may know it. `was_started`: it has been scheduled. `is_over`: nothing more comes.
-    `is_attaching`: what `submit` names is to be read on; what it is, the scheduler will say. `was_attached`: it has said so; then
-    `submit` is what was submitted before. `num_made`: output tokens that each choice had then. `spans`: what its trace shows
-    of its way to the scheduler, None = nothing.
+    `submit`: the message without the fields that depend on the time of sending. `deadline_ns`: on this
+    process's monotonic clock. `returns_partial`: at the deadline the request ends with the output so far, if
+    there is any. `was_sent`: the scheduler may know the request. `was_started`: it has been scheduled.
+    `is_over`: no more output follows. `is_attaching`: the request names an existing one to resume; the
+    scheduler will report what that is. `was_attached`: it has, and `submit` is the message submitted
+    originally. `num_made`: output tokens that each choice had at that time. `spans`: the trace spans of the
+    submission, None if not traced.
     """
 
     def __init__(
@@ -119,74 +131,80 @@ class EngineRequest:
 
     @property
     def handle(self) -> int:
-        """Its number on the stream."""
+        """Number of the request on the gateway stream."""
         return self.submit.handle
 
     @property
     def request_id(self) -> str:
-        """Its public id."""
+        """Public request id."""
         return self.submit.request_id
 
     @property
     def key(self) -> tuple[str, str]:
-        """Tenant and public id."""
+        """Tenant and public request id."""
         return self.submit.tenant, self.submit.request_id
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         return len(self.submit.token_ids) // 4
 
     @property
     def is_ranked(self) -> bool:
-        """Its choices are the best of more sequences, or beams: it starts from the prompt after a loss."""
+        """True for best_of and beam search; such a request restarts from the prompt after a loss."""
         return self.submit.HasField("beam") or self.submit.best_of > self.num_choices
 
     @property
     def num_received_tokens(self) -> int:
-        """Output tokens so far, over all choices."""
+        """Output tokens received so far, over all choices."""
         return sum(len(choice.token_ids) for choice in self._choices)
 
     @property
     def num_output_tokens(self) -> int:
-        """Of these, those that count."""
+        """Received output tokens that count, i.e. without those after a stop."""
         counts = (choice.num_counting for choice in self._choices)
         known = (len(choice.token_ids) for choice in self._choices)
         return sum(num if count is None else min(num, count) for num, count in zip(known, counts, strict=True))
 
     @property
     def num_unread_tokens(self) -> int:
-        """Of these, not taken by the reader yet."""
+        """Received output tokens that the reader has not taken."""
         return sum(choice.num_tokens for choice in self._update.choices.values())
 
     @property
     def num_unread_bytes(self) -> int:
-        """What these take, about, with what came beside them; without what was there before the reader came."""
+        """Approximate size of the unread tokens with their logprobs.
+
+        Tokens generated before the reader attached do not count.
+        """
         return self._update.num_bytes
 
     def _num_bytes(self, choice: int, run: TokenRun) -> int:
-        """What a run takes that has just come; nothing of the tokens that were made before the reader came."""
+        """Approximate size of a run just received, without tokens generated before the reader attached."""
         made = self.num_made[choice] if choice < len(self.num_made) else 0
         num_new = min(len(run.token_ids), max(0, len(self._choices[choice].token_ids) - made))
         return num_new * (4 + _LOGPROB_BYTES * bool(run.logprobs) + _TOPS_BYTES * bool(run.tops))
 
     @property
     def all_choices_ended(self) -> bool:
-        """Every choice is complete; only the account may be missing."""
+        """True if every choice is complete; only the account may be missing."""
         return all(choice.num_counting is not None for choice in self._choices)
 
     def has_ended(self, choice: int) -> bool:
-        """Whether this choice takes no more tokens."""
+        """True if this choice takes no more tokens."""
         return self._choices[choice].num_counting is not None
 
     # --- from the scheduler ------------------------------------------------------------------------------------------
 
     def frontend_state(self) -> engine_pb2.FrontendState:
-        """How its tokens become events, as whoever submitted it said."""
+        """How the tokens become events, as set by the original submitter."""
         return engine_pb2.FrontendState.FromString(self.submit.frontend_state)
 
     def confirm(self, held: engine_pb2.HeldRequest) -> None:
-        """The scheduler has it: as submitted here, or as somebody submitted it before, all of whose output follows."""
+        """Accept the scheduler's confirmation of the request.
+
+        It is the request as submitted here, or an earlier one with all of its output to follow.
+        """
         if held.HasField("submit"):
             handle, now = self.handle, monotonic_ns()
             self.submit = held.submit
@@ -201,7 +219,7 @@ class EngineRequest:
         self._wake()
 
     def add_tokens(self, choice: int, run: TokenRun) -> bool:
-        """Takes a run of tokens; False when tokens before it are missing. What is known already is dropped."""
+        """Add a run of tokens, dropping those already received. Returns False if tokens before the run are missing."""
         state = self._choices[choice]
         known = len(state.token_ids)
         if run.token_offset > known:
@@ -223,7 +241,11 @@ class EngineRequest:
         return True
 
     def passes_over(self, finished: engine_pb2.Finished) -> bool:
-        """Whether this end has to come again: tokens of its choice are missing, or an end before this last one was passed over."""
+        """True if this finish message must be sent again.
+
+        That is so if tokens of its choice are missing, or if it is the last one and an earlier finish message
+        was skipped.
+        """
         choice = self._choices[finished.choice]
         if choice.num_counting is None and len(choice.token_ids) < finished.num_output_tokens:
             self._has_passed_over = True
@@ -232,27 +254,27 @@ class EngineRequest:
         return self._has_passed_over and finished.last and any(other.num_counting is None for other in others)
 
     def start(self, started: engine_pb2.Started) -> None:
-        """It was scheduled for the first time."""
+        """Record that the request was scheduled for the first time."""
         self.was_started = True
         self._update.started = started
         self._wake()
 
     def add_prompt_logprobs(self, message: engine_pb2.PromptLogprobs) -> None:
-        """Log probabilities of the prompt."""
+        """Record logprobs of the prompt."""
         self._update.prompt_logprobs = message
         self._wake()
 
     def add_embedding(self, message: engine_pb2.Embedding) -> None:
-        """The prompt's vector."""
+        """Record the prompt's embedding."""
         self._update.embedding = message
         self._wake()
 
     def stop(self, choice: int, num_tokens: int) -> None:
-        """A stop string ended the choice; `num_tokens` of it count."""
+        """Record that a stop string ended the choice; `num_tokens` of it count."""
         self._choices[choice].num_counting = num_tokens
 
     def finish(self, finished: engine_pb2.Finished) -> None:
-        """A choice ended by itself, with `last` the request. The first end of each wins."""
+        """Record the end of a choice and, with `last`, of the request. The first end of each choice wins."""
         if self.is_over:
             return
         state = self._choices[finished.choice]
@@ -265,9 +287,10 @@ class EngineRequest:
         self._wake()
 
     def fail(self, error: QuireError, account: engine_pb2.RequestAccount | None = None) -> None:
-        """It ended without result; what came before can still be read. The first end wins.
+        """End the request with an error; output received before can still be read. The first end wins.
 
-        A deadline is no failure where all is complete but the account, or where what there is is wanted.
+        A deadline is not an error if only the account is missing, or if partial output is wanted and there is
+        some.
         """
         if self.is_over:
             return
@@ -280,18 +303,18 @@ class EngineRequest:
         self._wake()
 
     def finish_without_account(self, account: engine_pb2.RequestAccount | None = None) -> None:
-        """Ends what is complete, when the scheduler's own account is not coming, or came elsewhere (`account`)."""
+        """End a complete request when the scheduler's account will not arrive, or arrived otherwise (`account`)."""
         if not self.is_over:
             self._update.account = account or engine_pb2.RequestAccount(prompt_tokens=self.num_prompt_tokens)
             self._end()
             self._wake()
 
     def abandon(self) -> None:
-        """Its reader is gone, or has what it wanted: nothing more is taken."""
+        """End a request that will not be read any more."""
         self._end()
 
     def wait_for_scheduler(self, why: str) -> None:
-        """The scheduler is away: the request is submitted, or submitted again, when it is back."""
+        """Record that the scheduler is away; the request is (re)submitted when it is back."""
         if self._spans is not None and not self.is_over:
             self._spans.away(why, self.num_received_tokens)
 
@@ -310,7 +333,7 @@ class EngineRequest:
                 self._update.choice(number).finished = engine_pb2.Finished(choice=number, reason=reason)
 
     def drop_unread(self, error: QuireError) -> None:
-        """Forgets what nobody will read, an end too: the reader gets `error`."""
+        """Discard unread output, including an end; the reader gets `error`."""
         self._update = Update()
         self._error = self._error or error
         self._wake()
@@ -324,19 +347,25 @@ class EngineRequest:
     # --- to the reader -----------------------------------------------------------------------------------------------
 
     async def accepted(self) -> None:
-        """Waits for the scheduler's first word: from then on `submit` is the request that is read. Raises the error it ended by."""
+        """Wait for the scheduler's first message; from then on `submit` is the request that is read.
+
+        Raises the error that ended the request.
+        """
         if not self._was_heard:
             await self._news(None)
         if self._error is not None and not self._update.has_output:
             raise self._error
 
     def _news(self, timeout_s: float | None) -> Awaitable[None]:
-        """Waits until there is news, or that much time has passed."""
+        """Wait until there is news, at most `timeout_s`."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter if timeout_s is None else _at_most(timeout_s, self._waiter)
 
     async def next(self, timeout_s: float | None = None) -> Update | None:
-        """Everything new, waiting for it if need be; None after `timeout_s` of nothing. Raises the error it ended by."""
+        """Return everything new, waiting for it if needed; None after `timeout_s` without news.
+
+        Raises the error that ended the request.
+        """
         if not self._has_news():
             await self._news(timeout_s)
         if not self._has_news():
@@ -357,7 +386,10 @@ class EngineRequest:
     # --- to the scheduler --------------------------------------------------------------------------------------------
 
     def submit_message(self) -> engine_pb2.Submit:
-        """The message as of now: time left, age, and what was received if it had been sent before. Marks it as sent."""
+        """Build the message as of now: time left, age and, on resubmission, the tokens received.
+
+        Marks the request as sent.
+        """
         now = monotonic_ns()
         message = engine_pb2.Submit()
         message.CopyFrom(self.submit)
@@ -371,17 +403,20 @@ class EngineRequest:
 
     @property
     def _was_accepted(self) -> bool:
-        """Whether it may be known as submitted here. A resumable one that was not heard of may be somebody else's."""
+        """True if the scheduler may hold the request as submitted here.
+
+        A resumable request that the scheduler never answered may be one that another gateway submitted.
+        """
         return self.was_sent and (self._was_heard or not self.submit.resumable)
 
     def submit_message_of_another_reader(self) -> engine_pb2.Submit:
-        """The same request for a reader that begins anew, here."""
+        """Build the same request for a new reader at this gateway."""
         message = engine_pb2.Submit()
         message.CopyFrom(self.submit)
         return message
 
     def attach_message(self) -> engine_pb2.Attach:
-        """Asks for it by its id."""
+        """Build the message that resumes the request by its id."""
         self._note_sent()
         return engine_pb2.Attach(handle=self.handle, request_id=self.request_id, tenant=self.submit.tenant)
 
@@ -399,7 +434,7 @@ class EngineRequest:
         ]
 
     def stops(self) -> list[engine_pb2.Stopped]:
-        """For a scheduler that may not know: its choices that have ended, while others go on."""
+        """Stop messages of the choices that ended, for a scheduler that may not know of them."""
         return [
             engine_pb2.Stopped(handle=self.handle, choice=number, token_offset=choice.num_counting)
             for number, choice in enumerate(self._choices)
@@ -408,7 +443,7 @@ class EngineRequest:
 
 
 async def _at_most(timeout_s: float, news: asyncio.Future[None]) -> None:
-    # Not wait_for, which forgets a cancel that comes together with news (Python 3.11).
+    # Not wait_for, which loses a cancel that arrives together with news (Python 3.11).
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await news

@@ -1,4 +1,4 @@
-"""What the gateway has to tell the scheduler next. Filled from anywhere on the event loop, emptied by the link's one writer."""
+"""Messages queued for the scheduler, filled from anywhere on the event loop and emptied by the link's one writer."""
 
 import asyncio
 
@@ -10,9 +10,9 @@ MAX_SUBMIT_BYTES = 8 * 2**20
 
 
 class Outbox:
-    """Submits in arrival order, stops and cancels; `take` turns as much as fits into one message.
+    """Queue of submits in arrival order, stops and cancels; `take` packs as many as fit into one message.
 
-    `said_goodbye`: the farewell is in a message that was taken; nothing may follow it.
+    `said_goodbye`: the goodbye is in a message that was taken; nothing may follow it.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def has_room(self, tenant: str, num_prompt_tokens: int, limit: Load) -> bool:
-        """Whether another request of that tenant may wait to be submitted; `limit`: of requests and prompt tokens that wait."""
+        """True if another request of that tenant may be queued. `limit`: queued requests and their prompt tokens."""
         return self._load.has_room(tenant, num_prompt_tokens, limit)
 
     def submit(self, request: EngineRequest) -> None:
-        """Submit this request (again)."""
+        """Queue a request for submission or resubmission."""
         known = self._submits.get(request.handle)
         if known is not None:
             self._load.leave(request.submit.tenant, known[1])
@@ -39,7 +39,7 @@ class Outbox:
         self._filled.set()
 
     def withdraw(self, request: EngineRequest) -> None:
-        """Do not submit it after all."""
+        """Remove a request from the queue; no-op if it is not queued."""
         if request.handle in self._submits:
             self._remove(request.handle)
 
@@ -49,42 +49,42 @@ class Outbox:
         return request
 
     def stop(self, stopped: engine_pb2.Stopped) -> None:
-        """A choice ended at a stop string."""
+        """Queue the message that a choice ended at a stop string."""
         self._stops.append(stopped)
         self._filled.set()
 
     def cancel(self, cancel: engine_pb2.Cancel) -> None:
-        """End a request without result."""
+        """Queue the cancellation of a request."""
         self._cancels.append(cancel)
         self._filled.set()
 
     def detach(self, handle: int) -> None:
-        """The reader of a resumable request has gone."""
+        """Queue the message that the reader of a resumable request disconnected."""
         self._detaches.append(engine_pb2.Detach(handle=handle))
         self._filled.set()
 
     def say_goodbye(self) -> None:
-        """This gateway leaves for good."""
+        """Queue the message that this gateway shuts down."""
         self._goodbye = True
         self._filled.set()
 
     @property
     def detached(self) -> set[int]:
-        """Handles whose readers went, which the scheduler has not been told yet."""
+        """Handles without a reader that the scheduler has not yet been sent."""
         return {detach.handle for detach in self._detaches}
 
     def forget_stream(self) -> None:
-        """A new stream begins: what was meant for the old one is void, requests that wait stay."""
+        """Drop messages meant for the previous stream; queued requests stay."""
         self._stops.clear()
         self._cancels.clear()
         self._detaches.clear()
 
     async def wait(self) -> None:
-        """Until there is something to say."""
+        """Wait until there is something to send."""
         await self._filled.wait()
 
     def take(self) -> engine_pb2.FrontendMessage:
-        """Everything new, as one message; submits beyond 8 MiB of prompts wait for the next."""
+        """Take everything queued as one message; submits beyond 8 MiB of prompts wait for the next."""
         message = engine_pb2.FrontendMessage(stops=self._stops, cancels=self._cancels, detaches=self._detaches)
         self._stops, self._cancels, self._detaches = [], [], []
         size = 0

@@ -1,4 +1,4 @@
-"""Live requests of this gateway by handle and by public id, their deadlines, and what the scheduler's messages mean to them."""
+"""Live requests of this gateway by handle and by public id, with deadlines and dispatch of the scheduler's messages."""
 
 import asyncio
 import itertools
@@ -15,11 +15,11 @@ from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, Res
 
 MESSAGES_PER_BACKLOG_CHECK = 64
 MAX_UNREAD_BYTES = 192 * 1_024
-"""Of one stream: 48 thousand tokens, fewer with log probabilities. With the transport's buffers it stays below 256 KiB."""
+"""Limit per stream: 48 thousand tokens, fewer with logprobs. With the transport's buffers it stays below 256 KiB."""
 
 
 class RequestTable:
-    """Owner of live requests, from `add` to `release`. All calls on the event loop's thread."""
+    """Table of live requests, from `add` to `release`. Call only on the event loop's thread."""
 
     def __init__(self, outbox: Outbox, max_unread_tokens: int) -> None:
         self._outbox = outbox
@@ -49,9 +49,10 @@ class RequestTable:
         is_attaching: bool = False,
         spans: SubmissionSpans | None = None,
     ) -> EngineRequest:
-        """A new request under the next handle; `is_attaching`: one that `submit` names is to be read on.
+        """Add a request under the next handle. `is_attaching`: resume the request that `submit` names.
 
-        A resumable one that is read here already goes over to the new reader. AlreadyExists for other ids that are live here.
+        A resumable request that is read here already moves to the new reader. Raises AlreadyExists for any
+        other id that is live here.
         """
         former = self._by_id.get((submit.tenant, submit.request_id))
         if former is not None:
@@ -71,17 +72,17 @@ class RequestTable:
         return request
 
     def _lose(self, request: EngineRequest) -> None:
-        """Another reader has it now; the scheduler need not be told."""
+        """Take the request away from its reader, which another one replaced; the scheduler needs no message."""
         request.fail(attached_elsewhere())
         self._forget(request)
         self._lost.add(request.handle)
 
     def find(self, tenant: str, request_id: str) -> EngineRequest | None:
-        """By public id."""
+        """Return the live request of this public id, if any."""
         return self._by_id.get((tenant, request_id))
 
     def release(self, request: EngineRequest) -> None:
-        """Forgets a request; one that is not over is cancelled at the scheduler at once, a resumable one held. Idempotent."""
+        """Forget a request. One that is not over is cancelled at the scheduler, or detached if resumable. Idempotent."""
         if request.handle not in self._by_handle:
             return
         self._forget(request)
@@ -96,14 +97,14 @@ class RequestTable:
         self._outbox.withdraw(request)
 
     def end(self, request: EngineRequest, error: QuireError) -> None:
-        """Ends a request by `error`, here and at the scheduler."""
+        """End a request with `error`, here and at the scheduler."""
         if not request.is_over:
             request.fail(error)
             self._outbox.withdraw(request)
             self._tell_cancelled(request)
 
     def leave(self, request: EngineRequest, error: QuireError) -> None:
-        """Ends the reading of a request by `error`; a resumable one goes on, to be read elsewhere."""
+        """End the reading of a request with `error`; a resumable one goes on at the scheduler and can be resumed."""
         if not request.is_over:
             request.fail(error)
             self._outbox.withdraw(request)
@@ -120,16 +121,16 @@ class RequestTable:
             self._outbox.cancel(engine_pb2.Cancel(handle=request.handle))
 
     def _expire(self, request: EngineRequest) -> None:
-        """Its deadline has passed, or that of the call that reads it on."""
+        """End a request at its deadline, or at that of the call which resumed it."""
         reason = "DURING_DECODE" if request.num_received_tokens else "EXPIRED_IN_QUEUE"
         request.returns_partial &= not request.was_attached
-        # The scheduler watches the request's own deadline; a resumable one may have readers after this one.
+        # The scheduler enforces the request's own deadline; a resumable one may have readers after this one.
         self.leave(request, DeadlineExceeded("the deadline passed before the request was done", reason=reason))
 
-    # --- what arrives ------------------------------------------------------------------------------------------------
+    # --- messages from the scheduler ---------------------------------------------------------------------------------
 
     def receive(self, message: engine_pb2.EngineMessage) -> None:
-        """Hands each part to its request; parts of requests that are gone are ignored. InvalidArgument for a broken message."""
+        """Dispatch each part to its request, ignoring released ones. Raises InvalidArgument for a malformed message."""
         self._receive_beginnings(message)
         if message.HasField("tokens"):
             self._receive_tokens(message.tokens)
@@ -178,13 +179,13 @@ class RequestTable:
             request.finish(finished)
 
     def _resync(self, request: EngineRequest) -> None:
-        """Tokens are missing: submitting again asks for all from where the known ones end."""
+        """Resubmit a request with missing tokens; the scheduler then sends all after those received."""
         if not request.is_resyncing and not request.is_over:
             request.is_resyncing = True
             self._outbox.submit(request)
 
     def _shed(self) -> None:
-        """Ends the stream with the most unread tokens while there are too many in all."""
+        """End the streams with the most unread tokens until the total is within the limit."""
         total = sum(request.num_unread_tokens for request in self)
         while total > self._max_unread_tokens:
             slowest = max(self, key=lambda request: request.num_unread_tokens)
@@ -192,7 +193,7 @@ class RequestTable:
             self._cut_off(slowest)
 
     def _cut_off(self, request: EngineRequest) -> None:
-        """Its reader is too slow; the others are not to pay for it."""
+        """End a stream with a slow reader, to protect the others."""
         error = ResourceExhausted("this reader takes its tokens too slowly", reason="SLOW_READER")
         self.leave(request, error)
         request.drop_unread(error)
@@ -200,7 +201,11 @@ class RequestTable:
     # --- after a loss ------------------------------------------------------------------------------------------------
 
     def resume(self, held: set[int], detached: set[int]) -> None:
-        """On a new stream: live requests are submitted again, `held` ones that are gone here, but for `detached`, are cancelled."""
+        """Resubmit live requests on a new stream.
+
+        Of the requests that the scheduler holds (`held`), those unknown here are cancelled, except the
+        `detached` ones.
+        """
         lost, self._lost = self._lost, set()
         for handle in sorted(held - self._by_handle.keys() - detached - lost):
             self._outbox.cancel(engine_pb2.Cancel(handle=handle))
@@ -214,7 +219,7 @@ class RequestTable:
                 self._outbox.submit(request)
 
     def stop(self, request: EngineRequest, choice: int, token_offset: int) -> None:
-        """A stop string ended a choice: `token_offset` tokens of it count."""
+        """Record that a stop string ended a choice; `token_offset` of its tokens count."""
         is_news = not request.is_over and not request.has_ended(choice)
         request.stop(choice, token_offset)
         if is_news:
@@ -222,7 +227,7 @@ class RequestTable:
 
 
 def _known(request: EngineRequest, choice: int) -> int:
-    """`choice`, or InvalidArgument where the request has no such one."""
+    """Return `choice`; raises InvalidArgument if the request has no such choice."""
     if choice >= request.num_choices:
         raise InvalidArgument.field("choice", f"is {choice}; request {request.request_id} has {request.num_choices}")
     return choice

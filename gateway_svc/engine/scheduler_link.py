@@ -1,8 +1,9 @@
-"""The one stream of this gateway process to its scheduler: all requests multiplexed by handle, re-attached when it breaks.
+"""Gateway stream to the scheduler: all requests multiplexed by handle, reconnecting when it breaks.
 
-At most one write is outstanding and carries everything new since the last. While the scheduler is away requests stay: after the
-next Welcome each is submitted again under its handle with the tokens it has, which attaches where the scheduler still holds it and
-goes on from its tokens where not (design.md 3.2, 8). Not here: tokens to text (generation), models (model_catalog).
+At most one write is outstanding; it carries everything new since the last. Requests survive while the
+scheduler is away: after the next Welcome each is resubmitted under its handle with the tokens it has. A
+scheduler that still holds the request attaches to it, any other continues from those tokens. Detokenisation
+is in `generation`, models are in `model_catalog`.
 """
 
 import asyncio
@@ -41,9 +42,10 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class LinkState:
-    """What the scheduler said last. `limits`: model and limits, None until known. `reason`: why not serving, for people.
+    """Last state reported by the scheduler.
 
-    `warming`: not serving yet, but a worker is loading. `adapters`: names that may be used beside the model's.
+    `limits`: model and limits, None until known. `reason`: why it is not serving, for people. `warming`: not
+    serving yet, but a worker is loading. `adapters`: names that may be used besides the model's.
     """
 
     attached: bool = False
@@ -56,7 +58,7 @@ class LinkState:
 
 
 class SchedulerLink:
-    """Owner of the stream. `on_state` is called after each change of `state`; `run()` must be running for anything to happen."""
+    """The stream and its state. Works only while `run()` runs; `on_state` is called after each change of `state`."""
 
     def __init__(self, settings: GatewaySettings, identity: rpc.Identity, channel: grpc.aio.Channel) -> None:
         self._settings = settings
@@ -81,10 +83,11 @@ class SchedulerLink:
         returns_partial: bool = False,
         spans: SubmissionSpans | None = None,
     ) -> EngineRequest:
-        """Takes a request (its handle is filled in); the caller must `requests.release` it in the end. `returns_partial`: at its
-        deadline it ends with what there is. `spans`: what its trace shows of it, None = nothing.
+        """Submit a request and fill in its handle; the caller must call `requests.release` in the end.
 
-        AlreadyExists when its id is live here; Unavailable when stopping, or when the scheduler is away and too many wait.
+        `returns_partial`: at its deadline the request ends with the output so far. `spans`: trace spans of
+        the submission, None if not traced. Raises AlreadyExists if its id is live here, and Unavailable when
+        stopping or if too many wait for an absent scheduler.
         """
         self._check_open(submit)
         request = self.requests.add(submit, deadline_ns, returns_partial=returns_partial, spans=spans)
@@ -99,7 +102,7 @@ class SchedulerLink:
     def attach(
         self, tenant: str, request_id: str, deadline_ns: int, *, spans: SubmissionSpans | None = None
     ) -> EngineRequest:
-        """Reads a resumable request on, whoever submitted it; see `submit`. What it is, is known when it is `accepted`."""
+        """Resume a resumable request from any gateway; see `submit`. Its contents are known once it is `accepted`."""
         named = engine_pb2.Submit(request_id=request_id, tenant=tenant, resumable=True)
         self._check_open(named)
         request = self.requests.add(named, deadline_ns, is_attaching=True, spans=spans)
@@ -117,7 +120,10 @@ class SchedulerLink:
             raise self._away()
 
     def cancel(self, tenant: str, request_id: str, error: QuireError) -> None:
-        """Cancels by public id: one of ours ends with `error`; else the scheduler is told, another gateway may hold it."""
+        """Cancel by public id.
+
+        A request of this gateway ends with `error`; otherwise the scheduler is asked to cancel it.
+        """
         request = self.requests.find(tenant, request_id)
         if request is not None:
             self.requests.end(request, error)
@@ -125,7 +131,7 @@ class SchedulerLink:
             self._outbox.cancel(engine_pb2.Cancel(request_id=request_id, tenant=tenant))
 
     async def fetch_bundle(self, digest: str) -> bytes:
-        """The serialised model bundle; a QuireError when the scheduler does not give it."""
+        """Fetch the serialised model bundle; raises a QuireError if the scheduler does not return it."""
         try:
             call = self._stub.GetModelBundle(engine_pb2.GetModelBundleRequest(digest=digest), timeout=BUNDLE_TIMEOUT_S)
             return b"".join([piece.chunk async for piece in call])
@@ -133,13 +139,14 @@ class SchedulerLink:
             raise rpc.from_rpc_error(error) from None
 
     def close(self) -> None:
-        """Takes no more requests; running ones go on."""
+        """Accept no more requests; running ones go on."""
         self._closing = True
 
     async def leave(self) -> None:
-        """Says goodbye, upon which the scheduler cancels what is left of this gateway at once; what is left here ends.
+        """Say goodbye to the scheduler and end the remaining requests here.
 
-        Resumable requests go on, to be read at another gateway.
+        On the goodbye the scheduler cancels them at once. Resumable requests go on and can be read at another
+        gateway.
         """
         self.close()
         for request in self.requests:
@@ -155,7 +162,7 @@ class SchedulerLink:
     # --- the stream --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keeps the link up until cancelled or `leave` is done."""
+        """Keep the link up until cancelled or until `leave` is done."""
         backoff_s, away_since_ns = MIN_BACKOFF_S, monotonic_ns()
         while True:
             error = await self._attach()
@@ -171,7 +178,7 @@ class SchedulerLink:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _attach(self) -> Exception:
-        """One life of the stream; what ended it."""
+        """Run one stream; return the error that ended it."""
         stream = self._stub.Attach()
         try:
             hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
@@ -214,7 +221,7 @@ class SchedulerLink:
             if message.HasField("queue"):
                 self.admission.hear(message.queue)
 
-    # --- its state ---------------------------------------------------------------------------------------------------
+    # --- state of the scheduler --------------------------------------------------------------------------------------
 
     def _set_service(self, state: engine_pb2.ServiceState) -> None:
         self.state.serving, self.state.warming, self.state.reason = state.serving, state.warming, state.reason
@@ -254,6 +261,6 @@ def _message(read: object) -> engine_pb2.EngineMessage:
 
 
 def _cause(both: ExceptionGroup[Exception]) -> Exception:
-    """The reader knows why a stream ended; the writer only that it did."""
+    """Choose the more telling error: the reading task knows why a stream ended, the writing one only that it did."""
     known = [error for error in both.exceptions if isinstance(error, (QuireError, grpc.RpcError))]
     return known[0] if known else both.exceptions[0]

@@ -1,4 +1,7 @@
-"""What a trace shows of a request's way to the scheduler: `submitted`, `completed`, and what a scheduler that is away costs."""
+"""Trace events of a request's submission: `submitted` and `completed`.
+
+Also makes spans for the time that the scheduler was away.
+"""
 
 from opentelemetry.trace import Span
 
@@ -10,7 +13,7 @@ from svc_common.telemetry import Telemetry
 
 
 class SubmissionSpans:
-    """Events on `span`, and children of it, as the request table learns of them. Where `span` is not recorded nothing is made."""
+    """Adds events and child spans to `span`. Makes nothing if `span` is not recorded."""
 
     __slots__ = ("_sent_ns", "_span", "_tracer", "_waiting")
 
@@ -21,14 +24,18 @@ class SubmissionSpans:
         self._sent_ns = 0
 
     def sent(self) -> None:
-        """The request is in a message to the scheduler."""
+        """Record that the request is in a message to the scheduler."""
         self._waiting.over()
         if self._span.is_recording():
             self._sent_ns = wall_ns()
             self._span.add_event(names.SUBMITTED, timestamp=self._sent_ns)
 
     def away(self, why: str, num_output_tokens: int) -> None:
-        """The scheduler cannot be reached; `num_output_tokens` came before. What it measured of the request may be lost with it."""
+        """Record that the scheduler is away, after `num_output_tokens`.
+
+        The scheduler's own measurements of the request may be lost with it, so a span covers the time since
+        the submission.
+        """
         if self._sent_ns:
             attributes = {names.OUTPUT_TOKENS: num_output_tokens, names.REASON: SCHEDULER_AWAY}
             parent = telemetry.child_of(self._span)
@@ -38,7 +45,7 @@ class SubmissionSpans:
         self._waiting.because(SCHEDULER_AWAY, why)
 
     def completed(self) -> None:
-        """The scheduler's last word has come, or what ended the request here."""
+        """Record the scheduler's last message, or the error that ended the request here."""
         self._waiting.over()
         if self._span.is_recording():
             self._span.add_event(names.COMPLETED)

@@ -1,4 +1,4 @@
-"""A second reader of a request that is read at this gateway already: who may have it, and what the first one is told. Pure."""
+"""Takeover of a request by a second reader at this gateway: check, and error for the first reader. Pure."""
 
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
@@ -6,7 +6,10 @@ from svc_common.errors import Aborted, AlreadyExists, NotFound, QuireError
 
 
 def check_may_take_over(former: EngineRequest, submit: engine_pb2.Submit, *, is_attaching: bool) -> None:
-    """That the reader of `submit` may have what `former` reads: it is resumable, and the same request. AlreadyExists, NotFound."""
+    """Check that the reader of `submit` may take over `former`: both resumable and the same request.
+
+    Raises AlreadyExists or NotFound.
+    """
     if not (former.submit.resumable and submit.resumable):
         raise _not_resumable(submit) if is_attaching else _in_use(submit, "is running here")
     is_known = not (is_attaching or former.is_attaching)
@@ -15,7 +18,7 @@ def check_may_take_over(former: EngineRequest, submit: engine_pb2.Submit, *, is_
 
 
 def attached_elsewhere() -> Aborted:
-    """What a former reader is told."""
+    """Error for the reader that was replaced."""
     return Aborted("another reader attached to this request", reason="ATTACHED_ELSEWHERE")
 
 

@@ -1,4 +1,4 @@
-"""New tokens as the scheduler sends them, columns of many requests at once, cut into runs of one choice each. Pure."""
+"""Split the scheduler's token columns, which hold many requests, into runs of one choice each. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from svc_common import wire_arrays
 
 @dataclass(slots=True)
 class TokenRun:
-    """Tokens of one choice from offset `token_offset` on. `logprobs`, `tops`: one per token, or none at all."""
+    """Consecutive tokens of one choice from `token_offset` on. `logprobs`, `tops`: one per token, or empty."""
 
     token_offset: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -18,7 +18,7 @@ class TokenRun:
     tops: list[inference_pb2.TopLogprobs] = field(default_factory=list)
 
     def without_first(self, num_tokens: int) -> "TokenRun":
-        """The run behind its first `num_tokens`."""
+        """Return the run without its first `num_tokens`."""
         return TokenRun(
             self.token_offset + num_tokens,
             self.token_ids[num_tokens:],
@@ -27,14 +27,17 @@ class TokenRun:
         )
 
     def extend(self, other: "TokenRun") -> None:
-        """Adds the run that follows this one."""
+        """Append the run that follows this one."""
         self.token_ids += other.token_ids
         self.logprobs += other.logprobs
         self.tops += other.tops
 
 
 def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, TokenRun]]:
-    """(handle, choice, run) of each run, in order. InvalidArgument, before the first, for columns that do not fit each other."""
+    """Iterate over (handle, choice, run) in order.
+
+    Raises InvalidArgument, before the first run, if the columns' lengths do not match.
+    """
     handles = wire_arrays.unpack(tokens.handles, "tokens.handles", wire_arrays.U32)
     length = len(handles)
     choices = wire_arrays.unpack(tokens.choices, "tokens.choices", wire_arrays.U32, length=length)
@@ -87,7 +90,7 @@ def _tops(ids: list[int], values: list[float], counts: Sequence[int]) -> list[in
 
 
 def committed_message(choice: int, token_ids: bytes, beside: TokenRun) -> engine_pb2.CommittedTokens:
-    """Tokens that have come of a choice, with what is kept beside them: for each of them, or nothing."""
+    """Build the message of a choice's received tokens; `beside` has one entry per token, or none."""
     pairs = [pair for top in beside.tops for pair in zip(top.token_ids, top.logprobs, strict=True)]
     return engine_pb2.CommittedTokens(
         choice=choice,
@@ -100,7 +103,10 @@ def committed_message(choice: int, token_ids: bytes, beside: TokenRun) -> engine
 
 
 def public_prompt_logprobs(message: engine_pb2.PromptLogprobs, prompt: bytes) -> inference_pb2.PromptLogprobs:
-    """As clients see them; `prompt`: int32 token ids. InvalidArgument for columns that do not fit the prompt."""
+    """Convert to the public message; `prompt`: int32 token ids.
+
+    Raises InvalidArgument if the columns do not match the prompt's length.
+    """
     token_ids = wire_arrays.unpack(prompt, "token_ids")[1:]
     length, num_top = len(token_ids), message.num_top
     logprobs = wire_arrays.unpack(message.logprobs, "prompt_logprobs.logprobs", wire_arrays.F32, length=length)

@@ -1,1 +1,1 @@
-"""From a request to its events: the path behind both doors."""
+"""Path from a request to its events, shared by the gRPC and the OpenAI API."""

@@ -1,4 +1,4 @@
-"""One choice of a running generation: its tokens become text, its text and end become public events. Pure."""
+"""One choice of a running generation: detokenises its tokens and makes the public events. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ChoiceEvent = AnyDelta | inference_pb2.Finished
 
 @dataclass(slots=True)
 class _Stretch:
-    """Neighbouring segments of one part of the answer: one event."""
+    """Adjacent segments of one part of the answer, merged into one event."""
 
     part: Part
     text: str
@@ -32,11 +32,11 @@ class _Stretch:
 
 
 class ChoiceEvents:
-    """Owner of one choice's way to text. `finished`: how it ended. `num_output_tokens`: those that count so far.
+    """Turns one choice's tokens into events.
 
-    `num_reasoning_tokens`: those of them that are reasoning.
-
-    `num_delivered`: of its first so many tokens no events come again; a delta has ended there before.
+    `finished`: the finish event, once ended. `num_output_tokens`: output tokens that count so far;
+    `num_reasoning_tokens`: those of them that are reasoning. `num_delivered`: the first so many tokens
+    produce no events again; an earlier delta ended exactly there.
     """
 
     def __init__(self, number: int, text: TextStream, *, with_logprobs: bool, num_delivered: int = 0) -> None:
@@ -51,7 +51,7 @@ class ChoiceEvents:
         self.num_reasoning_tokens = 0
 
     def take(self, update: ChoiceUpdate) -> list[ChoiceEvent]:
-        """Events of what is new, once its end. Raises the typed error of an end that is no normal one."""
+        """Events of the new output, with the end once. Raises the typed error of an abnormal end."""
         if self.finished is not None:
             return []
         end = update.finished
@@ -74,11 +74,11 @@ class ChoiceEvents:
 
     @property
     def was_stopped_by_string(self) -> bool:
-        """Whether a stop string ended it, which only the gateway knows."""
+        """True if a stop string ended the choice, which only the gateway detects."""
         return self.finished is not None and self.finished.HasField("stop_string")
 
     def _deltas(self, piece: Piece) -> list[ChoiceEvent]:
-        """What is new of a piece."""
+        """Events of a piece's undelivered segments."""
         new, begin = self._not_delivered(piece)
         deltas: list[ChoiceEvent] = []
         for stretch in _stretches(new):
@@ -87,16 +87,16 @@ class ChoiceEvents:
             deltas.append(_delta(stretch, choice=self._number, token_offset=piece.token_offset + begin, **more))
             begin = end
         if self._with_logprobs:
-            # Taken off once: an output that is read on may be a long one.
+            # Removed once per piece, since a resumed output may be long.
             self._beside = self._beside.without_first(begin)
         return deltas
 
     def _logprobs(self, begin: int, end: int) -> dict[str, Any]:
-        """Beside these tokens of the piece, which has been taken in."""
+        """Logprob fields of these tokens of the current piece."""
         return {"logprobs": self._beside.logprobs[begin:end], "top_logprobs": self._beside.tops[begin:end]}
 
     def _not_delivered(self, piece: Piece) -> tuple[list[Segment], int]:
-        """The segments that nobody has yet, and the tokens before them; accounts for all of them."""
+        """Return the undelivered segments and the number of tokens before them; updates the counts for all segments."""
         new: list[Segment] = []
         offset = begin = piece.token_offset
         for segment in piece.segments:
@@ -115,7 +115,7 @@ class ChoiceEvents:
         return inference_pb2.Finished(choice=self._number, reason=common_pb2.FINISH_REASON_STOP, stop_string=stop)
 
     def _ended(self, end: engine_pb2.Finished) -> inference_pb2.Finished:
-        """Only normal ends are finish reasons; a failure or a cancel must never look like one."""
+        """Convert an end to a finish event. Only normal ends are finish reasons; a failure or a cancel raises."""
         if end.reason == common_pb2.FINISH_REASON_CANCELLED:
             raise Cancelled("the request was cancelled", reason="CANCELLED")
         if end.reason not in _NORMAL_ENDS:
@@ -131,7 +131,7 @@ class ChoiceEvents:
 
 
 def _stretches(segments: Sequence[Segment]) -> list[_Stretch]:
-    """Neighbours of one part merged; what is empty is left out."""
+    """Merge adjacent segments of one part and drop empty ones."""
     groups: list[list[Segment]] = []
     for segment in segments:
         if groups and segment.part.continues(groups[-1][0].part):
@@ -151,7 +151,7 @@ def _stretch(segments: Sequence[Segment]) -> _Stretch:
 
 
 def _delta(stretch: _Stretch, **fields: Any) -> AnyDelta:
-    """`fields`: what else all kinds of deltas have."""
+    """Build the delta of the stretch's part. `fields`: fields that all kinds of deltas share."""
     part, text, token_ids = stretch.part, stretch.text, stretch.token_ids
     if part is CONTENT:
         return inference_pb2.Delta(text=text, token_ids=token_ids, **fields)

@@ -1,4 +1,4 @@
-"""Prompts to vectors behind both doors: validate, tokenise, submit all at once, gather in order."""
+"""Embeddings for both APIs: validate, tokenise, submit all inputs at once, gather the vectors in order."""
 
 from gateway_svc.calls import Call, Permit
 from gateway_svc.checks import validation
@@ -20,7 +20,7 @@ from svc_common.errors import Cancelled, Internal, InvalidArgument
 
 
 class Embedder:
-    """Answers requests for vectors; one per process, shared by all doors."""
+    """Answers embedding requests; one per process, shared by both APIs."""
 
     def __init__(self, link: SchedulerLink, catalog: ModelCatalog, spans: CallSpans, metrics: GatewayMetrics) -> None:
         self._link = link
@@ -29,7 +29,10 @@ class Embedder:
         self._metrics = metrics
 
     async def embed(self, call: Call, request: pb.EmbedRequest) -> pb.EmbedResponse:
-        """The vectors of all inputs, in order. Raises the error of the first that fails; nothing is left running then."""
+        """Return the vectors of all inputs, in order.
+
+        Raises the error of the first input that fails, after releasing the others.
+        """
         call.span.add_event(names.PARSED)
         room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
         permitted = call.caller.terms.permit(request.scheduling.priority)

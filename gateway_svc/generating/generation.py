@@ -1,7 +1,7 @@
-"""One running generation: the scheduler's updates become public events. Both doors read it; neither knows the scheduler.
+"""One running generation: turns the scheduler's updates into public events, for the gRPC and the OpenAI API alike.
 
-Events are the messages of quire.inference.v1: Started, then deltas of all choices (text, reasoning, tool calls), PromptLogprobs
-where asked, one Finished per choice, exactly one Usage last.
+Events are the messages of quire.inference.v1: Started, then deltas of all choices (text, reasoning, tool
+calls), PromptLogprobs if requested, one Finished per choice, and exactly one Usage, last.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,13 @@ STOPPED_ACCOUNT_S = 2.0
 
 
 class Generation:
-    """Asynchronous iterator over lists of events; each list has everything new, merged. Raises the QuireError it failed by.
+    """Asynchronous iterator over lists of events; each list merges everything new.
 
-    The first list comes with the scheduler's first word or after 0.1 s without a refusal. `texts`: a fresh stream for each choice;
-    `model`: its name, as readers are told.
-    `num_delivered`: output tokens of each choice that the reader has; there are no events of them.
-    `on_first_output` is called once, at `first_output_ns`; `on_events` with each list, where somebody wants to see them.
-    `worker_id`: who ran it, once `usage` is there.
+    Raises the QuireError that ended the request. The first list follows the scheduler's first message, or 0.1
+    s without a refusal. `texts`: a fresh stream for each choice; `model`: the model name shown to readers.
+    `num_delivered`: output tokens of each choice that the reader already has; they produce no events.
+    `on_first_output` is called once, at `first_output_ns`; `on_events`, if set, with each list. `worker_id`:
+    the worker that ran the request, set together with `usage`.
     """
 
     def __init__(
@@ -73,32 +73,32 @@ class Generation:
 
     @property
     def request_id(self) -> str:
-        """The public one, of whoever submitted it."""
+        """Public request id, as set by the original submitter."""
         return self._request.request_id
 
     @property
     def started(self) -> inference_pb2.Started:
-        """What its readers are told first."""
+        """First event of the stream."""
         return started_of(self._request, self._model)
 
     @property
     def num_choices(self) -> int:
-        """Choices that it returns."""
+        """Number of choices that it returns."""
         return len(self._choices)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many the prompt has."""
+        """Number of prompt tokens."""
         return self._request.num_prompt_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Tokens of the prompt."""
+        """Token ids of the prompt."""
         return wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()
 
     @property
     def finished(self) -> list[inference_pb2.Finished]:
-        """How those choices ended that are complete, by number."""
+        """Finish events of the complete choices, by number."""
         return [choice.finished for choice in self._choices if choice.finished is not None]
 
     def __aiter__(self) -> "Generation":
@@ -124,7 +124,7 @@ class Generation:
         return self._num_open == 0
 
     def _patience(self) -> float | None:
-        """How long the next word of the scheduler may take before there is something to say without it."""
+        """Seconds to wait for the scheduler before an event is produced without it; None = no limit."""
         if not self._has_begun:
             return STARTED_GRACE_S
         return STOPPED_ACCOUNT_S if self._is_complete else None
@@ -174,7 +174,7 @@ class Generation:
 
 
 async def collect(generation: Generation) -> inference_pb2.GenerateResponse:
-    """The events of a whole generation merged into the unary answer."""
+    """Merge the events of a whole generation into the unary response."""
     started = generation.started
     response = inference_pb2.GenerateResponse(
         request_id=started.request_id, model=started.model, effective_seed=started.effective_seed
@@ -194,7 +194,7 @@ async def collect(generation: Generation) -> inference_pb2.GenerateResponse:
 
 @dataclass(slots=True)
 class _ChoiceTexts:
-    """Texts of one choice while they grow; joining them once keeps long outputs linear."""
+    """Text pieces of one choice; joining them once keeps long outputs linear."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class _ChoiceTexts:
     arguments: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, delta: AnyDelta) -> None:
-        """Takes the text of one delta."""
+        """Append the text of one delta."""
         match delta:
             case inference_pb2.Delta():
                 self.content.append(delta.text)
@@ -213,7 +213,7 @@ class _ChoiceTexts:
                 self.arguments.setdefault(delta.index, []).append(delta.arguments)
 
     def fill(self, choice: inference_pb2.Choice) -> None:
-        """Writes them down."""
+        """Write the joined texts and tool calls into the response's choice."""
         choice.text, choice.reasoning = "".join(self.content), "".join(self.reasoning)
         for index, call in sorted(self.calls.items()):
             call.arguments = "".join(self.arguments[index])
@@ -236,7 +236,7 @@ def _merge(response: inference_pb2.GenerateResponse, event: Event) -> None:
 
 
 def timing_of(account: engine_pb2.RequestAccount) -> inference_pb2.Timing:
-    """Milliseconds and counts of an account."""
+    """Convert an account's times to milliseconds, and its counts."""
     return inference_pb2.Timing(
         queue_ms=account.queue_ns / 1e6,
         prefill_ms=account.prefill_ns / 1e6,

@@ -1,6 +1,7 @@
-"""The models served here: limits from the scheduler, text model from the bundle, fetched by digest and kept.
+"""Models served by this gateway: limits from the scheduler, text model from the bundle, fetched by digest and cached.
 
-One model at a time, and the adapters on it under names of their own; requests that come before the first is loaded wait for it.
+One base model at a time, and its adapters under their own names. Requests that arrive before the first is
+loaded wait for it.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ KNOWN_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Everything the gateway needs to serve one model. `adapter`: the one on it that is meant, empty = none."""
+    """Everything the gateway needs to serve one model. `adapter`: name of the adapter to use, empty = none."""
 
     limits: common_pb2.ModelLimits
     text: TextModel
@@ -44,12 +45,15 @@ class ServedModel:
 
     @property
     def base_model(self) -> str:
-        """Name of the model that the adapter is on; empty = it is none."""
+        """Name of the adapter's base model; empty if this is not an adapter."""
         return self.limits.model if self.adapter else ""
 
 
 class ModelCatalog:
-    """Owner of the current model and of bundles seen before. `fetch(digest)` brings a bundle; `on_change` follows each change."""
+    """The current model and bundles fetched before.
+
+    `fetch(digest)` gets a bundle; `on_change` is called after each change.
+    """
 
     def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]], tracing: Telemetry) -> None:
         self._settings = settings
@@ -68,21 +72,24 @@ class ModelCatalog:
         self.warming = False
         self.on_change: Callable[[], None] = lambda: None
 
-    # --- for the doors -----------------------------------------------------------------------------------------------
+    # --- for requests ------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> ServedModel | None:
-        """The model served now; None before the first."""
+        """Model served now; None before the first is loaded."""
         return self._current
 
     @property
     def served(self) -> list[ServedModel]:
-        """The model and the adapters on it; none before the first."""
+        """The model and its adapters; empty before the first is loaded."""
         current = self._current
         return [] if current is None else [current, *(replace(current, adapter=name) for name in self._adapters)]
 
     def get(self, name: str) -> ServedModel:
-        """The model or adapter of that name (empty = the model). NotFound, or Unavailable before the first is loaded."""
+        """Return the model or adapter of that name (empty = the model).
+
+        Raises NotFound, or Unavailable before the first is loaded.
+        """
         if self._current is None:
             raise self._unavailable()
         if name in ("", self._current.name):
@@ -99,9 +106,10 @@ class ModelCatalog:
         )
 
     async def wait(self, name: str, timeout_s: float, span: Span) -> ServedModel:
-        """As `get`, waiting for the first model up to `timeout_s`: long while one is being loaded, else a few seconds.
+        """Like `get`, but wait for the first model, at most `timeout_s`.
 
-        The wait is a child of `span`.
+        While a worker is loading a model the wait lasts up to `warm_up_s`, otherwise up to `unreachable_s`.
+        The wait is a child span of `span`.
         """
         if self._current is None:
             await self._wait_ready(min(timeout_s, self._settings.warm_up_s), Waiting(self._tracing, span))
@@ -131,7 +139,7 @@ class ModelCatalog:
     def _unavailable(self) -> Unavailable:
         return Unavailable(self.reason, reason="NO_MODEL", retry_after_s=RETRY_AFTER_S)
 
-    # --- from the link -----------------------------------------------------------------------------------------------
+    # --- from the scheduler link -------------------------------------------------------------------------------------
 
     def want(
         self,
@@ -142,7 +150,7 @@ class ModelCatalog:
         warming: bool,
         adapters: Sequence[str] = (),
     ) -> None:
-        """The scheduler, where it is `attached`, serves this model with these adapters.
+        """Set the model and adapters that the scheduler serves, if it is `attached`.
 
         `reason`: why it serves none; `warming`: a worker is loading one.
         """
@@ -160,7 +168,7 @@ class ModelCatalog:
             self._explain(waiting)
 
     async def until_known(self, adapter: str) -> None:
-        """Returns once the scheduler has said that this adapter may be named, or after KNOWN_WITHIN_S."""
+        """Return once the scheduler lists this adapter, or after KNOWN_WITHIN_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_WITHIN_S):
                 while adapter not in self._adapters:
@@ -168,7 +176,7 @@ class ModelCatalog:
                     await self._heard.wait()
 
     async def run(self) -> None:
-        """Follows what is wanted until cancelled; a bundle that cannot be had is tried again."""
+        """Load the wanted model whenever it changes, until cancelled; a failed bundle fetch is retried."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -1,4 +1,7 @@
-"""The generation pipeline behind both doors: validate, template, tokenise, submit; then events come from `Generation`."""
+"""Generation pipeline of both APIs: validate, apply the chat template, tokenise, submit.
+
+Events then come from `Generation`.
+"""
 
 import asyncio
 import functools
@@ -30,7 +33,8 @@ from svc_common import telemetry
 from svc_common import trace_names as names
 from svc_common.errors import DeadlineExceeded
 
-# Above this much text, tokenising takes more than about a millisecond: done on a thread, the loop goes on.
+# Tokenising more text than this takes over about a millisecond and is done on a thread, to keep the event
+# loop free.
 INLINE_TEXT_CHARS = 4_096
 
 A = TypeVar("A")
@@ -38,7 +42,7 @@ R = TypeVar("R")
 
 
 class Pipeline:
-    """Starts generations; one per process, shared by all doors."""
+    """Starts generations; one per process, shared by both APIs."""
 
     def __init__(
         self,
@@ -55,19 +59,19 @@ class Pipeline:
         self._formats = formats
 
     def generate(self, call: Call, request: AnyRequest) -> Running[Generation]:
-        """A generation while the context lasts; leaving it early cancels the request at the scheduler at once.
+        """Context manager of a generation; leaving it early cancels the request at the scheduler at once.
 
-        Raises the typed errors of api.md for requests that cannot be accepted.
+        Raises the typed errors of docs/errors.md for requests that cannot be accepted.
         """
         return Running(functools.partial(self._begin, call, request))
 
     async def _begin(self, call: Call, request: AnyRequest, holdings: Holdings) -> Generation:
-        """Of `request` nothing is kept but what the scheduler is told, for a scheduler that comes after it."""
+        """Start a generation. Keeps nothing of `request` but what a restarted scheduler must be sent again."""
         call.span.add_event(names.PARSED)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
         meter = holdings.enter(self._metrics.request(operation, stream=call.stream, span=call.span))
         permit = holdings.enter(call.caller.terms.permit(request.scheduling.priority))
-        # Before any work: room for it here, and, as far as is known, at the scheduler.
+        # Before any other work: check for room here and, as far as is known, at the scheduler.
         admission = self._link.admission
         holdings.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
         model = await wait_for_model(self._catalog, call, request.model)
@@ -78,7 +82,7 @@ class Pipeline:
         span.set_request(request, resolved, stream=call.stream)
         engine_request = holdings.enter(self._submitted(call, resolved, model, span, permit))
         if resumable := engine_request.submit.resumable:
-            # Another call may have submitted it before: then it is that one's request.
+            # A call may repeat an earlier one with the same id; the request is then the earlier one.
             await engine_request.accepted()
         state = engine_request.frontend_state() if resumable else _state_of(resolved, model)
         generation = self._generation(engine_request, state, on_first_output=span.first_output)
@@ -100,16 +104,17 @@ class Pipeline:
         return Submitted(request, self._link.requests, permit)
 
     def resume(self, call: Call, request: inference_pb2.ResumeRequest) -> Running[Generation]:
-        """What the caller does not have of a resumable request, whoever submitted it; leaving it early leaves it held.
+        """Context manager that resumes a resumable request from any submitter.
 
-        NotFound where nobody holds it, InvalidArgument and OutOfRange for positions that cannot be.
+        Leaving it early leaves the request detached. Yields what the caller does not have yet. Raises
+        NotFound if no such request is held, InvalidArgument and OutOfRange for impossible positions.
         """
         return Running(functools.partial(self._begin_again, call, request))
 
     async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, holdings: Holdings) -> Generation:
         call.span.add_event(names.PARSED)
         meter = holdings.enter(self._metrics.request("resume", stream=call.stream, span=call.span))
-        # Whoever submitted it was charged: to read it on costs no tokens, only a place among those that run.
+        # The submitter's call was charged; resuming costs no tokens, only a place among the running requests.
         holdings.enter(call.caller.terms.permit(0))
         holdings.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
         await wait_for_any_model(self._catalog, call, "")
@@ -131,7 +136,7 @@ class Pipeline:
         *,
         on_first_output: Callable[[], None] = lambda: None,
     ) -> Generation:
-        """The request's tokens as events, as `state` says."""
+        """Build the generation that turns the request's tokens into events, as `state` defines."""
         model, min_tokens = self._catalog.get(state.model), request.submit.stop.min_tokens
         parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else ChatParsing()
         return Generation(
@@ -154,31 +159,31 @@ class Pipeline:
         )
 
     async def count_tokens(self, call: Call, request: AnyRequest) -> tuple[int, int]:
-        """Tokens of the prompt that would be submitted, and most output tokens behind it. Errors as `generate`."""
+        """Return the number of prompt tokens that would be submitted, and the output limit. Raises as `generate`."""
         resolved = await resolve(request, await wait_for_model(self._catalog, call, request.model), self._formats)
         return len(resolved.prompt_token_ids), resolved.stop.max_tokens
 
     async def prompt_token_ids(self, call: Call, request: AnyRequest) -> list[int]:
-        """The prompt that would be submitted. The errors that it would be refused by."""
+        """Return the prompt that would be submitted. Raises the errors that would refuse the request."""
         model = await wait_for_model(self._catalog, call, request.model)
         return (await resolve(request, model, self._formats)).prompt_token_ids
 
-    # --- text alone --------------------------------------------------------------------------------------------------
+    # --- tokenise and detokenise -------------------------------------------------------------------------------------
 
     async def tokenize(self, call: Call, name: str, text: str) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         model = await wait_for_model(self._catalog, call, name)
         return await off_loop_if_long(len(text), model.text.encode, text)
 
     async def detokenize(self, call: Call, name: str, token_ids: list[int]) -> str:
-        """Text of `token_ids`. InvalidArgument for ids outside the vocabulary."""
+        """Return the text of `token_ids`. Raises InvalidArgument for ids outside the vocabulary."""
         model = await wait_for_model(self._catalog, call, name)
         validation.check_token_ids(token_ids, "token_ids", model.limits)
         return await off_loop_if_long(len(token_ids), model.text.decode, token_ids)
 
 
 class Submitted:
-    """Context of a request that was submitted here, or is read on: settled with its permit and released, once."""
+    """Context manager of a submitted or resumed request: on exit, settles its permit and releases it, once."""
 
     __slots__ = ("_permit", "_request", "_requests")
 
@@ -198,7 +203,7 @@ class Submitted:
 
 
 def _state_of(resolved: ResolvedRequest, model: ServedModel) -> engine_pb2.FrontendState:
-    """How its tokens become events, for whoever reads them."""
+    """How the request's tokens become events, for any reader."""
     return engine_pb2.FrontendState(
         model=model.name,
         stop_strings=resolved.stop_strings,
@@ -210,14 +215,17 @@ def _state_of(resolved: ResolvedRequest, model: ServedModel) -> engine_pb2.Front
 
 
 async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
-    """The model or adapter of that name, waiting for the first model while there is time. PermissionDenied."""
+    """Return the model or adapter of that name, waiting for the first model while there is time.
+
+    Raises PermissionDenied if the caller may not use it.
+    """
     model = await wait_for_any_model(catalog, call, name)
     call.caller.terms.check_model(model.name)
     return model
 
 
 async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
-    """The same, whoever may use it."""
+    """Like `wait_for_model`, without the permission check."""
     model = await catalog.wait(name, call.remaining_s, call.span)
     if call.remaining_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
@@ -225,7 +233,7 @@ async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> Se
 
 
 async def resolve(request: AnyRequest, model: ServedModel, formats: FormatChoice) -> ResolvedRequest:
-    """Checks, templates and tokenises a request and applies the defaults."""
+    """Check, template and tokenise a request, and apply the defaults."""
     validation.check_parameters(request, model.limits)
     if isinstance(request, inference_pb2.ChatRequest):
         return await asyncio.to_thread(resolve_chat, request, model.text, model.limits, model.defaults, formats)
@@ -241,7 +249,7 @@ async def _prompt_token_ids(
 ) -> list[int]:
     if request.WhichOneof("prompt") == "token_ids":
         return validation.truncated(request, list(request.token_ids.ids), limits)
-    # Text that is too long by its bytes alone is refused before it costs anything.
+    # Refuse text that its size alone shows to be too long, before tokenising it.
     validation.check_least_length(text_model.least_tokens(request.text), request, limits)
     token_ids = await off_loop_if_long(len(request.text), text_model.encode, request.text)
     token_ids = validation.truncated(request, token_ids, limits)
@@ -250,7 +258,7 @@ async def _prompt_token_ids(
 
 
 async def off_loop_if_long(size: int, call: Callable[[A], R], argument: A) -> R:
-    """`call(argument)`, on a thread where `size` characters or tokens take more than about a millisecond."""
+    """Run `call(argument)`, on a thread if `size` characters or tokens would take more than about a millisecond."""
     if size <= INLINE_TEXT_CHARS:
         return call(argument)
     return await asyncio.to_thread(call, argument)

@@ -1,7 +1,8 @@
-"""What one request holds of this gateway while it lasts: entered one by one, left together, in the reverse order, exactly once.
+"""Resources that one request holds at this gateway.
 
-A stream lives long and there are thousands, so this keeps what must be given back and nothing else. contextlib's ExitStack does the
-same with a deque and wrappers around each part, a kilobyte for each stream.
+They are entered one by one and released together, in reverse order, exactly once. There are thousands of long
+streams, so this keeps only what must be released. contextlib's ExitStack does the same with a deque and
+wrappers around each part, about a kilobyte per stream.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ R = TypeVar("R")
 
 
 class Holdings:
-    """Owner of the parts."""
+    """Stack of entered context managers."""
 
     __slots__ = ("_parts",)
 
@@ -22,13 +23,13 @@ class Holdings:
         self._parts: list[AbstractContextManager[object]] = []
 
     def enter(self, part: AbstractContextManager[T]) -> T:
-        """Enters `part`, to be left with the others."""
+        """Enter `part`; `leave` exits it with the others."""
         value = part.__enter__()
         self._parts.append(part)
         return value
 
     def leave(self, error: BaseException | None) -> None:
-        """Leaves all parts, whatever one of them raises; `error`: what ended the request, None = it is complete."""
+        """Exit all parts, even if one raises. `error`: the error that ended the request, None = it is complete."""
         if self._parts:
             try:
                 self._parts.pop().__exit__(type(error) if error else None, error, error and error.__traceback__)
@@ -37,9 +38,10 @@ class Holdings:
 
 
 class Running(Generic[R]):
-    """Asynchronous context of a request that `begin` begins, entering in the holdings it is given what must be given back.
+    """Asynchronous context of a request.
 
-    However the context ends, early, by an error or by a cancel, and if beginning fails, all of that is left at once.
+    `begin` starts the request and enters what must be released in the holdings passed to it. Everything
+    entered is released as soon as the context ends, also on an error or a cancel, and if `begin` fails.
     """
 
     __slots__ = ("_begin", "_holdings")

@@ -1,7 +1,8 @@
-"""Reading a request on: what its readers are told first, and which tokens each has. Pure.
+"""Resuming a request: its first event, and the tokens that each reader already has. Pure.
 
-Text is a function of tokens, so a reader that comes later, at whatever gateway, goes through all tokens of a choice again, from the
-first, and is told of those behind its own (choice_events). Who reads what at the scheduler is not here (scheduler_link).
+Text is a function of tokens. A later reader, at any gateway, therefore processes all tokens of a choice from
+the first and gets events only for those after its own position (`choice_events`). Attaching at the scheduler
+is in `scheduler_link`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
 
 
 def started_of(request: EngineRequest, model: str) -> inference_pb2.Started:
-    """What readers are told first, the first one and those who come later."""
+    """First event for any reader, the original one or a later one."""
     return inference_pb2.Started(
         request_id=request.request_id,
         effective_seed=request.submit.sampling.seed,
@@ -22,7 +23,10 @@ def started_of(request: EngineRequest, model: str) -> inference_pb2.Started:
 
 
 def num_delivered(request: EngineRequest, positions: Sequence[inference_pb2.ChoicePosition]) -> list[int]:
-    """Tokens of each choice that the reader has. InvalidArgument, OutOfRange naming the position that cannot be."""
+    """Number of tokens of each choice that the reader has.
+
+    Raises InvalidArgument or OutOfRange naming an impossible position.
+    """
     found = [0] * request.num_choices
     for i, position in enumerate(positions):
         if position.choice >= len(found):
@@ -37,7 +41,11 @@ def num_delivered(request: EngineRequest, positions: Sequence[inference_pb2.Choi
 
 
 def _check_made(request: EngineRequest, index: int, position: inference_pb2.ChoicePosition) -> None:
-    """A request that is made anew, after its scheduler was lost, has made nothing yet; its tokens will come."""
+    """Refuse a position beyond the tokens generated.
+
+    A request restarted after the loss of its scheduler has no tokens yet; it will regenerate them, so it is
+    not checked.
+    """
     made = request.num_made[position.choice] if position.choice < len(request.num_made) else None
     if made is not None and position.token_offset > made:
         field, what = f"positions[{index}].token_offset", f"is {position.token_offset}; only {made} tokens were made"

@@ -1,4 +1,4 @@
-"""Vectors as clients asked for them. Pure; also used in process by `quire.LLM`."""
+"""Post-processing of embedding vectors. Pure; also used in process by `quire.LLM`."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from svc_common.wire_arrays import Array
 
 
 def as_asked(values: Array, *, normalize: bool) -> Array:
-    """float32 `values`, scaled to length 1 where that is wanted (computed in float64); a vector of zeros stays one."""
+    """Return float32 `values`, with `normalize` scaled to length 1 (computed in float64); a zero vector stays zero."""
     if not normalize:
         return values
     length = float(np.linalg.norm(values.astype(np.float64)))

@@ -1,1 +1,1 @@
-"""The lab: one page that shows queues, blocks, steps and reasons as they are, over the gateway's admin HTTP listener."""
+"""The lab: a page with live queues, blocks, steps and waiting reasons, served on the gateway's admin HTTP listener."""

@@ -1,4 +1,4 @@
-"""The lab as an ASGI application: the page, its JSON, and what a gateway adds to it. Who may ask is the guard's business."""
+"""ASGI application of the lab: the page, its JSON, and additions by a gateway. Access is checked in `guard`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +22,14 @@ PAGE = Path(__file__).parent / "page"
 MOST_STEPS = 200
 
 Measured = Callable[[str], tuple[bytes, str]]
-"""Metrics in Prometheus' text form, and its content type."""
+"""Takes an Accept header; returns metrics in Prometheus' text format and their content type."""
 
 
 def lab_app(source: LabSource, *, play: ASGIApp | None = None, measured: Measured | None = None) -> Starlette:
-    """The application. `play`: the OpenAI door, for the playground; `measured`: what GET /metrics answers to an Accept header."""
+    """Build the application.
+
+    `play`: the OpenAI API, for the playground; `measured`: the answer of GET /metrics to an Accept header.
+    """
     routes = _Routes(source)
     others: Sequence[BaseRoute] = [
         *([] if play is None else [Mount("/lab/api", play)]),
@@ -47,13 +50,13 @@ def lab_app(source: LabSource, *, play: ASGIApp | None = None, measured: Measure
 
 
 async def _index(request: Request) -> Response:
-    """The page itself."""
+    """Answer with the page."""
     return FileResponse(PAGE / "index.html")
 
 
 def _metrics(measured: Measured) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
-        """Metrics in the form that is asked for."""
+        """Answer with the metrics in the requested format."""
         text, kind = measured(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
@@ -61,7 +64,7 @@ def _metrics(measured: Measured) -> Callable[[Request], object]:
 
 
 class _Routes:
-    """The page's questions, put to the source."""
+    """Routes that answer the page's queries from the source."""
 
     def __init__(self, source: LabSource) -> None:
         self._source = source

@@ -1,8 +1,9 @@
-"""The guard of the admin HTTP listener. An ASGI application around the lab's.
+"""Guard of the admin HTTP listener. An ASGI application around the lab's.
 
-Three dangers, each from a page that the operator's browser has open elsewhere: it calls this listener by a name of its own that
-leads here (DNS rebinding: Host tells), or by ours from its own site (Origin and Sec-Fetch-Site tell), or frames it (CSP).
-And who is no operator: where there are API keys, what the scheduler holds wants one marked `admin`, as over gRPC.
+Protects against pages that the operator's browser has open elsewhere. Such a page may call this listener by a
+domain of its own that resolves here (DNS rebinding: checked by Host), call it by our name from its own site
+(checked by Origin and Sec-Fetch-Site), or frame it (prevented by CSP). If there are API keys, the scheduler's
+data also needs one marked `admin`, as over gRPC.
 """
 
 import ipaddress
@@ -17,7 +18,7 @@ from svc_common.errors import PermissionDenied, QuireError
 
 METRICS = "/metrics"
 PLAY = "/lab/api/"
-"""Has a guard of its own: any key that may generate."""
+"""Has its own guard: any key that may generate."""
 
 _OPEN_PATHS = frozenset({"/", METRICS})
 _OPEN_FOLDER = "/page/"
@@ -43,7 +44,10 @@ _HEADERS = {
 
 
 class LabGuard:
-    """Lets calls into `app` that an operator means. `names`: hosts it may be called by, beside addresses and localhost."""
+    """Passes calls made on an operator's behalf to `app`.
+
+    `names`: allowed host names, besides addresses and localhost.
+    """
 
     def __init__(self, app: ASGIApp, callers: Callers, names: Collection[str] = ()) -> None:
         self._app = app
@@ -51,7 +55,7 @@ class LabGuard:
         self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the module's docstring. What is no HTTP request (a web socket) is refused: nothing here speaks it."""
+        """Guard one request. Other protocols (web sockets) are refused, since no route supports them."""
         if scope["type"] != "http":
             await send({"type": f"{scope['type']}.close"})
             return
@@ -66,7 +70,7 @@ class LabGuard:
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path: str = scope["path"]
-        if path != METRICS:  # scraped by whatever name; it has nothing of anybody's
+        if path != METRICS:  # scraped under any name, and contains no users' data
             self._check_host(headers.get("host", ""))
             _check_origin(scope, headers)
         if not (path in _OPEN_PATHS or path.startswith((_OPEN_FOLDER, PLAY))):
@@ -83,11 +87,11 @@ class LabGuard:
 
 
 def _check_origin(scope: Scope, headers: Mapping[str, str]) -> None:
-    """What would change something must say that it comes from the lab's own page; the rest must not say otherwise."""
+    """Require that an unsafe request states the lab's own page as its origin, and that a safe one states no other."""
     is_safe = scope["method"] in _SAFE_METHODS
     if is_safe and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate":
         return  # a link to the page
-    # Without the scheme: behind a proxy that ends TLS it is another one here.
+    # Compared without the scheme, which differs here behind a proxy that ends TLS.
     origin = headers.get("origin", "").partition("://")[2]
     is_own = origin == headers.get("host", "") if "origin" in headers else is_safe
     if is_own and headers.get("sec-fetch-site", "none") in _SAME_SITE:
@@ -102,7 +106,7 @@ def _without_port(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Nobody else can have a name that is an address."""
+    """True for an IP address, which DNS rebinding cannot fake."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

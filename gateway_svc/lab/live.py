@@ -1,4 +1,4 @@
-"""The lab's source of a running stack: asks the scheduler's operators' API, through the channel that the relay holds."""
+"""Lab source for a running stack: queries the scheduler's operators' API through the relay's channel."""
 
 import asyncio
 import contextlib
@@ -27,18 +27,18 @@ Connected = Callable[[], Awaitable[grpc.aio.Channel]]
 
 
 class LiveSource:
-    """A LabSource. `connected()`: a channel to the scheduler's AdminService; Unavailable while there is none."""
+    """Live LabSource. `connected()`: a channel to the scheduler's AdminService; raises Unavailable if there is none."""
 
     def __init__(self, connected: Connected, *, title: str, can_generate: bool) -> None:
         self._connected = connected
         self._about = About(LIVE, title, VERSION, can_generate)
 
     async def about(self) -> About:
-        """See LabSource."""
+        """Describe the source."""
         return self._about
 
     async def steps(self, since: int, limit: int) -> list[Step]:
-        """See LabSource."""
+        """Return completed steps; see LabSource."""
         found: list[Step] = []
         changes = TableChanges()
         async with self._watch(since, follow=False) as reports:
@@ -49,14 +49,14 @@ class LiveSource:
         return found
 
     async def follow(self, since: int, tell: Tell) -> None:
-        """See LabSource."""
+        """Follow the scheduler; see LabSource."""
         first = await self._snapshot()
         oldest = first.step - (MOST_STEPS_BEHIND if since else NUM_STEPS_AT_FIRST)
         pools = Pools(first.block_size, first.pools)
         await _together(self._tell_steps(max(1, since, oldest), pools, tell), self._tell_while_idle(pools, tell))
 
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
-        """See LabSource."""
+        """Explain a request; see LabSource."""
         request = pb.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
         timeout_s = _NEEDS_TIMEOUT_S if needs else _TIMEOUT_S
         async with _known_errors():
@@ -66,7 +66,10 @@ class LiveSource:
     # --- following ---------------------------------------------------------------------------------------------------
 
     async def _tell_steps(self, since: int, pools: Pools, tell: Tell) -> None:
-        """Each with the queues, reasons and cached blocks right after its plan; those planned before this call without."""
+        """Send each step with queues, reasons and cached blocks right after its plan.
+
+        Steps planned before this call lack those.
+        """
         changes = TableChanges()
         async with self._watch(since, follow=True) as reports:
             async for report in reports:
@@ -74,9 +77,9 @@ class LiveSource:
                 await tell(translation.step(report, changes.to(translation.tables(report)), state))
 
     async def _tell_while_idle(self, pools: Pools, tell: Tell) -> None:
-        """Looks a few times a second for what no step tells: requests that wait while none runs, and sizes that changed.
+        """Poll for changes that no step reports: requests that wait while none runs, and changed pool sizes.
 
-        While requests run, what there is belongs to a step and comes with it. What is as it was is not told again.
+        While requests run, steps report the state. An unchanged state is not sent again.
         """
         last: Snapshot | None = None
         while True:
@@ -88,7 +91,7 @@ class LiveSource:
             await asyncio.sleep(SNAPSHOT_S)
 
     async def _snapshot(self) -> Snapshot:
-        """Blocks and queues of one instant."""
+        """Blocks and queues at one instant."""
         async with _known_errors():
             stub = await self._stub()
             blocks, workers = await asyncio.gather(
@@ -98,11 +101,11 @@ class LiveSource:
             return translation.snapshot(blocks, workers)
         raise AssertionError("an error ends the call")
 
-    # --- calls -------------------------------------------------------------------------------------------------------
+    # --- calls to the scheduler --------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _watch(self, since: int, *, follow: bool) -> AsyncIterator[Any]:
-        """Steps with their tables and states; the call ends with the context."""
+        """Context of a call that streams steps with their tables and states."""
         request = pb.WatchSchedulerRequest(since_step=since, follow=follow, tables=True, state=True)
         async with _known_errors():
             call = (await self._stub()).WatchScheduler(request)
@@ -117,7 +120,7 @@ class LiveSource:
 
 @contextlib.asynccontextmanager
 async def _known_errors() -> AsyncIterator[None]:
-    """The scheduler's error as it said it."""
+    """Pass the scheduler's error on unchanged."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -125,7 +128,7 @@ async def _known_errors() -> AsyncIterator[None]:
 
 
 async def _together(*works: Coroutine[Any, Any, None]) -> None:
-    """Until one of them fails or the caller is cancelled; then all are over."""
+    """Run until one of them fails or the caller is cancelled, then cancel all."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

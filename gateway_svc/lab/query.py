@@ -1,4 +1,4 @@
-"""What a route is asked for, read from the address. InvalidArgument for what is none."""
+"""Read query parameters of the lab's routes. Raises InvalidArgument for malformed ones."""
 
 from starlette.requests import Request
 
@@ -9,7 +9,7 @@ _MAX_WORD = 256
 
 
 def whole_number(request: Request, name: str, default: int) -> int:
-    """A number from 0 on."""
+    """Parse a whole number, at least 0."""
     given = request.query_params.get(name)
     if given is None:
         return default
@@ -19,7 +19,7 @@ def whole_number(request: Request, name: str, default: int) -> int:
 
 
 def word(request: Request, name: str) -> str:
-    """A word; empty where it is not given."""
+    """Return a short text; empty if not given."""
     given = request.query_params.get(name, "")
     if len(given) > _MAX_WORD:
         raise InvalidArgument.field(name, f"is longer than {_MAX_WORD} characters")

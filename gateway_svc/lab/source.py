@@ -1,7 +1,8 @@
-"""What the lab's page is told, as values that go out as JSON, and who tells it: a running scheduler, or a recording.
+"""Values sent to the lab's page as JSON, and the interface of their source: a running scheduler or a recording.
 
-Times are milliseconds on the source's clock (Unix time where it runs). Blocks go by name: "g3" device block 3, "c0" host block 0,
-"g3@1" device block 3 of rank 1. Requests go by their ids in the core. Tokens are counted and never told.
+Times are milliseconds on the source's clock (Unix time for a live one). Block names: "g3" is device block 3,
+"c0" host block 0, "g3@1" device block 3 of rank 1. Requests have their ids in the core. Tokens are counted
+but never sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -31,7 +32,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Whose state it is. `mode`: LIVE or RECORDING. `can_generate`: the playground is there. `overview`: of a recording."""
+    """Description of the source.
+
+    `mode`: LIVE or RECORDING. `can_generate`: has a playground. `overview`: of a recording.
+    """
 
     mode: str
     title: str
@@ -56,7 +60,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Block tables right after schedule(), as changes to those of the step told before; `whole`: nothing is left of those."""
+    """Block tables right after schedule(), as changes from those of the step sent before.
+
+    `whole`: a full replacement instead.
+    """
 
     whole: bool
     changed: dict[str, list[str]]
@@ -65,7 +72,7 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A step's way, see admin.proto. `duration_ms` at the worker, from `started_ms`; 0 = not known."""
+    """Times of a step, see admin.proto. `duration_ms` at the worker, from `started_ms`; 0 = unknown."""
 
     planned_ms: float
     finished_ms: float
@@ -81,10 +88,12 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. Pairs are (source, destination); `preempted`: (request, mode); `sampled`: how many tokens came, by sequence.
+    """One step.
 
-    `queues`: waiting, running, swapped requests right after schedule(); `free`: device and host blocks then, cached ones too.
-    `snapshot`: what there was right after schedule(); None of a live step that was planned while no page looked.
+    Pairs are (source, destination); `preempted`: (request, mode); `sampled`: number of new tokens by
+    sequence. `queues`: waiting, running, swapped requests right after schedule(); `free`: device and host
+    blocks then, with cached ones. `snapshot`: state right after schedule(); None for a live step planned
+    while no page was open.
     """
 
     step: int
@@ -105,12 +114,12 @@ class Step:
     snapshot: "Snapshot | None" = None
 
 
-# --- what is held --------------------------------------------------------------------------------------------------------
+# --- requests and blocks -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A device's or the host's blocks: names from `tier` + str(`first`) + `suffix` on, `total` of them."""
+    """Blocks of a device or of the host: `total` names from `tier` + str(`first`) + `suffix` on."""
 
     tier: str
     suffix: str
@@ -120,7 +129,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A request that has not ended. `reason` and `numbers`: why it is where it is. `started_ms` None: it never ran."""
+    """A request that has not ended. `reason` and `numbers`: explain its state. `started_ms` None: it never ran."""
 
     id: str
     request_id: str
@@ -140,7 +149,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """Requests of one queue that have one reason."""
+    """Number of requests of one queue with one reason."""
 
     queue: str
     reason: str
@@ -149,9 +158,10 @@ class ReasonCount:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What there was right after `step`. `cached`: device blocks that nobody holds with a known prefix, next to be evicted first.
+    """State right after `step`. `cached`: unreferenced device blocks with a known prefix, in eviction order.
 
-    `requests`: at most MAX_LISTED, in order of arrival; `reasons` counts all. `tables`: None where the step itself has them.
+    `requests`: at most MAX_LISTED, in order of arrival; `reasons` counts all. `tables`: None if the step
+    itself has them.
     """
 
     step: int
@@ -167,12 +177,12 @@ class Snapshot:
 MAX_LISTED = 300
 
 
-# --- why -----------------------------------------------------------------------------------------------------------------
+# --- timeline of a request -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A reason that held for a while, see admin.proto; `to_*` None: it holds still."""
+    """A period with one reason, see admin.proto; `to_*` None: it still lasts."""
 
     from_step: int
     to_step: int | None
@@ -187,33 +197,32 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Where a request's time went. `num_waits_not_searched`: asking for `needs` again goes on with these."""
+    """Timeline of a request. `num_waits_not_searched`: waits that another query with `needs` will search."""
 
     id: str
     episodes: list[Episode]
     num_waits_not_searched: int = 0
 
 
-# --- who tells it --------------------------------------------------------------------------------------------------------
+# --- source --------------------------------------------------------------------------------------------------------------
 
 Tell = Callable[[Step | Snapshot], Awaitable[None]]
 
 
 class LabSource(Protocol):
-    """Answers for one page at a time; nothing is asked of anybody while no page asks. QuireErrors where it cannot."""
+    """Source of one page's data; queries nothing while no page asks. Raises QuireErrors."""
 
     async def about(self) -> About:
-        """Whose state it is."""
+        """Describe the source."""
 
     async def steps(self, since: int, limit: int) -> list[Step]:
-        """At most `limit` completed steps from number `since` on, oldest first; the first has whole tables."""
+        """Return at most `limit` completed steps from number `since` on, oldest first; the first has whole tables."""
 
     async def follow(self, since: int, tell: Tell) -> None:
-        """Tells steps from `since` on (0 = a few of the last) as they complete, until cancelled; while no request runs, snapshots
-        as things change.
+        """Pass steps from `since` on (0 = a few recent ones) to `tell` as they complete, until cancelled.
 
-        A recording has none.
+        While no request runs, passes snapshots when something changes. A recording has none.
         """
 
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
-        """Where a request's time went; `needs`: also what would have ended each wait. NotFound."""
+        """Explain where a request's time went; `needs`: also what would have ended each wait. Raises NotFound."""

@@ -1,4 +1,4 @@
-"""Steps and snapshots to one page as they come: server-sent events over a bounded number of connections."""
+"""Stream steps and snapshots to pages as server-sent events, over a bounded number of connections."""
 
 from contextlib import suppress
 from typing import Any
@@ -15,7 +15,7 @@ from gateway_svc.openai.http_io import until_disconnect
 from svc_common.errors import QuireError, ResourceExhausted
 
 MAX_PAGES = 8
-"""Each has the scheduler build every step's tables for it."""
+"""Limit on open pages, since the scheduler builds every step's tables for each of them."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,14 +25,17 @@ _HEADERS = [
 
 
 class StepStream:
-    """The route GET /lab/stream?since=STEP. An ASGI application; owner of the count of pages that look."""
+    """Route GET /lab/stream?since=STEP. An ASGI application; counts the open pages."""
 
     def __init__(self, source: LabSource) -> None:
         self._source = source
         self._num_pages = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Until the page leaves or the source fails, which is its last event. ResourceExhausted with too many pages."""
+        """Stream until the page disconnects or the source fails (sent as the last event).
+
+        Raises ResourceExhausted for too many pages.
+        """
         since = whole_number(Request(scope), "since", 0)
         if self._num_pages >= MAX_PAGES:
             raise ResourceExhausted(

@@ -1,4 +1,4 @@
-"""Block tables of one step after the other, told as what changed. Pure."""
+"""Block tables of consecutive steps as changes. Pure."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,13 @@ Tables = Mapping[str, list[str]]
 
 
 class TableChanges:
-    """Owner of the tables that were told last."""
+    """Holds the tables sent last."""
 
     def __init__(self) -> None:
         self._told: Tables | None = None
 
     def to(self, tables: Tables) -> TableChange:
-        """What makes those told last into `tables`, which are then the last. The first time: all of them."""
+        """Return the changes from the tables sent last to `tables`, and keep these. The first time: all of them."""
         last, self._told = self._told, tables
         if last is None:
             return TableChange(whole=True, changed=dict(tables), gone=[])

@@ -1,4 +1,4 @@
-"""Messages of the operators' API as what the page is told. Pure."""
+"""Convert messages of the operators' API to the page's values. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def tables(message: pb.StepReport | pb.GetBlocksResponse) -> dict[str, list[str]
 
 
 def step(report: pb.StepReport, change: TableChange, snapshot: Snapshot | None) -> Step:
-    """One step; `change`: to its tables from those of the step before; `snapshot`: what there was right after its plan."""
+    """Convert one step. `change`: from the previous step's tables to its own; `snapshot`: state right after its plan."""
     queues, free = report.queues, report.free
     return Step(
         step=report.step,
@@ -76,25 +76,25 @@ def _pairs(pairs: Iterable[pb.BlockPair]) -> Pairs:
     return [(pair.src, pair.dst) for pair in pairs]
 
 
-# --- what is held --------------------------------------------------------------------------------------------------------
+# --- requests and blocks -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Pools:
-    """The sizes that steps do not tell: tokens of a block, and the pools as they were last looked at."""
+    """Sizes that steps do not report: tokens per block, and the pools at the last poll."""
 
     block_size: int
     pools: list[Pool]
 
 
 def snapshot(blocks: pb.GetBlocksResponse, workers: pb.ListWorkersResponse) -> Snapshot:
-    """What there is at one instant."""
+    """State at one instant."""
     pools = Pools(blocks.block_size, _pools(blocks, workers.workers))
     return _snapshot(blocks.step, pools, blocks.requests, blocks.cached_blocks, tables(blocks))
 
 
 def state(report: pb.StepReport, pools: Pools) -> Snapshot:
-    """What there was right after a step's plan; its tables are the step's."""
+    """State right after a step's plan; its tables are in the step."""
     return _snapshot(report.step, pools, report.state.requests, report.state.cached_blocks, None)
 
 
@@ -118,7 +118,7 @@ def _snapshot(
 
 
 def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[Pool]:
-    """Several workers have a pool each, of equal size. Rules that keep the first block for themselves begin at 1."""
+    """Pools of equal size, one per worker, and the host's. With rules that reserve the first block, names begin at 1."""
     num_ranks = max(1, len(workers))
     total = blocks.gpu.total // num_ranks
     has_null_block = bool(workers) and workers[0].num_gpu_blocks == total + 1
@@ -146,11 +146,11 @@ def _listed(request: pb.LiveRequest) -> Listed:
     )
 
 
-# --- why -----------------------------------------------------------------------------------------------------------------
+# --- timeline of a request -----------------------------------------------------------------------------------------------
 
 
 def why(response: pb.ExplainRequestResponse) -> Why:
-    """A request's timeline."""
+    """Convert a request's timeline."""
     return Why(response.id, [_episode(episode) for episode in response.episodes], response.num_waits_not_searched)
 
 

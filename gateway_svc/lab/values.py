@@ -1,4 +1,4 @@
-"""The lab's values as JSON: dataclasses become objects of their fields, without being copied first."""
+"""JSON of the lab's values: dataclasses become objects of their fields, without being copied first."""
 
 import json
 from dataclasses import fields
@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 
 def encode(value: Any) -> bytes:
-    """`value` as JSON."""
+    """Encode `value` as JSON."""
     return json.dumps(value, default=_fields_of, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def answer(value: Any) -> Response:
-    """`value` as the answer of a route."""
+    """Make a route's response from `value`."""
     return Response(encode(value), media_type="application/json")
 
 

@@ -1,1 +1,1 @@
-"""The HTTP door: OpenAI's API as a bridge over the pipeline."""
+"""OpenAI's API over HTTP, as a bridge over the pipeline."""

@@ -1,4 +1,4 @@
-"""Events of generations as one answer in OpenAI's JSON, whole or in chunks. Pure."""
+"""Build OpenAI's JSON from events of generations, whole or in chunks. Pure."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,10 @@ _FINISH_REASONS = {
 
 
 class Answer:
-    """One answer to `prompts`, with `num_choices` choices for each; each prompt is fed with its generation's events.
+    """One answer to `prompts` with `num_choices` choices for each; each prompt is fed its generation's events.
 
-    Choice c of prompt p has the index p * num_choices + c, as OpenAI numbers them. `head`: fields that every part of it has.
+    Choice c of prompt p has index p * num_choices + c, as in OpenAI's API. `head`: fields common to all parts
+    of the answer.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Answer:
     # --- in chunks ---------------------------------------------------------------------------------------------------
 
     def chunks(self, prompt: int, events: list[Event]) -> list[Json]:
-        """What a prompt's new events are in a stream. An end that is known with the last output is told with it."""
+        """Stream chunks for a prompt's new events. A finish that arrives with the last output shares its chunk."""
         made: list[Json] = []
         for event in self._prompts[prompt].in_order(events):
             last = made[-1]["choices"][0] if made else None
@@ -83,7 +84,10 @@ class Answer:
         return fields
 
     def _opening(self, index: int, prompt: int) -> list[Json]:
-        """The first chunk of a choice, before its first output: until then everything can still become an error's status."""
+        """First chunk of a choice, sent only with its first output.
+
+        Until then an error can still set the HTTP status.
+        """
         output, asked = self._outputs[index], self._prompts[prompt]
         if output.is_open:
             return []
@@ -108,7 +112,7 @@ class Answer:
         return {"usage": self._usage() if self._options.usage_always else None}
 
     def last_chunks(self) -> list[Json]:
-        """What a stream ends with: usage, where asked for."""
+        """Final chunk of a stream: usage, if requested."""
         if not self._options.usage_last:
             return []
         return [{**self._head, "object": self._shape.chunk, "choices": [], "usage": self._usage()}]
@@ -116,7 +120,7 @@ class Answer:
     # --- whole -------------------------------------------------------------------------------------------------------
 
     def add(self, prompt: int, events: list[Event]) -> None:
-        """Takes a prompt's new events."""
+        """Add a prompt's new events."""
         for event in self._prompts[prompt].in_order(events):
             if not isinstance(event, pb.Finished | OutputEvent):
                 continue
@@ -129,7 +133,7 @@ class Answer:
                 self._add_entries(output, event)
 
     def whole(self) -> Json:
-        """The complete answer."""
+        """Return the complete answer."""
         answer = {**self._head, "object": self._shape.whole, "choices": [], "usage": self._usage()}
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(self._outputs)]
         each = [prompt for prompt in self._prompts for _ in range(self._num_choices)]
@@ -162,7 +166,7 @@ class Answer:
         ]
 
     def _add_entries(self, output: Output, event: OutputEvent) -> None:
-        """Log probabilities are told of what the text is made of, not of reasoning and calls."""
+        """Add logprob entries: only for the text, not for reasoning and calls."""
         if not isinstance(event, pb.Delta):
             return
         if event.logprobs and (event.text or self._shape.tells_marks):
@@ -191,7 +195,7 @@ class Answer:
         }
 
     def _num_output_tokens(self) -> int:
-        """By the account where there is one: tokens behind a stop string were made, and are no output."""
+        """Completion tokens, from the usage event if there is one, since tokens after a stop string are no output."""
         if self._options.only_echo:
             return 0
         told = 0
@@ -203,7 +207,7 @@ class Answer:
 
 
 def _finish(finished: pb.Finished | None) -> Json:
-    """OpenAI's reason, and what matched (vLLM's `stop_reason`)."""
+    """OpenAI's finish_reason, and the match (vLLM's `stop_reason`)."""
     if finished is None:
         return {"finish_reason": None}
     match = finished.WhichOneof("stop_match")

@@ -1,4 +1,4 @@
-"""The HTTP door: OpenAI's API as a thin bridge over the pipeline, and health for load balancers. An ASGI application."""
+"""ASGI application of the HTTP API: OpenAI's API over the pipeline, and health for load balancers."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def openai_app(
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
 ) -> Starlette:
-    """The application. `not_ready_because()`: empty when requests can be served, else the reason for people."""
+    """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(pipeline, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), pipeline, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), pipeline, catalog)
@@ -60,7 +60,7 @@ def openai_app(
 
 def _embeddings(embedder: Embedder) -> Respond:
     async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Vectors of all inputs."""
+        """Answer with the vectors of all inputs."""
         request = EmbeddingRequest.parse(http.body)
         await reply.json(request.answer(await embedder.embed(call, request.message())))
 
@@ -71,7 +71,7 @@ def _described() -> Callable[[Request], object]:
     described = JSONResponse(openapi.document()).body
 
     async def answer(request: Request) -> Response:
-        """What is served here; made once."""
+        """Answer with the OpenAPI document, which is made once."""
         return Response(described, media_type="application/json")
 
     return answer
@@ -79,7 +79,7 @@ def _described() -> Callable[[Request], object]:
 
 def _measured(metrics: GatewayMetrics) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
-        """Metrics in the form that is asked for."""
+        """Answer with the metrics in the requested format."""
         text, kind = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 

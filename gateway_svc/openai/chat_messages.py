@@ -1,4 +1,4 @@
-"""Turns of a conversation in OpenAI's JSON, as our own messages. Pure. Text only: images, audio and files are refused by name."""
+"""Convert messages of OpenAI's JSON. Pure. Text only: images, audio and files are refused by name."""
 
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -37,7 +37,7 @@ class _ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn. What was thought before is `reasoning_content`, or `reasoning` as vLLM calls it now."""
+    """One message. Earlier reasoning is in `reasoning_content`, or `reasoning`, vLLM's newer name."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -54,7 +54,7 @@ class ChatMessage(BaseModel):
 
 
 def add_message(request: pb.ChatRequest, i: int, message: ChatMessage) -> None:
-    """Adds turn `i`. InvalidArgument naming `messages[i]` for what is not text, or says nothing."""
+    """Add message `i`. Raises InvalidArgument naming `messages[i]` if it is empty or not text."""
     if message.audio:
         refuse(f"messages[{i}].audio", "is not supported by this server: only text is")
     if message.function_call:

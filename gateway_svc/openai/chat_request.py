@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions as OpenAI clients send it, as a message of our own API. Pure."""
+"""POST /v1/chat/completions: convert the body to a ChatRequest. Pure."""
 
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from protos.inference.v1 import inference_pb2 as pb
 
 
 class ChatCompletionRequest(GenerationFields):
-    """The body. `reasoning_effort` is given to the chat template, beside `chat_template_kwargs`."""
+    """The request body. `reasoning_effort` is passed to the chat template with `chat_template_kwargs`."""
 
     NEUTRAL: ClassVar = NEUTRAL | {
         "audio": (),
@@ -46,11 +46,11 @@ class ChatCompletionRequest(GenerationFields):
     include_reasoning: bool | None = None
 
     def options(self) -> AnswerOptions:
-        """See GenerationFields."""
+        """What the answer shows."""
         return replace(super().options(), reasoning=self.include_reasoning is not False)
 
     def messages(self) -> AnyRequests:
-        """One request: conversations cannot be batched."""
+        """Return the one request; chats cannot be batched."""
         self._refuse_legacy()
         if self.top_logprobs and not self.logprobs:
             refuse("top_logprobs", "needs logprobs to be true")
@@ -76,7 +76,7 @@ class ChatCompletionRequest(GenerationFields):
             refuse("function_call", "is OpenAI's old way; send tool_choice")
 
     def _template_arguments(self) -> dict[str, Any]:
-        """What the caller says wins over what follows from the effort."""
+        """Template variables; explicit ones override those derived from `reasoning_effort`."""
         effort: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             effort = {"reasoning_effort": self.reasoning_effort}

@@ -1,6 +1,6 @@
-"""Tools and the choice among them in OpenAI's JSON, as our own messages. Pure.
+"""Convert tools and tool choice of OpenAI's JSON. Pure.
 
-`strict` is accepted and changes nothing: what a grammar enforces, it enforces for all tools alike.
+`strict` is accepted without effect: a grammar constrains all tools alike.
 """
 
 from typing import Annotated, Any, Literal
@@ -40,7 +40,7 @@ class _Name(BaseModel):
 
 
 class NamedTool(BaseModel):
-    """This function."""
+    """A choice of one function."""
 
     model_config = ConfigDict(strict=True)
 
@@ -56,7 +56,7 @@ class _Allowed(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """Some of the tools, as if the others had not been sent."""
+    """A choice of some tools, as if the others had not been sent."""
 
     model_config = ConfigDict(strict=True)
 
@@ -70,7 +70,7 @@ ToolChoiceField = Literal["none", "auto", "required"] | Annotated[NamedTool | Al
 def set_tools(
     request: pb.ChatRequest, tools: list[ChatTool], choice: ToolChoiceField | None, *, parallel: bool | None
 ) -> None:
-    """Sets what the model may call. InvalidArgument for a choice of tools that were not sent."""
+    """Set the callable tools. Raises InvalidArgument for a choice of tools that were not sent."""
     if isinstance(choice, AllowedTools):
         names = [tool.function.name for tool in choice.allowed_tools.tools]
         _check_known(names, tools)

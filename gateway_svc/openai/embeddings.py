@@ -1,6 +1,7 @@
-"""POST /v1/embeddings: OpenAI's request as ours, our vectors in OpenAI's shape. Pure.
+"""POST /v1/embeddings: convert OpenAI's request and the vectors returned. Pure.
 
-vLLM's extra fields `normalize` (default: true) and `priority` work, and our own `pooling`: "mean" (default) or "last".
+Accepts vLLM's extra fields `normalize` (default: true) and `priority`, and Quire's own `pooling`: "mean"
+(default) or "last".
 """
 
 import base64
@@ -17,7 +18,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": (), "messages"
 
 
 class EmbeddingRequest(BaseModel):
-    """The body. `dimensions` must be the model's own, where it is given."""
+    """The request body. `dimensions`, if given, must be the model's own."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -31,11 +32,11 @@ class EmbeddingRequest(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> "EmbeddingRequest":
-        """The request in `body`; InvalidArgument where it is none."""
+        """Parse the body; raises InvalidArgument if it is invalid."""
         return parse_body(cls, body, _NEUTRAL)[0]
 
     def message(self) -> pb.EmbedRequest:
-        """As our own API has it."""
+        """Convert to an EmbedRequest."""
         request = pb.EmbedRequest(model=self.model, pooling=_POOLINGS[self.pooling])
         for prompt in prompts_of(self.input):
             if isinstance(prompt, str):
@@ -47,7 +48,7 @@ class EmbeddingRequest(BaseModel):
         return request
 
     def answer(self, response: pb.EmbedResponse) -> dict[str, Any]:
-        """OpenAI's JSON. InvalidArgument where the vectors have other `dimensions`."""
+        """Convert to OpenAI's JSON. Raises InvalidArgument if the vectors have other `dimensions`."""
         size = len(response.embeddings[0].values)
         if self.dimensions not in (None, size):
             refuse("dimensions", f"is {self.dimensions}; vectors of this model have {size}, which cannot be changed")
@@ -60,7 +61,7 @@ class EmbeddingRequest(BaseModel):
         return {"object": "list", "data": data, "model": response.model, "usage": usage}
 
     def _encoded(self, embedding: pb.Embedding) -> list[float] | str:
-        """Numbers, or their little-endian float32 bytes in base64."""
+        """Vector as numbers, or as base64 of little-endian float32."""
         if self.encoding_format == "base64":
             return base64.b64encode(wire_arrays.pack(embedding.values, wire_arrays.F32)).decode()
         return list(embedding.values)

@@ -1,4 +1,4 @@
-"""Routes that need a caller, each an ASGI application of its own: it must see the client leave while it waits."""
+"""Routes that need a caller. Each is an ASGI application, so that it notices a disconnect while it waits."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ _MAX_TIMEOUT_DIGITS = 12
 
 @dataclass(slots=True)
 class HttpRequest:
-    """What was sent. `body`: empty for GET. `path_params`: parts of the path that the route names."""
+    """A request as received. `body`: empty for GET. `path_params`: named parts of the route's path."""
 
     body: bytes
     path_params: Mapping[str, str] = field(default_factory=dict)
 
     def take_body(self) -> bytes:
-        """The body, which is not held here any more: answers may be streamed for minutes."""
+        """Return the body and release it here, since answers may stream for minutes."""
         body, self.body = self.body, b""
         return body
 
@@ -42,7 +42,7 @@ Respond = Callable[[HttpRequest, Call, Reply], Coroutine[Any, Any, None]]
 
 
 class Doorman:
-    """Makes routes whose calls are taken in first: who calls, under which id, until when."""
+    """Makes routes that first identify the caller, request id and deadline of each call."""
 
     def __init__(self, intake: CallIntake, call_spans: CallSpans, metrics: GatewayMetrics) -> None:
         self._intake = intake
@@ -50,13 +50,13 @@ class Doorman:
         self._metrics = metrics
 
     def route(self, method: str, path: str, respond: Respond) -> Route:
-        """`respond(request, call, reply)` answers, or raises a QuireError."""
+        """Make a route; `respond(request, call, reply)` answers, or raises a QuireError."""
         endpoint = _Endpoint(method, path, respond, self._intake, self._spans, self._metrics)
         return Route(path, endpoint, methods=[method])
 
 
 class _Endpoint:
-    """See the module's docstring."""
+    """ASGI application of one route."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Endpoint:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or reports the error; when the client leaves, everything of the request ends at once."""
+        """Answer, or report the error; on a disconnect the whole request ends at once."""
         headers, reply = _headers(scope), Reply(send)
         span = self._spans.server(f"{self._method} {self._route}", headers, self._attributes(scope))
         ended_by: Exception | None = None
@@ -119,14 +119,17 @@ class _Endpoint:
 
 
 async def _say(reply: Reply, error: QuireError) -> None:
-    """What nobody reads is left, and the connection closed."""
+    """Send the error, and give up on a client that does not read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SAYING_S):
             await reply.error(error)
 
 
 def remaining_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds until the deadline that the headers say; None = none. InvalidArgument for what is no number of milliseconds."""
+    """Seconds until the deadline in the headers; None = none.
+
+    Raises InvalidArgument unless it is a whole number of milliseconds.
+    """
     given = headers.get(TIMEOUT_HEADER)
     if given is None:
         return None

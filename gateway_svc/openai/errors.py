@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: statuses, types, codes, names of parameters, and the headers that tell clients when to come again."""
+"""Errors in OpenAI's form: status, type, code, parameter name, and retry headers."""
 
 import math
 import re
@@ -46,18 +46,18 @@ _INSIDE = (
     (re.compile(r"^(messages\[\d+\]\.tool_calls\[\d+\])\.(name|arguments)"), r"\1.function.\2"),
     (re.compile(r"^(messages\[\d+\])\.reasoning\b"), r"\1.reasoning_content"),
 )
-# What would fail again in the same way; OpenAI's packages repeat 409 and 5xx otherwise.
+# Errors that would repeat unchanged; OpenAI's packages otherwise retry 409 and 5xx.
 _FINAL = frozenset({"ALREADY_EXISTS", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"})
 
 
 class BodyTooLarge(InvalidArgument):
-    """More than the door takes."""
+    """The request body exceeds the limit."""
 
     http_status = 413
 
 
 def http_status(error: QuireError) -> int:
-    """The status of api.md's table."""
+    """HTTP status of an error, as listed in docs/errors.md."""
     return _HTTP_STATUSES.get(error.reason, error.http_status)
 
 
@@ -76,7 +76,7 @@ def error_body(error: QuireError) -> dict[str, Any]:
 
 
 def _message(error: QuireError) -> str:
-    """The sentence, without the groups that fields have in the protos: whoever sent `temperature` reads of `temperature`."""
+    """Message without the proto's field groups: a client that sent `temperature` reads `temperature`."""
     message = error.message
     for violation in error.violations:
         message = message.replace(f"{violation.field}: ", f"{_GROUPS.sub('', violation.field)}: ", 1)
@@ -84,7 +84,11 @@ def _message(error: QuireError) -> str:
 
 
 def error_headers(error: QuireError) -> dict[str, str]:
-    """When to try again, in whole seconds and, as OpenAI's packages read it first, in milliseconds; or that it is of no use."""
+    """Retry headers of an error.
+
+    The time is given in whole seconds and in milliseconds, which OpenAI's packages prefer; other headers say
+    that a retry is useless.
+    """
     if error.status == "UNAUTHENTICATED":
         return {"www-authenticate": "Bearer"}
     if error.retry_after_s is not None:
@@ -94,7 +98,7 @@ def error_headers(error: QuireError) -> dict[str, str]:
 
 
 def param_of(field: str) -> str:
-    """Our field path as OpenAI's name of the parameter; places inside messages and tools are kept."""
+    """OpenAI's parameter name of a field path; positions inside messages and tools are kept."""
     field = _GROUPS.sub("", field)
     for pattern, replacement in _INSIDE:
         field = pattern.sub(replacement, field)

@@ -1,7 +1,8 @@
-"""Fields that completions and chat share, as messages of our own API: sampling, ends, order, and what an answer shows. Pure.
+"""Fields common to completions and chat: sampling, stop conditions, scheduling, and answer options. Pure.
 
-Unknown fields are accepted, as OpenAI-compatible servers do; known ones that would change the output and are not supported are
-refused, never ignored. vLLM's extra fields work under vLLM's names, but `priority` has our polarity: higher = sooner.
+Unknown fields are accepted, as in other OpenAI-compatible servers. Known fields that would change the output
+and are not supported are refused, never ignored. vLLM's extra fields have vLLM's names, but `priority` has
+Quire's polarity: higher = sooner.
 """
 
 from abc import abstractmethod
@@ -40,7 +41,7 @@ TopLogprobs = Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), AfterValidator(_
 
 AnyRequests = Sequence[pb.GenerateRequest | pb.ChatRequest]
 
-# Values that change nothing; any other value of these fields is refused. None is always one of them.
+# Values without effect; any other value of these fields is refused. None always has no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
@@ -57,7 +58,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its output. `continuous_usage_stats`: vLLM's, usage so far in every chunk."""
+    """Additional contents of a stream. `continuous_usage_stats`: vLLM's, usage so far in every chunk."""
 
     model_config = ConfigDict(strict=True)
 
@@ -66,7 +67,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """Fields that completions and chat share. The wishes for structured output are checked by `structured`."""
+    """Fields common to completions and chat. Structured output is checked in `structured`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     NEUTRAL: ClassVar = NEUTRAL
@@ -115,7 +116,7 @@ class GenerationFields(BaseModel):
 
     @abstractmethod
     def messages(self) -> AnyRequests:
-        """What it asks of our API: a request for each prompt. Each kind has its own."""
+        """Convert to one request per prompt."""
 
     def options(self) -> AnswerOptions:
         """What the answer shows."""
@@ -129,7 +130,7 @@ class GenerationFields(BaseModel):
         )
 
     def fill(self, request: pb.GenerateRequest | pb.ChatRequest) -> None:
-        """Everything but prompt, structured output and log probabilities of the output; absent stays absent."""
+        """Fill in all but prompt, structured output and output logprobs; absent fields stay absent."""
         request.model = self.model
         if self.stream_options is not None and not self.stream:
             raise InvalidArgument.field("stream_options", "is for streams alone; send stream=true, or leave it out")
@@ -179,7 +180,7 @@ class GenerationFields(BaseModel):
 
 
 def _kept_tokens(given: int | None) -> int | None:
-    """vLLM's -1 (as many as fit) is our 0."""
+    """Convert vLLM's -1 (as many as fit) to 0."""
     if given == 0:
         refuse(
             "truncate_prompt_tokens", "is 0, which leaves no prompt; send at least 1, or -1 for as many tokens as fit"
@@ -196,7 +197,10 @@ def _by_token(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _labels(metadata: dict[str, str]) -> dict[str, str]:
-    """Of OpenAI's metadata (values of up to 512 characters) what fits labels; the rest is left out, as nothing depends on it."""
+    """Entries of OpenAI's metadata that fit labels.
+
+    Longer ones (OpenAI allows values of up to 512 characters) are dropped, as they have no effect.
+    """
     fits = {key: value for key, value in metadata.items() if key and _num_bytes(key, value) <= MAX_LABEL_BYTES}
     return dict(list(fits.items())[:MAX_LABELS])
 

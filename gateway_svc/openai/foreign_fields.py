@@ -1,8 +1,9 @@
-"""Fields of SGLang's, llama.cpp's and TGI's APIs: those with a field of ours that means the same, and those that are refused.
+"""Fields of SGLang's, llama.cpp's and TGI's APIs: those with an equivalent here, and those that are refused.
 
-Their meaning as in SGLang's OpenAI protocol and sampling parameters, llama.cpp's server README and TGI's GenerateParameters. What
-changes nothing about the output (`cache_prompt`, `rid`, `timings_per_token`) is not listed: unknown fields are accepted. `regex`,
-`json_schema` and TGI's `grammar` are among the fields of `structured`. Data, and one function that reads it. Pure.
+Meanings are from SGLang's OpenAI protocol and sampling parameters, llama.cpp's server README and TGI's
+GenerateParameters. Fields without effect on the output (`cache_prompt`, `rid`, `timings_per_token`) are not
+listed, since unknown fields are accepted. `regex`, `json_schema` and TGI's `grammar` are handled in
+`structured`. Pure.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,10 @@ SAME_AS = {
     "no_stop_trim": "include_stop_str_in_output",
     "truncate": "truncate_prompt_tokens",
 }
-"""Their name, our name; the values are the same."""
+"""Foreign field name to ours; the values are the same."""
 
 _UNBOUNDED = {"n_predict": (-1, -2)}
-"""Values that say what ours says when it is left out."""
+"""Values equivalent to omitting our field."""
 
 _USE_TOP = "use temperature, top_k, top_p or min_p"
 _USE_PENALTIES = "use repetition_penalty, presence_penalty or frequency_penalty, which count the whole text"
@@ -91,13 +92,13 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_n_tokens": ((0,), _USE_LOGPROBS),
 }
 NEUTRAL: Neutral = {name: values for name, (values, _) in _REFUSED.items()}
-"""Values that change nothing."""
+"""Values without effect."""
 INSTEAD: Mapping[str, str] = {name: instead for name, (_, instead) in _REFUSED.items()}
-"""What to send instead of others."""
+"""What to send instead of refused values."""
 
 
 def translated(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields with ours for those that mean the same. InvalidArgument where both are given and differ."""
+    """Replace fields by their equivalents. Raises InvalidArgument if both are given and differ."""
     theirs = {name: fields[name] for name in SAME_AS if fields.get(name) is not None}
     if not theirs:
         return fields

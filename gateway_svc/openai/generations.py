@@ -1,4 +1,4 @@
-"""Completions and chat: a generation for each prompt, all of them in one answer."""
+"""Completions and chat: run one generation per prompt and combine them into one answer."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from svc_common.version import VERSION
 
 
 class Generations:
-    """Answers requests of one kind: `cls` says what was sent, `shape` how to answer."""
+    """Answers requests of one kind: `cls` parses the request, `shape` formats the answer."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Generations:
         self._catalog = catalog
 
     async def respond(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """One generation for each prompt, in one answer."""
+        """Run one generation per prompt and send one answer."""
         async with contextlib.AsyncExitStack() as stack:
             answer, generations, is_stream = await self._begin(http, call, stack)
             async with contextlib.aclosing(merged(generations)) as events_of:
@@ -54,7 +54,10 @@ class Generations:
     async def _begin(
         self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack
     ) -> tuple[Answer, Sequence[Generation], bool]:
-        """Its own step, so that nothing of what was sent is kept while the answer is made."""
+        """Parse the request and start the generations.
+
+        A separate step, so that nothing of the request is kept during the answer.
+        """
         request, messages = parse_request(self._cls, http.take_body())
         call = replace(call, stream=bool(request.stream))
         await settle_roles(messages, call, self._catalog)
@@ -95,12 +98,12 @@ def _prompt(
 
 
 def _part(call: Call, index: int, num_parts: int) -> Call:
-    """The call of one of several prompts: ids must differ."""
+    """Call for one of several prompts, with a distinct request id."""
     return call if num_parts == 1 else replace(call, request_id=f"{call.request_id}-{index}")
 
 
 async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answer: Answer, reply: Reply) -> None:
-    """At most one part in flight: what comes while it is being sent is in the next one."""
+    """Send chunks, at most one part in flight; output that arrives during a send goes into the next part."""
     async for index, events in events_of:
         if chunks := answer.chunks(index, events):
             await reply.events(chunks)
@@ -110,7 +113,7 @@ async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answ
 
 
 async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """Events of all generations as they come, each list with its generation's index. To be closed by the caller."""
+    """Yield events of all generations as they arrive, with the generation's index. The caller must close it."""
     waiting = {asyncio.ensure_future(anext(generation, None)): i for i, generation in enumerate(generations)}
     try:
         while waiting:

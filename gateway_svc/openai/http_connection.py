@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's, with deadlines for header and body, and strict about where a request ends.
 
-uvicorn has a limit for idle connections only; h11 bounds a header only while it is incomplete, and takes Content-Length beside
-Transfer-Encoding, which RFC 9112, 6.1 calls an attempt at request smuggling.
+uvicorn limits only idle connections. h11 limits a header only while it is incomplete, and accepts
+Content-Length together with Transfer-Encoding, which RFC 9112, 6.1 treats as attempted request smuggling.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from gateway_svc.request_ids import new_request_id
 from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
 
 log = logging.getLogger(__name__)
-log.setLevel(logging.ERROR)  # uvicorn writes a warning for each malformed request
+log.setLevel(logging.ERROR)  # uvicorn logs a warning for each malformed request
 
 _RETRY_S = 1.0
 _HEADER_TOO_LARGE = 431
@@ -27,7 +27,10 @@ _FIELD_OVERHEAD = len(b": \r\n")
 
 
 class BoundedConnection(H11Protocol):
-    """See the module's docstring. What arrives too late or malformed is answered with an error object, and closed."""
+    """Connection with limits.
+
+    A late or malformed request is answered with an error object, and the connection closed.
+    """
 
     def __init__(self, limits: HttpLimits, peers: PeerConnections, config: uvicorn.Config, **state: Any) -> None:
         super().__init__(config, **state)
@@ -40,7 +43,7 @@ class BoundedConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection of a peer that has too many."""
+        """Refuse the connection if its peer has too many."""
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
         if self._peers.enter(host):
@@ -57,7 +60,7 @@ class BoundedConnection(H11Protocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the peer's place back."""
+        """Free the peer's place."""
         self._forget_deadline()
         if self._peer is not None:
             self._peers.leave(self._peer)
@@ -65,18 +68,18 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Take in what arrived, and set the deadline of what is still missing."""
+        """Process received data, and set the deadline for what is missing."""
         super().handle_events()
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is malformed; uvicorn calls this for it."""
+        """Answer that the request is malformed; called by uvicorn."""
         self._refuse(self._parser.refused_because())
 
     # --- deadlines ---------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """One deadline for each header and each body; it does not move while pieces of them arrive."""
+        """Set one deadline for each header and each body; it does not move while pieces arrive."""
         awaits = self._missing()
         if awaits is self._awaits:
             return
@@ -87,7 +90,10 @@ class BoundedConnection(H11Protocol):
             self._deadline = self.loop.call_later(after, self._late)
 
     def _missing(self) -> type | None:
-        """IDLE: a header, SEND_BODY: a body. None: nothing, or the next request of an idle connection (uvicorn's limit)."""
+        """Return IDLE for a missing header, SEND_BODY for a missing body.
+
+        None: nothing is missing, or only the next request of an idle connection (uvicorn's limit).
+        """
         state = self.conn.their_state
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY):
             return None
@@ -111,7 +117,10 @@ class BoundedConnection(H11Protocol):
     # --- refusals ----------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: QuireError) -> None:
-        """Answer with the error unless an answer has begun, and close; a handler that waits for the body sees a disconnect."""
+        """Answer with the error unless a response has begun, and close the connection.
+
+        A handler that waits for the body sees a disconnect.
+        """
         self._forget_deadline()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._write_error(error)
@@ -134,7 +143,7 @@ class BoundedConnection(H11Protocol):
 
 
 class _StrictParser(h11.Connection):
-    """h11's, strict where a request could be read in two ways, and with a bound for headers that arrive whole."""
+    """h11's parser, strict about ambiguous requests, and with a limit also for headers that arrive in one piece."""
 
     def __init__(self, header_bytes: int) -> None:
         super().__init__(h11.SERVER, header_bytes)
@@ -142,7 +151,10 @@ class _StrictParser(h11.Connection):
         self._refused: h11.RemoteProtocolError | None = None
 
     def next_event(self) -> Any:
-        """See h11. RemoteProtocolError also for two lengths, for chunks in HTTP/1.0 and for a long header."""
+        """Return h11's next event.
+
+        Raises RemoteProtocolError also for two lengths, HTTP/1.0 chunks and a long header.
+        """
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
@@ -153,7 +165,7 @@ class _StrictParser(h11.Connection):
         return event
 
     def refused_because(self) -> InvalidArgument:
-        """What was wrong with the last request."""
+        """Error that describes the last malformed request."""
         if self._refused is not None and self._refused.error_status_hint == _HEADER_TOO_LARGE:
             return InvalidArgument(
                 f"the request's header is larger than {self._header_bytes} bytes; send fewer or shorter fields",

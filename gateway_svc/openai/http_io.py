@@ -1,4 +1,4 @@
-"""HTTP as the OpenAI door needs it: bounded bodies, JSON, server-sent events, disconnects."""
+"""HTTP input and output of the OpenAI API: bounded bodies, JSON, server-sent events, disconnects."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,10 @@ READ_AWAY_S = 1.0
 
 
 def check_is_json(headers: Mapping[str, str]) -> None:
-    """InvalidArgument for any other content type, and for none: browsers send those from every page without asking."""
+    """Raise InvalidArgument unless the content type is JSON.
+
+    Browsers send other types, or none, cross-site without preflight.
+    """
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         given = f"is {clip(media, 100)!r}" if media else "is missing"
@@ -34,7 +37,7 @@ def check_is_json(headers: Mapping[str, str]) -> None:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body. BodyTooLarge beyond 4 MiB, ClientGone when the client left."""
+    """Read the whole body. Raises BodyTooLarge beyond 4 MiB, and ClientGone on a disconnect."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -46,7 +49,8 @@ async def read_body(receive: Receive) -> bytes:
         if size <= PUBLIC_MESSAGE_BYTES:
             parts.append(part)
         is_last = not message.get("more_body")
-        # Read on for a while: a client that is still writing when the connection closes never sees the answer.
+        # Read on for a while: a client that is still sending when the connection closes never sees the
+        # response.
         if size > PUBLIC_MESSAGE_BYTES and (is_last or size > MOST_READ_BYTES):
             raise BodyTooLarge.field("body", f"is larger than {PUBLIC_MESSAGE_BYTES} bytes")
         if is_last:
@@ -54,8 +58,10 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def read_away(receive: Receive) -> None:
-    """Reads on what a refused request still sends, for a while and up to a bound: whoever is still writing when the connection
-    closes never sees the answer."""
+    """Read the rest of a refused request, bounded in time and size.
+
+    A client that is still sending when the connection closes would never see the response.
+    """
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READ_AWAY_S):
@@ -67,7 +73,7 @@ async def read_away(receive: Receive) -> None:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Result of `work`; when the client goes first, `work` is cancelled and ClientGone raised."""
+    """Return the result of `work`; on a disconnect before that, cancel it and raise ClientGone."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -91,7 +97,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Reply:
-    """The answer to one request: JSON once, or server-sent events. `headers` go out with its start."""
+    """Response to one request: JSON once, or server-sent events. `headers` are sent with its start."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -101,25 +107,28 @@ class Reply:
         self.status = 0
 
     async def json(self, value: Any, *, status: int = 200) -> None:
-        """A complete JSON answer."""
+        """Send a complete JSON response."""
         body = _json(value)
         await self._start(status, {"content-type": "application/json", "content-length": str(len(body))})
         await self._send({"type": "http.response.body", "body": body})
 
     async def events(self, values: Iterable[Any]) -> None:
-        """Each value as one event; returns when the connection has room again, so a slow reader slows only itself."""
+        """Send each value as one event.
+
+        Returns when the connection has room again, so a slow reader slows only itself.
+        """
         if not self._started:
             kind = "text/event-stream; charset=utf-8"
             await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
         await self._part(b"".join(b"data: " + _json(value) + b"\n\n" for value in values))
 
     async def end_events(self) -> None:
-        """OpenAI's end mark, and the end."""
+        """Send OpenAI's end mark and end the response."""
         await self._part(b"data: [DONE]\n\n")
         await self._part(b"", last=True)
 
     async def error(self, error: QuireError) -> None:
-        """The error as the answer; in a stream that has begun, as its last event (without the end mark)."""
+        """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
         if self._started:
             await self.events([error_body(error)])
             await self._part(b"", last=True)

@@ -1,6 +1,6 @@
-"""Limits of an HTTP listener: how long a request may take to arrive, its header's size, connections of one peer. Pure.
+"""Limits of an HTTP listener: time for a request to arrive, header size, connections per peer. Pure.
 
-The bound of a body is `http_io`'s; how long an answer may stay unread is the call's own limit.
+The body's size is limited in `http_io`, the time that a response may stay unread by the call's deadline.
 """
 
 import ipaddress
@@ -14,8 +14,12 @@ _IPV6_SITE_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`header_s`: from a connection or the first byte of a further request to the end of its header (TLS handshakes too);
-    `body_s`: from there to the end of its body. `header_bytes`: request line and header fields together."""
+    """Limits of one listener.
+
+    `header_s`: from the connection, or the first byte of a further request, to the end of the header (TLS
+    handshakes too); `body_s`: from there to the end of the body. `header_bytes`: request line and header
+    fields together.
+    """
 
     header_s: float = 10.0
     body_s: float = 60.0
@@ -24,14 +28,14 @@ class HttpLimits:
 
 
 class PeerConnections:
-    """Open connections by peer address. Owner of the counts."""
+    """Counts of open connections by peer address."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: Counter[str] = Counter()
 
     def enter(self, host: str) -> bool:
-        """Count one more connection; False, and nothing counted, where the peer has as many as it may."""
+        """Count one more connection; False, without counting, if the peer has reached its limit."""
         peer = _peer_of(host)
         if self._open[peer] >= self._most:
             return False
@@ -39,7 +43,7 @@ class PeerConnections:
         return True
 
     def leave(self, host: str) -> None:
-        """One that `enter` counted has ended."""
+        """Stop counting a connection that `enter` counted."""
         peer = _peer_of(host)
         self._open[peer] -= 1
         if not self._open[peer]:
@@ -47,7 +51,7 @@ class PeerConnections:
 
 
 def _peer_of(host: str) -> str:
-    """Addresses of one IPv6 site (a /64, which one machine may have whole) are one peer."""
+    """Peer of an address; all addresses of one IPv6 /64, which one machine may own, are one peer."""
     if ":" not in host:
         return host
     address = int(ipaddress.IPv6Address(host.partition("%")[0]))

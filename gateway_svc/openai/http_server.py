@@ -1,4 +1,4 @@
-"""uvicorn in our event loop, on a socket of our own, without signal handlers of its own, with limits for its connections."""
+"""uvicorn in our event loop, on our own socket, without its signal handlers, with limits for its connections."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from svc_common.listening import listen
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one application until `stop`; signals belong to the composition root. `tls`: None = plain text.
+    """Serves one application until `stop`; signals are handled by the composition root. `tls`: None = plain text.
 
-    Owner of the socket that `bind` made.
+    Closes the socket made by `bind` in `close`.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class HttpServer(uvicorn.Server):
         self._bound: socket.socket | None = None
 
     def bind(self, host: str, port: int, *, option: str) -> int:
-        """The port that it listens on from now on. ConfigError naming `option` when it is taken."""
+        """Start listening and return the port. Raises ConfigError naming `option` if it is taken."""
         self._bound = listen(host, port, option=option)
         return int(self._bound.getsockname()[1])
 
     async def run_bound(self) -> None:
-        """Serves what comes there until `stop`, and a grace time for those that are there."""
+        """Serve until `stop`, then for a grace time for open connections."""
         assert self._bound is not None
         await self.serve([self._bound])
 
@@ -75,15 +75,15 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     def close(self) -> None:
-        """The port is free again."""
+        """Free the port."""
         if self._bound is not None:
             self._bound.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None are captured."""
+        """Capture no signals."""
         yield
 
     def stop(self) -> None:
-        """No new connections; `serve` returns when those there are done, or after the grace time."""
+        """Accept no new connections; `serve` returns when open ones are done, or after the grace time."""
         self.should_exit = True

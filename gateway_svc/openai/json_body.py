@@ -1,6 +1,6 @@
-"""JSON that clients send, at bounded cost: bodies become checked models, free-form parts bounded text. Pure.
+"""Parse clients' JSON at bounded cost: bodies into checked models, free-form parts into bounded text. Pure.
 
-Lists stop at their first wrong element: a list of a million wrong ones would otherwise make a million complaints.
+Lists stop at their first invalid element: a million invalid ones would otherwise produce a million errors.
 """
 
 import json
@@ -32,10 +32,11 @@ def parse_body(
     instead: Mapping[str, str] | None = None,
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields,
 ) -> tuple[T, Mapping[str, Any]]:
-    """A request body as `cls`, and all of its fields. InvalidArgument for what is no JSON object and for wrong types.
+    """Parse a request body as `cls`; returns it and all fields.
 
-    neutral: fields that are not supported, with the values that change nothing (None is always one); others are refused, with what
-    to send `instead`. `translate`: others' names to those of `cls`.
+    Raises InvalidArgument unless it is a JSON object with valid types. `neutral`: unsupported fields with the
+    values that have no effect (None always has none); other values are refused, with what to send `instead`.
+    `translate`: renames foreign fields to those of `cls`.
     """
     fields = translate(_json_object(body))
     for name, allowed in neutral.items():
@@ -54,7 +55,7 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
         text = body.decode()
         fields = json.loads(text, parse_constant=_no_constant)
         if "\\ud" in text.lower():
-            json.dumps(fields, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
+            json.dumps(fields, ensure_ascii=False).encode()  # an escaped lone surrogate is not valid text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument.field("body", f"is no JSON in UTF-8: {error}") from None
     if not isinstance(fields, dict):
@@ -67,7 +68,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _invalid(error: pydantic.ValidationError) -> InvalidArgument:
-    """Of a field with several possible types each has its complaint; the first says enough."""
+    """One violation per field; for a field with several possible types, the first type's message."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
     first = {_path(entry["loc"]): entry["msg"] for entry in reversed(wrong)}
     violations = [FieldViolation(name, message) for name, message in first.items()]
@@ -76,7 +77,7 @@ def _invalid(error: pydantic.ValidationError) -> InvalidArgument:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content` of an element of a list of objects, else the field alone (the rest may be names of types)."""
+    """`messages[0].content` for an element of a list of objects, else only the field (the rest may be type names)."""
     match location:
         case (str() as name, int() as index, str() as inner, *_) if name in {"messages", "tools"}:
             return f"{name}[{index}].{inner}"
@@ -89,7 +90,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def json_text(value: Any, field: str) -> str:
-    """A free-form part as compact JSON text. InvalidArgument naming `field` for more than 256 KiB or 100 levels of it."""
+    """A free-form part as compact JSON. Raises InvalidArgument naming `field` beyond 256 KiB or 100 levels."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
@@ -117,14 +118,14 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def set_given(message: Any, **fields: Any) -> None:
-    """Sets the fields that are not None."""
+    """Set the fields that are not None."""
     for name, value in fields.items():
         if value is not None:
             setattr(message, name, value)
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """One prompt or several, each text or token ids."""
+    """Convert the prompt field to a list of texts or token ids."""
     if isinstance(given, str):
         return [given]
     token_ids = [item for item in given if isinstance(item, int)]
@@ -132,7 +133,7 @@ def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str
 
 
 def refuse(field: str, description: str) -> NoReturn:
-    """InvalidArgument for a wish that this server cannot fulfil."""
+    """Raise InvalidArgument for a field or value that this server does not support."""
     raise InvalidArgument(
         f"{field}: {description}", reason="UNSUPPORTED_FIELD", violations=[FieldViolation(field, description)]
     )

@@ -1,4 +1,4 @@
-"""/v1/models: what is served here."""
+"""/v1/models: the models served."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,25 +11,25 @@ from svc_common.clock import NS_PER_S, wall_ns
 
 
 class Models:
-    """The model and the adapters on it."""
+    """Routes that list the model and its adapters."""
 
     def __init__(self, catalog: ModelCatalog) -> None:
         self._catalog = catalog
         self._created_s = wall_ns() // NS_PER_S
 
     async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """All of them; none before the first is loaded."""
+        """Answer with all that the caller may use; empty before the first is loaded."""
         theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
         await reply.json({"object": "list", "data": [self._card(model) for model in theirs]})
 
     async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """One by its name."""
+        """Answer with one by name."""
         model = self._catalog.get(http.path_params["name"])
         call.caller.terms.check_model(model.name)
         await reply.json(self._card(model))
 
     def _card(self, model: ServedModel) -> Mapping[str, Any]:
-        """`parent`, as vLLM has it: of an adapter, the model that it is on."""
+        """Model object. `parent`, as in vLLM: the base model of an adapter."""
         return {
             "id": model.name,
             "object": "model",

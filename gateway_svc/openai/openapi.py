@@ -1,4 +1,4 @@
-"""GET /openapi.json: the routes with the schemas of what they take, from the very models that check it. Pure."""
+"""GET /openapi.json: the routes, with request schemas from the models that validate them. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,10 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One route. `is_public`: needs no caller. `streams`: may answer with server-sent events. `media`: of its answer."""
+    """One route.
+
+    `is_public`: needs no caller. `streams`: may answer with server-sent events. `media`: type of the answer.
+    """
 
     method: str
     path: str
@@ -69,7 +72,7 @@ OPERATIONS = (
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
     _, schemas = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"

@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows, and what is known of its prompt. Pure."""
+"""State of an answer under construction: each choice, and its prompt. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ OutputEvent = pb.Delta | pb.ReasoningDelta | pb.ToolCallDelta
 
 @dataclass(slots=True)
 class Output:
-    """One choice. `entries`, `offsets`: log probabilities not told yet, with the places of their tokens in the text.
+    """One choice. `entries`, `offsets`: logprobs not sent yet, with their tokens' positions in the text.
 
-    `num_chars`: of the text so far, an echoed prompt included. `is_open`: its first chunk was told.
+    `num_chars`: length of the text so far, with an echoed prompt. `is_open`: its first chunk was sent.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Whole text."""
         return "".join(self.texts)
 
     def add(self, event: OutputEvent) -> None:
-        """Takes a piece of a whole answer."""
+        """Add an event's output."""
         self.token_ids += event.token_ids
         match event:
             case pb.Delta():
@@ -53,7 +53,7 @@ class Output:
 
 
 class Prompt:
-    """One prompt and what its generation said of it. `token_ids`, `text`: where the answer tells them, else empty."""
+    """One prompt with results of its generation. `token_ids`, `text`: set if the answer shows them, else empty."""
 
     def __init__(
         self, num_tokens: int, token_ids: Sequence[int] = (), text: str = "", *, awaits_logprobs: bool = False
@@ -68,11 +68,14 @@ class Prompt:
 
     @property
     def known_logprobs(self) -> pb.PromptLogprobs:
-        """Its log probabilities; none of them for a prompt of one token."""
+        """Logprobs of the prompt; empty for a prompt of one token."""
         return self.logprobs or pb.PromptLogprobs()
 
     def in_order(self, events: list[Event]) -> list[Event]:
-        """What of an output can be told now: nothing before the prompt's log probabilities where the answer begins with them."""
+        """Return the output events that can be sent now.
+
+        There are none before the prompt's logprobs if the answer begins with them.
+        """
         for event in events:
             if isinstance(event, pb.Usage):
                 self.usage = event

@@ -1,4 +1,4 @@
-"""Routes that need no caller: health for load balancers, the version, and what is said where there is nothing."""
+"""Routes that need no caller: health for load balancers, version, and errors for unknown paths."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ _INSTEAD = {
 
 
 def public_routes(not_ready_because: Callable[[], str]) -> Sequence[Route]:
-    """`not_ready_because()`: empty when requests can be served, else the reason for people."""
+    """Make the routes. `not_ready_because()`: empty if requests can be served, else the reason for people."""
     ready = _ready(not_ready_because)
     return [
         Route("/health/live", _live, methods=["GET"]),
@@ -30,18 +30,18 @@ def public_routes(not_ready_because: Callable[[], str]) -> Sequence[Route]:
 
 
 async def _live(request: Request) -> Response:
-    """The process answers."""
+    """Answer that the process is live."""
     return JSONResponse({"status": "live"})
 
 
 async def _version(request: Request) -> Response:
-    """The release, under vLLM's path."""
+    """Answer with the release, under vLLM's path."""
     return JSONResponse({"version": VERSION})
 
 
 def _ready(not_ready_because: Callable[[], str]) -> Callable[[Request], object]:
     async def ready(request: Request) -> Response:
-        """Requests can be served."""
+        """Answer whether requests can be served."""
         reason = not_ready_because()
         if reason:
             return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
@@ -50,17 +50,17 @@ def _ready(not_ready_because: Callable[[], str]) -> Callable[[Request], object]:
     return ready
 
 
-# --- errors of routing -----------------------------------------------------------------------------------------------
+# --- routing errors --------------------------------------------------------------------------------------------------
 
 
 async def known_error(request: Request, error: Exception) -> Response:
-    """A QuireError of a plain route."""
+    """Answer with the QuireError of a plain route."""
     assert isinstance(error, QuireError)
     return JSONResponse(error_body(error), status_code=http_status(error), headers=error_headers(error))
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses: unknown paths and methods."""
+    """Answer with Starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", request.url.path, error.status_code)
     return JSONResponse(error_body(known), status_code=error.status_code, headers=error.headers)
@@ -76,13 +76,16 @@ def _known(message: str, path: str, status: int) -> QuireError:
 
 
 class RequestIds:
-    """Every answer has an x-request-id: the call's, else the client's own where it is well formed, else a new one."""
+    """Middleware that gives every response an x-request-id.
+
+    It is the call's id, else the client's own if well formed, else a new one.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on, and adds the header where it is missing."""
+        """Pass everything on, and add the header if missing."""
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
-"""POST /v1/completions as OpenAI clients send it, as messages of our own API. Pure. `max_tokens` left out = up to the context.
+"""POST /v1/completions: convert the body to requests. Pure. Without `max_tokens`, the context is the limit.
 
-`echo` with log probabilities is how lm-eval scores prompts: it asks for the prompt's own. `max_tokens` 0 is possible with echo
-alone; one token is made for it, which nobody sees.
+lm-eval scores prompts by `echo` with logprobs, which returns those of the prompt. `max_tokens` 0 is allowed
+only with echo; one token is then generated and discarded.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ R = TypeVar("R", bound=GenerationFields)
 
 
 class CompletionRequest(GenerationFields):
-    """The body. `logprobs`: of the chosen token and of so many of the likeliest."""
+    """The request body. `logprobs`: of the chosen token and of that many likeliest ones."""
 
     NEUTRAL: ClassVar = NEUTRAL | {
         "add_special_tokens": (True,),
@@ -36,7 +36,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
 
     def options(self) -> AnswerOptions:
-        """See GenerationFields."""
+        """What the answer shows."""
         echo = bool(self.echo)
         return replace(
             super().options(),
@@ -46,7 +46,7 @@ class CompletionRequest(GenerationFields):
         )
 
     def messages(self) -> AnyRequests:
-        """One request for each prompt."""
+        """Return one request per prompt."""
         prompts = prompts_of(self.prompt)
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             refuse("prompt", f"has {len(prompts)} prompts; send 1 to {MAX_PROMPTS}")
@@ -74,7 +74,10 @@ class CompletionRequest(GenerationFields):
 
 
 def parse_request(cls: type[R], body: bytes) -> tuple[R, AnyRequests]:
-    """A request body, and what it asks of our API. InvalidArgument for no JSON object, wrong types and unsupported wishes."""
+    """Parse a body and convert it to requests.
+
+    Raises InvalidArgument for no JSON object, wrong types and unsupported values.
+    """
     neutral = foreign_fields.NEUTRAL | cls.NEUTRAL
     request, fields = parse_body(
         cls, body, neutral, instead=foreign_fields.INSTEAD, translate=foreign_fields.translated

@@ -1,4 +1,4 @@
-"""OpenAI's role "developer": its newer word for "system", which many templates do not know."""
+"""OpenAI's role "developer", its newer name for "system", which many templates do not know."""
 
 from gateway_svc.calls import Call
 from gateway_svc.chat.conversation import told_tools
@@ -10,7 +10,7 @@ _NEWER, _OLDER = "developer", "system"
 
 
 async def settle_roles(requests: AnyRequests, call: Call, catalog: ModelCatalog) -> None:
-    """Turns of a developer become the system's where the model's template does not speak of developers."""
+    """Change the role developer to system if the model's template does not mention developers."""
     for request in requests:
         if isinstance(request, pb.ChatRequest) and (turns := _developers_turns(request)):
             text = (await catalog.wait(request.model, call.remaining_s, call.span)).text

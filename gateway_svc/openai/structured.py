@@ -1,8 +1,8 @@
-"""Structured output as OpenAI's and vLLM's clients ask for it, as our own oneof. Pure.
+"""Convert structured output fields of OpenAI's and other clients to our oneof. Pure.
 
-OpenAI: `response_format`. vLLM: `structured_outputs` {json, regex, choice, grammar, json_object} and the older `guided_json`,
-`guided_regex`, `guided_choice`, `guided_grammar`. SGLang and llama.cpp: `regex`, `json_schema`. TGI: `grammar` {type, value}. At
-most one of all.
+OpenAI: `response_format`. vLLM: `structured_outputs` {json, regex, choice, grammar, json_object} and the
+older `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`. SGLang and llama.cpp: `regex`,
+`json_schema`. TGI: `grammar` {type, value}. At most one of all.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def set_structured_output(request: pb.GenerateRequest | pb.ChatRequest, fields: Mapping[str, Any]) -> None:
-    """Sets the oneof from the `FIELDS` that are given. InvalidArgument for several, and for shapes that are none of theirs."""
+    """Set the oneof from the `FIELDS` given. Raises InvalidArgument for several, and for malformed values."""
     wishes = {name: fields[name] for name in FIELDS if fields.get(name) is not None}
     wishes = {name: value for name, value in wishes.items() if value != {"type": "text"}}
     if len(wishes) > 1:
@@ -82,7 +82,7 @@ def _set_tgi(request: pb.GenerateRequest | pb.ChatRequest, field: str, value: An
 
 
 def _set(request: pb.GenerateRequest | pb.ChatRequest, field: str, kind: str, value: Any) -> None:
-    """`kind`: json, regex, choice or grammar."""
+    """Set one constraint. `kind`: json, regex, choice or grammar."""
     if kind == "json" and isinstance(value, str | dict | bool):
         request.json_schema = value if isinstance(value, str) else json_text(value, field)
     elif kind == "choice" and isinstance(value, list) and all(isinstance(item, str) for item in value):

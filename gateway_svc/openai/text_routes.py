@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize in vLLM's shapes: what a prompt or a conversation is to the model, without generating."""
+"""/tokenize and /detokenize in vLLM's format, without generating."""
 
 import functools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from gateway_svc.openai.roles import settle_roles
 
 
 class TokenizeRequest(BaseModel):
-    """A text, or (see ChatCompletionRequest) `messages` with tools and template arguments."""
+    """A text, or `messages` with tools and template arguments (see ChatCompletionRequest)."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -32,7 +32,7 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """Token ids."""
+    """Token ids to decode."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -41,14 +41,14 @@ class DetokenizeRequest(BaseModel):
 
 
 class TextRoutes:
-    """Answers both."""
+    """Handlers of both routes."""
 
     def __init__(self, pipeline: Pipeline, catalog: ModelCatalog) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
 
     async def tokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Token ids, their number, and the most that the model takes."""
+        """Answer with token ids, their number, and the model's context length."""
         request, _ = parse_body(TokenizeRequest, http.body, TokenizeRequest.NEUTRAL)
         model = await wait_for_model(self._catalog, call, request.model)
         if (request.prompt is None) == (request.messages is None):
@@ -61,13 +61,13 @@ class TextRoutes:
         await reply.json(answer | {"token_strs": model.text.names(token_ids) if request.return_token_strs else None})
 
     async def _conversation(self, body: bytes, call: Call) -> Sequence[int]:
-        """As a chat would have it; what says how to answer is left out."""
+        """Tokenise as a chat prompt; fields about the answer have no effect."""
         _, messages = parse_request(ChatCompletionRequest, body)
         await settle_roles(messages, call, self._catalog)
         return await self._pipeline.prompt_token_ids(call, messages[0])
 
     async def detokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """The text of token ids; special ones are left out."""
+        """Answer with the text of token ids, without special tokens."""
         request, _ = parse_body(DetokenizeRequest, http.body, {})
         model = await wait_for_model(self._catalog, call, request.model)
         validation.check_token_ids(request.tokens, "tokens", model.limits)

@@ -1,4 +1,4 @@
-"""Tokens with their log probabilities as entries of OpenAI's chat answers, and as vLLM's list for prompts. Pure."""
+"""Format tokens with logprobs as entries of OpenAI's chat answers, and as vLLM's list for prompts. Pure."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -19,14 +19,14 @@ class TokenEntries:
         self._as_ids = as_ids
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[pb.TopLogprobs]) -> list[Json]:
-        """An entry for each token; `tops`: one for each, or none at all."""
+        """Make one entry per token; `tops`: one per token, or empty."""
         return [
             {**self._entry(token_id, logprob), "top_logprobs": self._tops(top)}
             for token_id, logprob, top in zip(token_ids, logprobs, tops or [_NO_TOPS] * len(token_ids), strict=True)
         ]
 
     def of_prompt(self, token_ids: Sequence[int], known: pb.PromptLogprobs) -> list[Json]:
-        """An entry for each token of a prompt; `logprob` and `top_logprobs` are None where nothing comes before it."""
+        """Make one entry per prompt token; `logprob` and `top_logprobs` are None for the first token."""
         begin = known.start_index or 1
         first = [{**self._entry(token_id, None), "top_logprobs": None} for token_id in token_ids[:begin]]
         return first + self.of(known.token_ids, known.logprobs, known.top_logprobs)
@@ -40,7 +40,10 @@ class TokenEntries:
         return {"token": name, "logprob": logprob, "bytes": list(raw)}
 
     def vllm_prompt_logprobs(self, given: pb.PromptLogprobs | None) -> list[Json | None]:
-        """vLLM's list: None for the first token, then {token id: {logprob, rank, decoded_token}}; rank null where not known."""
+        """vLLM's list of prompt logprobs.
+
+        None for the first token, then {token id: {logprob, rank, decoded_token}}; unknown ranks are null.
+        """
         if given is None:
             return []
         entries: list[Json | None] = [None] * given.start_index

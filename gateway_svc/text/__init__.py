@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat template, detokenising, stop strings. No weights, no calls."""
+"""Text and tokens: tokenizer, chat template, detokenisation, stop strings. No weights, no calls."""

@@ -1,11 +1,11 @@
-"""The text side of a served model, made from its bundle: tokenizer, chat template, generation defaults. No weights, no torch.
+"""Text model of a served model, made from its bundle: tokenizer, chat template, generation defaults.
 
-Pure and synchronous: used by the gateway and in process by `quire.LLM`. Small API:
+No weights, no torch. Pure and synchronous: used by the gateway and in process by `quire.LLM`. Main methods:
 
     model = TextModel.from_bundle(data)
-    model.encode(text) -> list[int]                  special tokens that the tokenizer adds by itself included
-    model.decode(ids) -> str                         special tokens left out
-    model.apply_chat_template(messages) -> str       messages: [{"role": ..., "content": ...}]; it writes all special tokens itself
+    model.encode(text) -> list[int]                  includes special tokens that the tokenizer adds by itself
+    model.decode(ids) -> str                         omits special tokens
+    model.apply_chat_template(messages) -> str       messages: [{"role": ..., "content": ...}]; writes all special tokens itself
     model.word_sequences(word), model.compiled_grammar(kind, text)      for bad words and structured output
 """
 
@@ -28,16 +28,17 @@ from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument
 
 MAX_CACHED_WORDS = 1024
-"""Words whose tokens the tokenizer remembers, the first of up to 255 bytes that come: 8 MiB at most.
+"""Words in the tokenizer's cache: the first ones seen, each of up to 255 bytes, so at most 8 MiB.
 
-Its own limit of 10,000 lets distinct texts take 81 MiB, and saves 5 % of the time for source code.
+The library's default of 10,000 lets distinct texts take 81 MiB, and saves 5 % of the time on source code.
 """
 
 
 class TextModel:
     """Tokenizer and templates of one model; immutable, safe to share.
 
-    `chat_template`: its source, empty = none; `tool_use_template`: the one for requests with tools, empty = the same.
+    `chat_template`: its source, empty = none; `tool_use_template`: for requests with tools, empty = the same
+    template.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TextModel:
 
     @classmethod
     def from_bundle(cls, data: bytes) -> "TextModel":
-        """From a serialised quire.worker.v1.ModelBundle. InvalidArgument when it is none."""
+        """Make the model from a serialised quire.worker.v1.ModelBundle. Raises InvalidArgument if it is invalid."""
         try:
             bundle = worker_pb2.ModelBundle.FromString(data)
             tokenizer = tokenizers.Tokenizer.from_str(bundle.tokenizer_json.decode())
@@ -92,7 +93,7 @@ class TextModel:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of `len(encode(text))` that costs nothing; 0 where none is known."""
+        """Cheap lower bound of `len(encode(text))`; 0 if none is known."""
         if not self._is_byte_level or self._tokenizer.normalizer is not None:
             return 0
         return len(text.encode()) // self._longest_token_bytes
@@ -103,11 +104,11 @@ class TextModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be answered."""
+        """True if the model can answer conversations."""
         return any(isinstance(template, ChatTemplate) for template in self._templates.values())
 
     def template_for(self, *, has_tools: bool) -> str:
-        """Source of the template of a conversation with tools or without, as transformers chooses it; empty = none."""
+        """Source of the chat template with or without tools, chosen as in transformers; empty = none."""
         return (self._tool_use_template if has_tools else "") or self.chat_template
 
     def apply_chat_template(
@@ -119,7 +120,10 @@ class TextModel:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation; see ChatTemplate.render. InvalidArgument when the model has no template or it refuses."""
+        """Render the prompt of a conversation; see ChatTemplate.render.
+
+        Raises InvalidArgument if the model has no template or the template refuses.
+        """
         template = self._templates.get(self.template_for(has_tools=tools is not None))
         if isinstance(template, FailedPrecondition):
             raise template
@@ -134,25 +138,31 @@ class TextModel:
         )
 
     def word_sequences(self, word: str) -> list[list[int]]:
-        """Token sequences that `word` appears as in text: as it begins a text, and behind a space."""
+        """Token sequences of `word` in text: at the start of a text, and after a space."""
         bare = word.strip()
         sequences = [self.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")]
         return [ids for i, ids in enumerate(sequences) if ids and ids not in sequences[:i]]
 
     def compiled_grammar(self, kind: common_pb2.GrammarKind, text: str) -> common_pb2.Grammar:
-        """The grammar as the worker takes it; InvalidArgument where it cannot be compiled. May take a second: off the loop."""
+        """Return the grammar in the worker's form. Raises InvalidArgument if it does not compile.
+
+        May take a second, so call it off the event loop.
+        """
         return self._grammars.check(kind, text)
 
     def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
-        """See FirstTokens."""
+        """Tokens that an output of the grammar may begin with; see FirstTokens."""
         return self._grammars.first_tokens(grammar)
 
     def check_schema(self, text: str, place: str) -> None:
-        """InvalidArgument naming `place` where a JSON schema cannot be compiled. Off the loop, as the next."""
+        """Raise InvalidArgument naming `place` if a JSON schema does not compile. Call it off the event loop."""
         self._grammars.check_at(place, common_pb2.GRAMMAR_KIND_JSON_SCHEMA, text)
 
     def made_grammar(self, text: str, place: str) -> common_pb2.Grammar:
-        """A Lark grammar that was made here of what `place` names; InvalidArgument naming it where that is too much to compile."""
+        """Compile a Lark grammar that the gateway built from the field `place`. Call it off the event loop.
+
+        Raises InvalidArgument naming `place` if it is too complex.
+        """
         return self._grammars.check_made(place, text)
 
     @functools.cached_property
@@ -163,33 +173,33 @@ class TextModel:
     # --- tokens to text ----------------------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
-        """Text of `token_ids`; unknown ones are left out, special ones too unless asked for. Incomplete UTF-8 becomes U+FFFD."""
+        """Text of `token_ids`, without unknown and, by default, special tokens. Incomplete UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
     def detokenizer(self, *, special_tokens: bool = False) -> Detokenizer:
-        """A fresh incremental decoder for one token stream. `special_tokens`: they have their names as text."""
+        """Make an incremental decoder for one token stream. `special_tokens`: their names appear in the text."""
         if self._is_byte_level:
             return ByteLevelDetokenizer(self.token_bytes if special_tokens else self._text_bytes)
         return WindowDetokenizer(functools.partial(self.decode, special_tokens=special_tokens))
 
     def special_ids(self, texts: Iterable[str]) -> dict[int, str]:
-        """Those of `texts` that are special tokens, by their ids: they have no text in any output."""
+        """Those of `texts` that are special tokens, by id; such tokens have no text in ordinary output."""
         ids = {self._tokenizer.token_to_id(text): text for text in texts}
         return {token_id: text for token_id, text in ids.items() if token_id in self._special_ids}
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token stands for, special tokens included by name; empty for unknown ids."""
+        """Bytes of a token, with special tokens by name; empty for unknown ids."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         return _bytes_of(token) if self._is_byte_level else token.encode()
 
     def names(self, token_ids: Iterable[int]) -> list[str]:
-        """What the vocabulary calls them: byte level ones have "Ġ" for a space. Empty for unknown ids."""
+        """Tokens as in the vocabulary: byte-level ones have "Ġ" for a space. Empty for unknown ids."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def char_starts(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> list[int]:
-        """For each token the index, in the text of all, of the first character it is part of."""
+        """For each token, the index in the whole text of the first character that it is part of."""
         detokenizer, size = self.detokenizer(special_tokens=special_tokens), 0
         starts: list[int] = []
         segments = [detokenizer.push(token_id) for token_id in token_ids]
@@ -208,7 +218,7 @@ class TextModel:
 
 
 def _loaded(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate | FailedPrecondition:
-    """The template, or why it is none."""
+    """Load the template, or return the error if it is invalid."""
     try:
         return ChatTemplate(source, special_tokens)
     except FailedPrecondition as error:
@@ -216,21 +226,21 @@ def _loaded(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate | Fa
 
 
 def _bound_cache(tokenizer: tokenizers.Tokenizer) -> None:
-    """At most MAX_CACHED_WORDS are remembered; the other kinds of model remember none."""
+    """Limit the tokenizer's cache to MAX_CACHED_WORDS; models other than BPE and Unigram have no cache."""
     model = tokenizer.model
     if isinstance(model, tokenizer_models.BPE | tokenizer_models.Unigram):
-        model._resize_cache(MAX_CACHED_WORDS)  # the library has no other way to say it
+        model._resize_cache(MAX_CACHED_WORDS)  # the library offers no other way to set it
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether the decoder is byte-level BPE's alone; the library shows its parts only in serialised form."""
+    """True if the decoder is byte-level BPE only; the library shows its parts only in serialised form."""
     decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
     parts = decoder.get("decoders", [decoder])
     return [part.get("type") for part in parts] == ["ByteLevel"]
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    """GPT-2's alphabet: printable bytes map to themselves, others to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -240,6 +250,6 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 def _bytes_of(token: str) -> bytes:
-    """Bytes of a byte-level token; an added token that uses other characters stands for its own UTF-8."""
+    """Bytes of a byte-level token; an added token with other characters maps to its own UTF-8."""
     values = [_BYTE_OF_CHAR.get(char) for char in token]
     return token.encode() if None in values else bytes(value for value in values if value is not None)

@@ -1,4 +1,7 @@
-"""Chat templates: the model's own Jinja source, rendered as transformers does, in a sandbox with bounds on time and output."""
+"""Chat templates: the model's Jinja source, rendered as in transformers.
+
+Rendering is sandboxed, with limits on time and output size.
+"""
 
 import json
 import sys
@@ -23,17 +26,17 @@ _INTERPRETER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionEr
 
 
 class _RefusedError(jinja2.TemplateError):
-    """The template's own `raise_exception`."""
+    """Raised by the template's `raise_exception`."""
 
 
 class _OverBoundError(jinja2.TemplateError):
-    """It took too long, or made too much."""
+    """Rendering took too long or produced too much."""
 
 
 class ChatTemplate:
-    """One compiled template. `special_tokens`: names the template may use, such as `bos_token`.
+    """One compiled template. `special_tokens`: names that the template may use, such as `bos_token`.
 
-    Raises FailedPrecondition when the source is no valid template.
+    Raises FailedPrecondition if the source is no valid template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -56,10 +59,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`, which may call `tools`; both in OpenAI's form. `variables`: further ones of the template.
+        """Render the prompt for `messages`, which may call `tools`; both in OpenAI's form.
 
-        `continue_final_message`: the prompt ends with the last message's text, so that the answer goes on with it.
-        InvalidArgument naming `messages` when the template refuses them or takes too long, or does not show that text.
+        `variables`: further template variables. `continue_final_message`: the prompt ends with the last
+        message's text, so that the answer continues it. Raises InvalidArgument naming `messages` if the
+        template refuses them, takes too long, or does not show that text.
         """
         given = {
             "documents": None,
@@ -72,7 +76,7 @@ class ChatTemplate:
         try:
             with _TimeLimit(MAX_RENDER_S):
                 prompt = self._bounded(given)
-            prompt.encode()  # an escaped lone surrogate in arguments is no text
+            prompt.encode()  # an escaped lone surrogate in arguments is not valid text
         except _RefusedError as error:
             raise _refused(self._words.of_refusal(str(error))) from error
         except _OverBoundError as error:
@@ -95,7 +99,10 @@ class ChatTemplate:
 
 
 class _TimeLimit:
-    """Ends the code inside by an _OverBoundError after `limit_s`, loops without output included (Jinja has no such bound)."""
+    """Context that ends its code with an _OverBoundError after `limit_s`.
+
+    It also ends loops without output; Jinja has no such limit.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -119,18 +126,18 @@ class _TimeLimit:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks training targets; for serving it is transparent."""
+    """Transparent `{% generation %}...{% endgeneration %}`, which marks training targets in templates."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """The body itself."""
+        """Return the body's nodes."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As in transformers: block trimming, loop controls, three helpers."""
+    """Jinja environment as in transformers: block trimming, loop controls, three helpers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -147,7 +154,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML; a prompt is no HTML."""
+    """JSON filter without the HTML escaping of Jinja's own, since a prompt is not HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -156,7 +163,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _left_open(prompt: str, last: str) -> str:
-    """The prompt up to the end of the last message's text, as transformers cuts it: templates may trim what they show."""
+    """Cut the prompt after the last message's text, as transformers does; templates may trim that text."""
     begin = prompt.rfind(last.strip())
     if not last.strip() or begin < 0:
         raise InvalidArgument.field(

@@ -1,7 +1,9 @@
-"""Tokens to text, one token at a time. Pure: no tokenizer library, no I/O; the text model passes its functions in.
+"""Incremental detokenisation, one token at a time.
 
-Text and tokens are held back together: a *segment* is the shortest run of tokens whose text is complete, so no code point is ever
-split and text is a function of tokens alone, however they are cut into messages. Not here: stop strings.
+Pure: no tokenizer library, no I/O; the text model passes its functions in. Text and tokens are held back
+together: a *segment* is the shortest run of tokens with complete text. So no code point is ever split, and
+the text depends on the tokens alone, not on how they are split into messages. Stop strings are in
+`stop_strings`.
 """
 
 import codecs
@@ -17,9 +19,10 @@ _MAX_HELD_TOKENS = 32
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens and exactly their text; `starts[i]` is the index in `text` of the first character that token i is part of.
+    """Tokens and exactly their text.
 
-    `part`: of the answer, where the output of a chat was parsed.
+    `starts[i]` is the index in `text` of the first character that token i is part of. `part`: part of the
+    answer, if chat output was parsed.
     """
 
     token_ids: list[int]
@@ -29,19 +32,23 @@ class Segment:
 
 
 class Detokenizer(Protocol):
-    """Incremental decoding of one token stream from its start."""
+    """Incremental decoder of one token stream from its start."""
 
     def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
-        """Takes the next token; the segment that it completes, or None. `silent`: the token has no text (a stop token)."""
+        """Add the next token; returns the segment that it completes, or None.
+
+        `silent`: the token has no text (a stop token).
+        """
 
     def flush(self) -> Segment | None:
-        """What is still held back at the end, incomplete UTF-8 as U+FFFD."""
+        """Return what is still held back at the end, with incomplete UTF-8 as U+FFFD."""
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE: tokens are byte strings, text is their UTF-8. Invalid bytes become U+FFFD as in a full decode.
+    """Decoder for byte-level BPE: tokens are byte strings, text is their UTF-8.
 
-    `token_bytes(id)`: bytes of a token; empty for special and unknown ones.
+    Invalid bytes become U+FFFD as in a full decode. `token_bytes(id)`: bytes of a token; empty for special
+    and unknown ones.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -55,7 +62,7 @@ class ByteLevelDetokenizer:
         self._text = ""
 
     def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
-        """See Detokenizer."""
+        """Add the next token; see Detokenizer."""
         data = b"" if silent else self._token_bytes(token_id)
         if not self._ids and data.isascii():
             return Segment([token_id], [0], data.decode())
@@ -65,7 +72,7 @@ class ByteLevelDetokenizer:
         return None if self._decoder.getstate()[0] else self._take()
 
     def flush(self) -> Segment | None:
-        """See Detokenizer."""
+        """Return the rest; see Detokenizer."""
         self._text += self._decoder.decode(b"", final=True)
         return self._take() if self._ids else None
 
@@ -76,10 +83,10 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other decoder (Metaspace, byte fallback, WordPiece): decodes the new tokens behind the last segment.
+    """Decoder for all other tokenizers (Metaspace, byte fallback, WordPiece).
 
-    A segment ends where the text does not end in U+FFFD; after 32 held tokens it ends anyway, to stay linear.
-    `decode(ids)`: full text of ids, special tokens left out.
+    Decodes new tokens in the context of the last segment. A segment ends where the text does not end in
+    U+FFFD, or after 32 held tokens, to stay linear. `decode(ids)`: full text of ids, special tokens left out.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -89,7 +96,7 @@ class WindowDetokenizer:
         self._silent: set[int] = set()
 
     def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
-        """See Detokenizer."""
+        """Add the next token; see Detokenizer."""
         if silent:
             self._silent.add(len(self._ids))
         self._ids.append(token_id)
@@ -100,7 +107,7 @@ class WindowDetokenizer:
         return self._take(text[len(before) :])
 
     def flush(self) -> Segment | None:
-        """See Detokenizer."""
+        """Return the rest; see Detokenizer."""
         if not self._ids:
             return None
         before, text = self._texts()
@@ -114,7 +121,7 @@ class WindowDetokenizer:
 
     def _take(self, text: str) -> Segment:
         segment = Segment(self._ids, [0] * len(self._ids), text)
-        # Tokens without text are no context: the space before a word is only there behind another word.
+        # Tokens without text are no context: the space before a word appears only after another word.
         self._context = self._spoken() if text else [*self._context, *self._spoken()]
         self._ids, self._silent = [], set()
         return segment

@@ -1,4 +1,4 @@
-"""Characters back to tokens: the segments of one output, each with the part of the answer that it belongs to. Pure."""
+"""Map parsed characters back to tokens: segments of one output, each with its part of the answer. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from gateway_svc.text.parts import OutputParser, Part, Span
 
 @dataclass(slots=True)
 class _Piece:
-    """Characters of one part. `shown`: from where to where they are text and no markup."""
+    """Characters of one part. `shown`: ranges of characters that are text rather than markup."""
 
     part: Part
     num_chars: int = 0
     shown: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, num_chars: int, *, visible: bool) -> None:
-        """The next characters."""
+        """Append characters."""
         if visible:
             self.shown.append((self.num_chars, self.num_chars + num_chars))
         self.num_chars += num_chars
@@ -24,7 +24,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A segment whose characters are not all certain. `part`: of its tokens, where it has no characters."""
+    """A segment with some uncertain characters. `part`: of its tokens, if it has no characters."""
 
     segment: Segment
     part: Part
@@ -32,7 +32,7 @@ class _Waiting:
     num_certain: int = 0
 
     def add(self, num_chars: int, part: Part, *, visible: bool) -> None:
-        """The next characters are of `part`."""
+        """Assign the next characters to `part`."""
         if not self.pieces or not part.continues(self.pieces[-1].part):
             self.pieces.append(_Piece(part))
         self.pieces[-1].add(num_chars, visible=visible)
@@ -40,11 +40,12 @@ class _Waiting:
 
 
 class Partition:
-    """Cuts the segments of one choice where parts of the answer begin and end; a segment waits until all of it is certain.
+    """Cuts the segments of one choice at the boundaries of the answer's parts.
 
-    Every token comes out once, in order, in the part of its first character, and nothing comes out without a token, so that between
-    two tokens nothing is half told: a part that has text and no token of its own takes the next one, and until there is one what
-    is before it waits, too. An output that ends there tells that text as the part that its last token is of.
+    A segment waits until all of it is certain. Every token comes out once, in order, in the part of its first
+    character. Nothing comes out without a token, so that every event boundary is a token boundary: a part
+    that has text but no token of its own takes the next token, and what precedes it waits until there is one.
+    If the output ends before that, the text is merged into the part of the last token.
     """
 
     def __init__(self, parser: OutputParser) -> None:
@@ -54,13 +55,13 @@ class Partition:
         self._untold: list[Segment] = []
 
     def take(self, segment: Segment) -> list[Segment]:
-        """The segments that are certain now."""
+        """Add a segment; returns the segments that are certain now."""
         spans = self._parser.feed(segment.text) if segment.text else []
         self._waiting.append(_Waiting(segment, self._parser.current))
         return self._cut(spans)
 
     def end(self) -> list[Segment]:
-        """The rest, when the output is over."""
+        """Return the rest at the end of the output."""
         rest = self._cut(self._parser.end())
         untold, self._untold = self._untold, []
         return [*rest, _merged(untold)] if untold else rest
@@ -76,7 +77,7 @@ class Partition:
         return certain
 
     def _spread(self, span: Span) -> None:
-        """Gives a span's characters to the segments that they are of."""
+        """Assign a span's characters to their segments."""
         left, part = span.num_chars, span.part
         while left:
             waiting = self._waiting[self._next]
@@ -88,7 +89,10 @@ class Partition:
                 self._next += 1
 
     def _told(self, pieces: list[Segment]) -> list[Segment]:
-        """What can be told when these follow: all up to the last token that something without one stands behind."""
+        """Add pieces and return those that can be emitted.
+
+        If text without a token follows the last token, these are all pieces before that token's.
+        """
         for piece in pieces:
             self._put(piece)
         _share(self._untold)
@@ -107,7 +111,7 @@ class Partition:
 
 
 def _share(pieces: list[Segment]) -> None:
-    """Each piece without a token takes the first one behind it."""
+    """Give each piece without a token the first token after it."""
     for i, piece in enumerate(pieces):
         giver = next((k for k in range(i + 1, len(pieces)) if pieces[k].token_ids), None)
         if piece.token_ids or giver is None:
@@ -118,18 +122,18 @@ def _share(pieces: list[Segment]) -> None:
 
 
 def _behind(late: Segment, piece: Segment) -> Segment:
-    """`piece` with the text of `late` before it, which counts as its first token's."""
+    """Prepend the text of `late` to `piece`, as part of its first token."""
     starts = [0 if i == 0 else start + len(late.text) for i, start in enumerate(piece.starts)]
     return Segment(piece.token_ids, starts, late.text + piece.text, late.part)
 
 
 def _merged(pieces: list[Segment]) -> Segment:
-    """All of it as the first one's part."""
+    """Merge all pieces into the first one's part."""
     return Segment(pieces[0].token_ids, pieces[0].starts, "".join(piece.text for piece in pieces), pieces[0].part)
 
 
 def _pieces(waiting: _Waiting) -> list[Segment]:
-    """A segment cut where its parts end. A token is of the part of its first character."""
+    """Cut a segment at the boundaries of its parts. A token belongs to the part of its first character."""
     segment = waiting.segment
     if not waiting.pieces:
         return [Segment(segment.token_ids, segment.starts, "", waiting.part)]
@@ -149,5 +153,5 @@ def _pieces(waiting: _Waiting) -> list[Segment]:
 
 
 def _place(char: int, shown: list[tuple[int, int]]) -> int:
-    """Where a character lies in what is shown, or would."""
+    """Position of a character in the shown text, or where it would be."""
     return sum(min(max(char, a), b) - a for a, b in shown)

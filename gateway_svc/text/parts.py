@@ -1,7 +1,8 @@
-"""The seam of output parsing: which part of an answer each character of one choice's output belongs to.
+"""Interface of output parsing: assign each character of one choice's output to a part of the answer.
 
-A parser is fed with the output's text, markers that are special tokens included, and hands out *spans*: runs of characters in
-order, without a gap, each of one part of the answer. It knows characters alone; `Partition` brings tokens back in.
+A parser is fed the output's text, including markers that are special tokens, and returns *spans*: consecutive
+runs of characters without gaps, each of one part of the answer. It handles only characters; `Partition` maps
+them back to tokens.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Protocol
 
 
 class PartKind(Enum):
-    """What a piece of output is."""
+    """Kinds of parts of an answer."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -19,7 +20,7 @@ class PartKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of an answer that a piece belongs to. `call`: number of the call; its first piece has its `call_id` and `name`."""
+    """Part of an answer. `call`: number of the tool call; its first piece has its `call_id` and `name`."""
 
     kind: PartKind
     call: int = 0
@@ -27,12 +28,12 @@ class Part:
     name: str = ""
 
     def continues(self, other: "Part") -> bool:
-        """Whether a piece of this part goes on where one of `other` ended."""
+        """True if a piece of this part continues one of `other`."""
         return self.kind is other.kind and self.call == other.call and not self.name
 
     @property
     def rest(self) -> "Part":
-        """The same part behind its first piece."""
+        """The same part for the pieces after its first."""
         return Part(self.kind, self.call) if self.name else self
 
 
@@ -42,7 +43,7 @@ REASONING = Part(PartKind.REASONING)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The next `num_chars` characters of the output. Those that are not `visible` only mark where something begins or ends."""
+    """The next `num_chars` characters of the output. If not `visible`, they are markup."""
 
     num_chars: int
     part: Part
@@ -50,18 +51,21 @@ class Span:
 
 
 class OutputParser(Protocol):
-    """Parses the output of one choice from its start. Nothing in an output is an error: what does not fit is content."""
+    """Parser of one choice's output from its start. Any output is valid: whatever does not match is content."""
 
     @property
     def markers(self) -> frozenset[str]:
-        """Texts that matter to it even where they are special tokens, which have no text elsewhere."""
+        """Texts that the parser needs even if they are special tokens, which otherwise have no text."""
 
     @property
     def current(self) -> Part:
-        """What a token without text belongs to at this point."""
+        """Part of a token without text at this point."""
 
     def feed(self, text: str) -> list[Span]:
-        """Goes on with `text`; the spans that are certain now. They do not depend on how the output is cut into texts."""
+        """Add `text`; returns the spans that are certain now.
+
+        They do not depend on how the output is split into texts.
+        """
 
     def end(self) -> list[Span]:
-        """The rest, when the output is over."""
+        """Return the rest at the end of the output."""

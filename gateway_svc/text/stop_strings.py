@@ -1,7 +1,8 @@
-"""Finding stop strings in text that arrives in pieces. Pure; knows characters, not tokens.
+"""Find stop strings in text that arrives in pieces. Pure; handles characters, not tokens.
 
-The first occurrence to be *complete* wins; of several that end at the same character the longest. That does not depend on how the
-text is cut into pieces. Each string is matched by Knuth-Morris-Pratt, so the cost is linear in the text.
+The first occurrence to be *complete* wins; of several that end at the same character, the longest. This does
+not depend on how the text is split. Each string is matched by Knuth-Morris-Pratt, so the cost is linear in
+the text.
 """
 
 from collections.abc import Sequence
@@ -10,21 +11,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """`stop` ended right before index `end` of the text just fed."""
+    """Match of `stop` that ends just before index `end` of the text just fed."""
 
     stop: str
     end: int
 
 
 class StopMatcher:
-    """Matches several non-empty strings; one per stream. `num_held`: last characters fed that may begin a stop string."""
+    """Matches several non-empty strings; one per stream.
+
+    `num_held`: number of last characters that may begin a stop string.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._automata = [_Automaton(stop) for stop in stops]
         self.num_held = 0
 
     def feed(self, text: str) -> StopMatch | None:
-        """Goes on with `text`; the match, if any. Not to be fed after a match."""
+        """Add `text`; returns the match, if any. Do not feed after a match."""
         best: StopMatch | None = None
         for automaton in self._automata:
             end = automaton.feed(text)
@@ -35,7 +39,7 @@ class StopMatcher:
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt for one string; `state` = length of the prefix that the text so far ends with."""
+    """Knuth-Morris-Pratt automaton of one string; `state`: length of its prefix that the text so far ends with."""
 
     __slots__ = ("_failure", "state", "stop")
 
@@ -45,7 +49,7 @@ class _Automaton:
         self._failure = _failure_table(stop)
 
     def feed(self, text: str) -> int | None:
-        """Index right behind the first occurrence, or None."""
+        """Add `text`; returns the index just after the first occurrence, or None."""
         stop, failure, state, i = self.stop, self._failure, self.state, 0
         while i < len(text):
             if state == 0:
@@ -65,7 +69,7 @@ class _Automaton:
 
 
 def _failure_table(stop: str) -> list[int]:
-    """For each prefix: length of its longest proper prefix that is also its suffix."""
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
     table = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

@@ -1,4 +1,4 @@
-"""What a chat template, or Jinja, says when it refuses a conversation, without what it quotes of that (operations.md 5)."""
+"""Error texts of chat templates and Jinja, without text quoted from the conversation."""
 
 import re
 
@@ -9,12 +9,12 @@ _TYPES = frozenset(
     {"dict object", "list object", "str object", "int object", "dict", "list", "str", "int", "float", "NoneType"}
 )
 _ABOUT_TYPES = (jinja2.UndefinedError, AttributeError, TypeError)
-"""Errors that speak of names and types; others speak of values."""
+"""Errors about names and types; others are about values."""
 _LEFT_OUT = "(what it says is left out: it may quote them)"
 
 
 class TemplateWords:
-    """What may be told of one template's errors: its own words. `parsed`: its `source` as Jinja reads it."""
+    """Filter that keeps only a template's own words in its errors. `parsed`: its `source` as parsed by Jinja."""
 
     def __init__(self, source: str, parsed: jinja2.nodes.Template) -> None:
         self._source = source
@@ -22,14 +22,17 @@ class TemplateWords:
         self._constants = sorted({value for value in found if value.strip()}, key=len, reverse=True)
 
     def of_refusal(self, message: str) -> str:
-        """For `raise_exception`: whole where the template has it so, else its beginning as far as the template has that."""
+        """Filter a `raise_exception` message.
+
+        It is kept if it is a constant of the template, else only a prefix that is.
+        """
         for constant in self._constants:
             if message.startswith(constant):
                 return message if message == constant else f"{constant.rstrip()} …"
         return _LEFT_OUT
 
     def of_error(self, error: Exception) -> str:
-        """For what the interpreter says: errors about types whose quotes are of the template."""
+        """Filter an interpreter error: keep errors about types, if all words quoted are from the template."""
         message, name = str(error), type(error).__name__
         quoted = [one or other for one, other in _QUOTED.findall(message)]
         own = isinstance(error, _ABOUT_TYPES) and all(

@@ -1,4 +1,7 @@
-"""Output tokens of one choice to text with stop strings: the last pure stage, used by the gateway and in process by `quire.LLM`."""
+"""Convert one choice's output tokens to text with stop strings.
+
+Pure; used by the gateway and in process by `quire.LLM`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +15,11 @@ from gateway_svc.text.stop_strings import StopMatcher
 
 @dataclass(slots=True)
 class Piece:
-    """What became final: segments in order. `token_offset`: position of the first token in the choice's output.
+    """Segments that became final, in order. `token_offset`: position of the first token in the choice's output.
 
-    `stopped_by`: the stop string that ended the choice (once); then the text ends before it, and tokens that only belong to it or
-    lie behind it are not among the segments'. `num_output_tokens`: tokens that count, all pieces so far together.
+    `stopped_by`: the stop string that ended the choice (reported once). The text then ends before it, and
+    tokens that belong only to it or follow it are in no segment. `num_output_tokens`: tokens that count, over
+    all pieces so far.
     """
 
     segments: list[Segment]
@@ -37,10 +41,11 @@ class Piece:
 class TextStream:
     """Turns tokens into pieces; text that may begin a stop string is held back together with its tokens.
 
-    Stop strings count only in text made by tokens after the first `min_tokens`, so at least that many tokens come out. `parser`:
-    says what is reasoning and what calls; None = all is content. Then stop strings are looked for in the content alone, each
-    stretch of it between reasoning and calls by itself: markup is no text, and a model's thoughts and arguments are not cut.
-    `include_stop`: the text ends with the stop string, and has the text of a stop token; `special_tokens`: they have text.
+    Stop strings match only in text of tokens after the first `min_tokens`, so at least that many tokens come
+    out. `parser`: separates reasoning and calls; None = all is content. With a parser, stop strings are
+    searched only in content, each stretch between reasoning and calls separately, so that markup, reasoning
+    and arguments are never cut. `include_stop`: the text ends with the stop string and includes the text of a
+    stop token; `special_tokens`: they have text.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class TextStream:
         self.stopped_by: str | None = None
 
     def push(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> Piece:
-        """Takes the next tokens; `ends_with_stop_token`: the last one ended the sequence and has no text."""
+        """Add the next tokens. `ends_with_stop_token`: the last one ended the sequence and has no text."""
         num_spoken = len(token_ids) - (ends_with_stop_token and not self._include_stop)
         for i, token_id in enumerate(token_ids):
             if self.stopped_by is not None:
@@ -76,7 +81,7 @@ class TextStream:
         return self._release(everything=False)
 
     def finish(self) -> Piece:
-        """The rest, when the sequence has ended."""
+        """Return the rest at the end of the sequence."""
         if self.stopped_by is None and (segment := self._detokenizer.flush()) is not None:
             self._part(segment)
         if self.stopped_by is None and self._partition is not None:
@@ -84,7 +89,7 @@ class TextStream:
         return self._release(everything=True)
 
     def _take(self, token_id: int, *, silent: bool) -> None:
-        """One token. A marker that is a special token has its text, for the parser to see."""
+        """Add one token. A marker that is a special token keeps its text, for the parser."""
         marker = self._marker_of.get(token_id) if self._marker_of and not silent else None
         known = self._detokenizer
         segment = known.push(token_id, silent=silent) if marker is None else known.flush()
@@ -115,7 +120,7 @@ class TextStream:
         self._cut(cut)
 
     def _match(self, matcher: StopMatcher, segment: Segment) -> tuple[str, int] | None:
-        """The stop string that this segment completes, and the held characters before it."""
+        """Return the stop string that this segment completes, and the number of held characters before it."""
         if segment.part is not CONTENT:
             if matcher.num_held:
                 self._matcher = StopMatcher(self._stops)
@@ -129,7 +134,7 @@ class TextStream:
         return match.stop, self._num_held_chars + cut
 
     def _cut(self, num_chars: int) -> None:
-        """Keeps the first `num_chars` held characters and the tokens that are part of them, or have no text and come before."""
+        """Keep the first `num_chars` held characters with their tokens, and tokens without text before them."""
         kept: list[Segment] = []
         for segment in self._held:
             if not segment.text and num_chars >= 0:
@@ -152,7 +157,7 @@ class TextStream:
         return Piece(segments, offset, self.stopped_by, self._num_released)
 
     def _take_but(self, num_chars: int) -> list[Segment]:
-        """Off the held segments, those that the last `num_chars` are no part of."""
+        """Remove and return the held segments that do not contain any of the last `num_chars` characters."""
         if num_chars == 0:
             segments, self._held, self._num_held_chars = self._held, [], 0
             return segments

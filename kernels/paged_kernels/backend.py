@@ -1,7 +1,8 @@
-"""The seam of the kernels: what a backend computes, and on what. No models, no scheduling, no allocation.
+"""Interface of the kernels: what a backend computes, and on what. No models, scheduling or allocation.
 
-A cache pool is one tensor [num_layers, 2, num_blocks, block_elements]; index 0 of the second axis holds keys, 1 values. What
-lies inside a block is the backend's own business (`layout`), so blocks may be moved by anybody but read only by their backend.
+A cache pool is one tensor [num_layers, 2, num_blocks, block_elements]; index 0 of the second axis holds keys,
+1 values. The layout inside a block is private to the backend, so any code may move blocks but only the
+backend may read them.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,14 +33,16 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the packed tokens of one step live; the same for all layers.
+    """Packed tokens of one step and their places in the cache; the same for all layers.
 
-    T packed tokens of S sequences, padding included; all tensors contiguous. `sequences`: int32 [T], its row of `block_tables`;
-    `positions`: int32 [T], position in its sequence, so it attends to the keys 0..position; `slots`: int64 [T], block id *
-    block size + offset for the token's own key and value, or PADDING_SLOT: such a token is not written and its result is zero.
-    `block_tables`: int32 [S, most blocks], block ids in logical order, padded with anything. `offsets` [n + 1], on the
-    host: packed tokens offsets[i] : offsets[i + 1] are consecutive positions of one sequence; what is behind the last is padding.
-    `plans`: what a backend works out once for all layers of the step; whoever changes tensors in place clears it.
+    T packed tokens of S sequences, padding included; all tensors contiguous. `sequences`: int32 [T], its row
+    of `block_tables`. `positions`: int32 [T], position in its sequence; the token attends to the keys
+    0..position. `slots`: int64 [T], block id * block size + offset for the token's own key and value, or
+    PADDING_SLOT: such a token is not written and its result is zero. `block_tables`: int32 [S, most blocks],
+    block ids in logical order, padded with any value. `offsets` [n + 1], on the host: packed tokens
+    offsets[i] : offsets[i + 1] are consecutive positions of one sequence; tokens after the last are padding.
+    `plans`: what a backend computes once for all layers of the step; code that changes tensors in place must
+    clear it.
     """
 
     sequences: torch.Tensor
@@ -50,16 +53,17 @@ class AttentionBatch:
     plans: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to(self, device: torch.device) -> "AttentionBatch":
-        """The same with its tensors on `device`."""
+        """The same batch with its tensors on `device`."""
         columns = (self.sequences, self.positions, self.slots, self.block_tables)
         return AttentionBatch(*(column.to(device, non_blocking=True) for column in columns), self.offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How scores are made: `scale` times dot product, `softcap` * tanh(score / softcap) where given, then a causal mask.
+    """How scores are computed: `scale` times dot product, an optional softcap, then a causal mask.
 
-    `sliding_window`: a token sees itself and the `sliding_window - 1` keys before it; None = all.
+    The softcap is `softcap` * tanh(score / softcap). `sliding_window`: a token sees itself and the
+    `sliding_window - 1` keys before it; None = all.
     """
 
     scale: float
@@ -68,10 +72,10 @@ class AttentionRule:
 
 
 class KernelBackend(Protocol):
-    """Kernels over a paged cache. Stateless; every tensor belongs to the caller.
+    """Kernels over a paged cache. Stateless; the caller owns every tensor.
 
-    `invariant`: a token's result is bitwise the same whatever else is in the batch, however its prompt was cut into chunks, and
-    wherever its blocks lie. `blocks`: how whole blocks are moved.
+    `invariant`: True if a token's result is bitwise independent of the rest of the batch, of how its prompt
+    was chunked and of where its blocks are. `blocks`: moves whole blocks.
     """
 
     name: str
@@ -81,7 +85,7 @@ class KernelBackend(Protocol):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
     ) -> None:
-        """Stores `key` and `value` [T, kv_heads, head_dim] (the cache's dtype) at `slots` int64 [T] of one layer.
+        """Store `key` and `value` [T, kv_heads, head_dim] (the cache's dtype) at `slots` int64 [T] of one layer.
 
         `cache`: [2, num_blocks, block_elements]. Tokens with PADDING_SLOT are skipped.
         """
@@ -92,35 +96,38 @@ class KernelBackend(Protocol):
     ) -> torch.Tensor:
         """Causal attention over the cache for prefill, chunked prefill and decode alike.
 
-        `query`: [T, heads, head_dim], heads a multiple of kv_heads (head h reads kv head h // (heads // kv_heads)). Keys and
-        values of all T tokens must have been written; the cache may be of another floating dtype. Keys before a sliding window are
-        never looked at: their blocks may be anybody's. Returns [T, heads, head_dim] of the query's dtype.
+        `query`: [T, heads, head_dim], heads a multiple of kv_heads (head h reads kv head h // (heads //
+        kv_heads)). Keys and values of all T tokens must have been written; the cache may have another
+        floating dtype. Keys before a sliding window are never read: their blocks may have been reused.
+        Returns [T, heads, head_dim] of the query's dtype.
         """
         ...
 
 
 class BlockMover(Protocol):
-    """Moves of whole blocks, [num_layers, 2, num_blocks, block_elements] pools, all layers at once. Stateless.
+    """Moves whole blocks between [num_layers, 2, num_blocks, block_elements] pools, all layers at once.
 
-    A move reads the pools as they were before it. On a device the current stream orders moves; those from and to pinned memory
-    are asynchronous.
+    Stateless.
+
+    A move reads the pools as they were before it. On a device the current stream orders moves; moves from and
+    to pinned memory are asynchronous.
     """
 
     def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies blocks (source, destination) within `pool` (R123, R124)."""
+        """Copy (source, destination) blocks within `pool`."""
         ...
 
     def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies (host block, device block) (R123)."""
+        """Copy (host block, device block) pairs to the device."""
         ...
 
     def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies (device block, host block) (R123)."""
+        """Copy (device block, host block) pairs to the host."""
         ...
 
 
 class TorchBlocks:
-    """Block moves by indexing, on any device."""
+    """Moves blocks by indexing, on any device."""
 
     def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
         """See BlockMover."""
@@ -139,14 +146,14 @@ TORCH_BLOCKS = TorchBlocks()
 
 
 def copy_blocks(pool: torch.Tensor, pairs: Pairs) -> None:
-    """Copies blocks (source, destination) within `pool` over all layers; all pairs read the state before (R123, R124)."""
+    """Copy (source, destination) blocks within `pool` over all layers; all pairs read the previous state."""
     if pairs:
         source, destination = _indexes(pairs, pool.device)
         pool[:, :, destination] = pool[:, :, source]
 
 
 def swap_blocks(source_pool: torch.Tensor, destination_pool: torch.Tensor, pairs: Pairs) -> None:
-    """Copies blocks (block of `source_pool`, block of `destination_pool`) over all layers, across devices (R123)."""
+    """Copy (block of `source_pool`, block of `destination_pool`) pairs over all layers, across devices."""
     if source_pool.device.type == destination_pool.device.type == "cpu":
         # Block by block: gathering them first takes three times as long.
         for source_id, destination_id in pairs:

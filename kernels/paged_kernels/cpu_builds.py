@@ -1,6 +1,7 @@
-"""Builds of the CPU kernels that wheels carry: which there are, and the best one for a processor.
+"""Builds of the CPU kernels that wheels carry, and the best one for a processor.
 
-`deploy/kernels.py` makes them; sources lie in `cpu`, built libraries, where an installation has any, in `cpu_prebuilt`.
+`deploy/kernels.py` makes them from the sources in `cpu`; an installation may have built libraries in
+`cpu_prebuilt`.
 """
 
 from collections.abc import Set
@@ -9,7 +10,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("cpu")
 PREBUILT = Path(__file__).with_name("cpu_prebuilt")
-# -ffp-contract=fast fuses every a * b + c alike; without -ffast-math the compiler keeps the order of sums as written.
+# -ffp-contract=fast fuses every a * b + c alike; without -ffast-math the compiler keeps the written order of
+# sums.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-fPIC")
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -17,7 +19,7 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`cpu`: what it is compiled for, as Zig names it. `needed`: features of the processor, as /proc/cpuinfo names them."""
+    """`cpu`: compile target, as Zig names it. `needed`: processor features, as /proc/cpuinfo names them."""
 
     machine: str
     name: str
@@ -26,7 +28,7 @@ class Build:
 
     @property
     def file_name(self) -> str:
-        """The library's."""
+        """File name of the built library."""
         return f"{self.machine}-{self.name}.so"
 
 

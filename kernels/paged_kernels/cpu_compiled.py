@@ -1,4 +1,7 @@
-"""Paged attention on CPU by the compiled library: loops over blocks, gathers nothing. Layout, invariance: cpu/walk.h."""
+"""Paged attention on CPU by the compiled library: loops over blocks without gathering.
+
+cpu/walk.h describes the block layout and how results are made batch invariant.
+"""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +21,10 @@ Key = TypeVar("Key")
 
 
 class CompiledCpuBackend:
-    """Threads: as many as torch computes with when called. `decoder`: the same library's kernels for whole decoders."""
+    """CPU kernels of the compiled library, on torch's current number of threads.
+
+    `decoder`: its kernels for whole decoders.
+    """
 
     name = "cpu"
     invariant = True
@@ -93,7 +99,7 @@ class CompiledCpuBackend:
 
 
 def _parallel_region() -> ctypes.c_void_p:
-    """GOMP_parallel of the OpenMP runtime that torch is linked to, so that kernels and torch share one set of threads."""
+    """GOMP_parallel of the OpenMP runtime that torch is linked to, so that kernels and torch share one thread pool."""
     return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p)
 
 

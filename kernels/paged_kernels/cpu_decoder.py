@@ -61,7 +61,7 @@ class _Step(ctypes.Structure):
 
 
 class CpuDecoders:
-    """`DecoderKernels` of the compiled library. Threads: as many as torch computes with when called."""
+    """`DecoderKernels` of the compiled library, on torch's current number of threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -126,7 +126,7 @@ class CpuDecoders:
 
 
 class CpuProgram:
-    """A program in the library's form. Keeps room for the rows of the largest step so far."""
+    """A program in the library's form. Keeps buffers for the rows of the largest step so far."""
 
     def __init__(self, program: Program, run: Callable[..., None]) -> None:
         self._program, self._run = program, run
@@ -169,11 +169,11 @@ class CpuProgram:
 
 
 class _Translator:
-    """Operators in the library's form; their tensors must outlive it."""
+    """Converts operators to the library's form; their tensors must outlive it."""
 
     @singledispatchmethod
     def operator(self, given: object) -> _Operator:
-        """TypeError for what the library does not have."""
+        """Raise TypeError for an operator that the library does not have."""
         raise TypeError(f"no operator: {given!r}")
 
     @operator.register

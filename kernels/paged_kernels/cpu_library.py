@@ -1,8 +1,9 @@
-"""The compiled CPU kernels as a shared library: the one that the installation carries, or one that this machine's compiler makes.
+"""The compiled CPU kernels as a shared library: prebuilt in the installation, or compiled on this machine.
 
-A platform's wheel carries builds (cpu_builds.py), of which the best for this processor is taken. Without one the C++ compiler makes
-it once, kept in a private cache that is keyed by source, flags, compiler and processor. QUIRE_KERNEL_LIBRARY names a library to
-take instead; QUIRE_CPU_KERNELS=torch forbids compiled code. Where there is none the caller takes the torch path.
+A platform's wheel carries builds (cpu_builds.py); the best for this processor is used. Without one, the C++
+compiler builds it once into a private cache keyed by source, flags, compiler and processor.
+QUIRE_KERNEL_LIBRARY names another library to use; QUIRE_CPU_KERNELS=torch forbids compiled code. If there is
+no library, callers use plain torch.
 """
 
 import ctypes
@@ -30,12 +31,15 @@ _TO_DO = "install Quire's wheel for this platform, which carries the kernels, or
 
 
 class NoCompiledKernels(Exception):
-    """No compiled library can be had here; the message says why."""
+    """No compiled library is available; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
-    """Where compiled kernels come from. `origin`: for people. `compiler`: makes the file where it is not there yet."""
+    """Source of the compiled kernels.
+
+    `origin`: for messages. `compiler`: builds the file if it does not exist; None = prebuilt.
+    """
 
     path: Path
     origin: str
@@ -43,7 +47,7 @@ class KernelLibrary:
 
 
 def load_library(environ: Mapping[str, str], say: Callable[[str], None]) -> ctypes.CDLL:
-    """The library, built if need be (`say` then gets one line). NoCompiledKernels where there is none."""
+    """Load the library, building it if needed (`say` then gets one line). Raises NoCompiledKernels if there is none."""
     found = find_library(environ)
     if found.compiler is not None:
         _compile_once(found.path, found.compiler, say)
@@ -51,7 +55,7 @@ def load_library(environ: Mapping[str, str], say: Callable[[str], None]) -> ctyp
 
 
 def find_library(environ: Mapping[str, str]) -> KernelLibrary:
-    """What `load_library` takes. NoCompiledKernels where there is none; the message says what to do."""
+    """The library that `load_library` would use. Raises NoCompiledKernels, saying what to do, if there is none."""
     if environ.get(CHOICE_VARIABLE, "") == "torch":
         raise NoCompiledKernels(f"{CHOICE_VARIABLE}=torch forbids compiled kernels; unset it")
     if given := environ.get(LIBRARY_VARIABLE):
@@ -60,7 +64,7 @@ def find_library(environ: Mapping[str, str]) -> KernelLibrary:
 
 
 def runs_here() -> list[Build]:
-    """Builds of wheels that this processor runs, best first."""
+    """Wheel builds that this processor can run, best first."""
     return runnable(platform.machine(), set(_processor().split()))
 
 
@@ -100,7 +104,7 @@ def _compile_once(path: Path, compiler: str, say: Callable[[str], None]) -> None
 
 
 def build(output: Path, command: Sequence[str]) -> None:
-    """Compiles to `output`, which appears only when it is whole. NoCompiledKernels with the compiler's words."""
+    """Compile to `output`, which appears only once complete. Raises NoCompiledKernels with the compiler's message."""
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         made = Path(folder) / output.name
         try:
@@ -119,7 +123,7 @@ def build(output: Path, command: Sequence[str]) -> None:
 
 
 def _private_folder(environ: Mapping[str, str]) -> Path:
-    """Code is loaded from here, so nobody else may write to it."""
+    """The private cache folder. Code is loaded from it, so no other user may have write access."""
     base = environ.get(CACHE_VARIABLE) or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "quire")
     folder = Path(base).expanduser() / "kernels"
     try:
@@ -142,7 +146,7 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """What -march=native looks at: the machine and the features of its processor."""
+    """What -march=native depends on: the machine and its processor's features."""
     words = [platform.machine()]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

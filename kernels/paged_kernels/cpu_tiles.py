@@ -1,8 +1,9 @@
 """Paged attention on CPU in plain torch, for machines without a compiler: online softmax over fixed tiles of keys.
 
-Gathers one tile at a time, never the whole context. Tiles begin at the same multiples of TILE_KEYS in every sequence and every
-sum runs within one row, in an order given by the tile alone; so results do not depend on batch, chunking or placement. Block
-layout: keys [kv_heads, block_size, head_dim], values [kv_heads, head_dim, block_size] (both sums run over the last axis).
+Gathers one tile at a time, never the whole context. Tiles begin at the same multiples of TILE_KEYS in every
+sequence and every sum runs within one row, in an order given by the tile alone, so results do not depend on
+batch, chunking or placement. Block layout: keys [kv_heads, block_size, head_dim], values [kv_heads, head_dim,
+block_size] (both sums run over the last axis).
 """
 
 import torch
@@ -56,13 +57,13 @@ class _Softmax:
         self.values = torch.zeros(rows, heads, head_dim)
 
     def add(self, active: torch.Tensor, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """`scores` [a, h, keys] and `values` [a, h, d, keys] of the rows `active` [a]."""
+        """Add `scores` [a, h, keys] and `values` [a, h, d, keys] of the rows `active` [a]."""
         before = self.highest[active]
         highest = torch.maximum(before, scores.amax(-1))
         keep = torch.exp(before - highest)
         weights = torch.exp(scores - highest[..., None])
         hidden = torch.isneginf(scores)
-        # A hidden key's value may be anything, NaN included: it must not even be multiplied by zero.
+        # A hidden key's value may be anything, even NaN: it must not be multiplied, not even by zero.
         products = (weights[:, :, None] * values).masked_fill_(hidden[:, :, None], 0.0)
         self.highest[active] = highest
         self.total[active] = self.total[active] * keep + weights.sum(-1)
@@ -96,7 +97,7 @@ def _attend_rows(
 
 def _tile_ids(tables: torch.Tensor, first: int, count: int) -> torch.Tensor:
     ids = tables[:, first : first + count]
-    # Past the end of a table any block does: its keys are hidden.
+    # Past the end of a table any block will do: its keys are hidden.
     return torch.nn.functional.pad(ids, (0, count - ids.shape[1])) if ids.shape[1] < count else ids
 
 

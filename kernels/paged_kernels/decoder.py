@@ -1,6 +1,7 @@
-"""The seam of whole decoders: weights packed once, and lists of operators that take packed rows through all layers at once.
+"""Interface of whole decoders: packed weights, and operator lists that take packed rows through all layers at once.
 
-A backend has it or not (`KernelBackend.decoder`). No models here: who matches a model's modules writes the operators.
+Optional for a backend (`registry.decoder_kernels`). Independent of models: callers match a model's modules
+and write the operators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,14 @@ from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 
 Activation = Literal["silu", "gelu_tanh"]
 Stored = Literal["plain", "int8"]
-"""What packed weights are kept as: their own dtype, or whole numbers of 8 bits with a scale for each column."""
+"""Storage form of packed weights: their own dtype, or 8-bit integers with a scale per column."""
 
 
 class Rows(IntEnum):
-    """What operators read and write: tensors [T, width] of the model's dtype."""
+    """Buffers that operators read and write: tensors [T, width] of the model's dtype."""
 
     STREAM = 0
-    """The residual stream; the program's input and result."""
+    """The residual stream: the program's input and result."""
     NORMED = 1
     HEADS = 2
     """Queries, keys and values side by side."""
@@ -31,10 +32,12 @@ class Rows(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """Weights of a linear map in a backend's own order. `bias` [columns] of the same dtype, or None; `data`: uint8.
+    """Weights of a linear map in a backend's own order.
 
-    `dtype`: of the rows that they are multiplied with. `scales`: float32 [columns], each column's largest magnitude / 127, where
-    `stored` is "int8"; else None.
+    `bias` [columns] of the same dtype, or None; `data`: uint8.
+
+    `dtype`: of the rows they are multiplied with. `scales`: float32 [columns], each column's largest
+    magnitude / 127, if `stored` is "int8"; else None.
     """
 
     columns: int
@@ -46,12 +49,12 @@ class PackedWeights:
 
     @property
     def stored(self) -> Stored:
-        """What its numbers are kept as."""
+        """Storage form of the weights."""
         return "plain" if self.scales is None else "int8"
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, scales and bias."""
+        """Bytes of weights, scales and bias."""
         return sum(tensor.nbytes for tensor in (self.data, self.scales, self.bias) if tensor is not None)
 
 
@@ -79,7 +82,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """target = activation(source @ gate) * (source @ up); both are stored alike."""
+    """target = activation(source @ gate) * (source @ up); both have the same storage form."""
 
     source: Rows
     target: Rows
@@ -90,7 +93,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Norms of each query and key before they are turned; weights [head_dim]."""
+    """Norms of each query and key before rotation; weights [head_dim]."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -100,9 +103,9 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """HEADS turned to their positions in place, keys and values written to their slots in the cache of `layer`.
+    """Rotate HEADS to their positions in place, and write keys and values to their slots in the cache of `layer`.
 
-    `cosines`, `sines`: [positions, elements turned], of the model's dtype, or None: nothing is turned.
+    `cosines`, `sines`: [positions, rotated elements], of the model's dtype, or None for no rotation.
     """
 
     layer: int
@@ -124,7 +127,7 @@ Operator = Norm | Linear | Gated | Place | Attend
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Operators in order, and what they work on: `widths` of the rows, heads of a query, shape of a block, dtype of rows."""
+    """Operators in order, with `widths` of the row buffers, query heads, block shape and dtype of rows."""
 
     operators: Sequence[Operator]
     widths: Mapping[Rows, int]
@@ -134,36 +137,40 @@ class Program:
 
 
 class PreparedProgram(Protocol):
-    """A program that can be run, with room of its own."""
+    """A program that can be run; owns its buffers."""
 
     def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
-        """Takes `stream` [T, width], contiguous, through the operators, in place. `pool`: [layers, 2, blocks, block elements]."""
+        """Run the operators on `stream` [T, width], contiguous, in place. `pool`: [layers, 2, blocks, block elements]."""
         ...
 
 
 class DecoderKernels(Protocol):
-    """Products with packed weights, and programs. A row's bits depend on nothing but the row."""
+    """Products with packed weights, and programs. A row's bits depend only on the row."""
 
     def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
-        """Whether such weights can be packed."""
+        """True if such weights can be packed."""
         ...
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
-        """Packs `weight` [columns, depth]; nothing of it is referred to afterwards.
+        """Pack `weight` [columns, depth]; no reference to it is kept.
 
-        "int8": each column's weights are rounded to multiples of its largest magnitude / 127 (ties to even). Products are those of
-        the multiples, exact in either dtype, times the scale; a column with a weight that is not finite gives NaN.
+        "int8": each column's weights are rounded to multiples of its largest magnitude / 127 (ties to even).
+        Products are computed with the multiples, exact in either dtype, then scaled; a column with a
+        non-finite weight gives NaN.
         """
         ...
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
-        """rows [..., depth] @ weights + bias: [..., columns] of the rows' dtype, or float32 with the same values when `wide`."""
+        """rows [..., depth] @ weights + bias: [..., columns] of the rows' dtype.
+
+        `wide`: as float32, with the same values.
+        """
         ...
 
     def runs(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
-        """Whether programs with rows and caches of these can be prepared."""
+        """True if programs with these row and cache dtypes can be prepared."""
         ...
 
     def prepare(self, program: Program, cache_dtype: torch.dtype) -> PreparedProgram:
-        """Makes it ready to run."""
+        """Convert the program to a runnable form."""
         ...

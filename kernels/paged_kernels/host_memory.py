@@ -1,4 +1,4 @@
-"""Memory of the host that kernels walk through: zeros, in large pages where the system has them."""
+"""Zeroed host memory for kernels, in large pages where the system has them."""
 
 import ctypes
 import mmap
@@ -7,16 +7,19 @@ import numpy as np
 import torch
 
 LARGE_PAGE = 2 * 2**20
-"""Bytes of a large page of most systems."""
-# Of linux/mman.h, since Linux 5.14: pages as a write would make them, contents as they are.
+"""Bytes of a large page on most systems."""
+# MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14: faults pages for writing and keeps their contents.
 _POPULATE_WRITE = 23
 _MADVISE = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def host_bytes(count: int) -> torch.Tensor:
-    """`count` zeros, uint8. Pages come to be when they are first written, so that much may be asked for at once.
+    """Allocate `count` zeros, uint8.
 
-    Large pages: blocks and weights lie all over it, and with small ones the processor spends most of its time on finding them.
+    Pages are faulted on first write, so a large count costs nothing at once.
+
+    Large pages: blocks and weights are scattered over the memory, and with small pages most time goes to TLB
+    misses.
     """
     held = mmap.mmap(-1, max(count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -25,9 +28,9 @@ def host_bytes(count: int) -> torch.Tensor:
 
 
 def make_pages(begin: int, end: int) -> bool:
-    """Has the pages that the addresses [begin, end) lie in come to be now, large ones whole, contents as they are.
+    """Fault the pages of addresses [begin, end) now, large ones whole, keeping contents.
 
-    Other threads go on meanwhile. False where the system made none.
+    Other threads run meanwhile. Returns False if the system does not support it.
     """
     if _MADVISE is None:
         return False

@@ -1,4 +1,6 @@
-"""The oracle: plain torch, sequence by sequence, gathering whole contexts. Clear, not quick; others are tested against it.
+"""Reference backend: plain torch, one sequence at a time, gathering whole contexts.
+
+The other backends are tested against it.
 
 Block layout: [block_size, kv_heads, head_dim] for keys and for values.
 """
@@ -29,7 +31,7 @@ class ReferenceBackend:
     def paged_attention(
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
     ) -> torch.Tensor:
-        """See KernelBackend; scores, softmax and sums in float32."""
+        """See KernelBackend. Scores, softmax and sums are in float32."""
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
         offsets = batch.offsets.tolist()
         for start, end in itertools.pairwise(offsets):

@@ -1,4 +1,4 @@
-"""Backends by name. A new one is an entry here and a module; nothing else names it."""
+"""Backends by name. A new backend is a module and an entry here; no other code names it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 Maker = Callable[[Mapping[str, str], Say], KernelBackend]
 Choose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Of float32 logits [n, vocab]: the first of each row's highest, int64 [n], and whether all of a row are finite, bool [n]."""
+"""For float32 logits [n, vocab]: argmax of each row (first if tied), int64 [n], and whether the row is finite, bool [n]."""
 
 
 def _cpu(environ: Mapping[str, str], say: Say) -> KernelBackend:
@@ -46,7 +46,10 @@ def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
 
 
 def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
-    """Kernels of the backend `name` that draw tokens without waiting for `device`; None: it has none, plain torch will do."""
+    """Kernels of the backend `name` that sample without waiting for `device`.
+
+    None if it has none: plain torch then works.
+    """
     if name != "cuda" or device.type != "cuda":
         return None
     from paged_kernels import triton_sampling  # noqa: PLC0415 (optional, see _cuda)
@@ -55,17 +58,17 @@ def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
 
 
 def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
-    """Kernels of `backend` for whole decoders; None: it has none, a model's own modules compute."""
+    """Kernels of `backend` for whole decoders; None if it has none (a model's own modules then compute)."""
     return backend.decoder if isinstance(backend, CompiledCpuBackend) else None
 
 
 def choosing_kernel(backend: KernelBackend) -> Choose | None:
-    """What of `backend` takes the likeliest tokens; None: it has nothing for it, plain torch will do."""
+    """Kernel of `backend` for argmax; None if it has none (plain torch then works)."""
     return backend.choose if isinstance(backend, CompiledCpuBackend) else None
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:
-    """Triton is to run in its interpreter, on the CPU's memory: for tests."""
+    """True if Triton is set to run in its interpreter, on CPU memory. For tests."""
     return environ.get(INTERPRETER_VARIABLE, "0").lower() in {"1", "true", "yes", "on"}
 
 
@@ -74,5 +77,5 @@ BACKENDS: Mapping[str, Maker] = {"cpu": _cpu, "cuda": _cuda, "reference": _refer
 
 
 def make_backend(name: str, environ: Mapping[str, str], say: Say) -> KernelBackend:
-    """The backend `name` (a key of BACKENDS; KeyError otherwise). `say` gets a line when something takes long."""
+    """Create the backend `name` (a key of BACKENDS; KeyError otherwise). `say` gets a line before slow work."""
     return BACKENDS[name](environ, say)

@@ -1,14 +1,16 @@
 """Triton kernels of paged attention: one tile of query rows over one range of keys, and the sum of a tile's ranges.
 
-Decode, chunks and prefill are the same kernel with tiles of different height. A tile is `TOKENS` consecutive tokens of one sequence
-times the query heads that share a kv head (`GROUP`), so that keys are read once for all of them:
+Decode, chunks and prefill are the same kernel with tiles of different height. A tile is `TOKENS` consecutive
+tokens of one sequence times the query heads that share a kv head (`GROUP`), so that keys are read once for
+all of them:
 
     row of a tile   0 .. GROUP - 1   GROUP .. 2 * GROUP - 1   ...   rest up to ROWS
     is              token 0's heads  token 1's heads                nothing
 
-Long contexts of few tiles are cut into ranges that different programs take ("flash decoding", Dao et al. 2023); `triton_plan.py`
-says which. Softmax is online, in base 2 and float32 (Milakov and Gimelshein 2018). What a sequence does not hold is never loaded,
-so stale blocks may hold anything. Block layout: [kv_heads, block_size, head_dim] for keys and for values.
+Long contexts with few tiles are split into ranges computed by different programs ("flash decoding", Dao et
+al. 2023), as planned by `triton_plan.py`. Softmax is online, in base 2 and float32 (Milakov and Gimelshein
+2018). Keys that a sequence does not hold are never loaded, so stale blocks may contain anything. Block
+layout: [kv_heads, block_size, head_dim] for keys and for values.
 """
 
 import triton
@@ -31,9 +33,10 @@ def attend(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over keys `low` (a multiple of KEYS) up to `high`; `acc` [ROWS, PADDED_DIM], `peak` and `total` [ROWS] go on.
+    """Continue an online softmax over keys `low` (a multiple of KEYS) up to `high`.
 
-    Keys in [begin, end) exist. Not MASKED: all of the range do, and every row sees them.
+    State: `acc` [ROWS, PADDED_DIM], `peak` and `total` [ROWS]. Keys in [begin, end) exist. If not MASKED, the
+    whole range exists and every row sees it.
     """
     dims = tl.arange(0, PADDED_DIM)
     for start in range(low, high, KEYS):
@@ -45,7 +48,7 @@ def attend(
         key = tl.load(keys + at[:, None] + dims[None, :], mask=held, other=0.0).to(queries.dtype)
         scores = dot(queries, tl.trans(key), UPCAST) * scale
         if HAS_SOFTCAP:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both ends.
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is accurate at both ends.
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
         scores = scores * LOG2_E
         if MASKED:
@@ -72,10 +75,11 @@ def attention_kernel(
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, kv head): one range of keys for one tile; see `triton_plan.Plan` for the tensors that say which.
+    """Program (item, kv head): one range of keys for one tile; see `triton_plan.Plan` for the tensors that define it.
 
-    A tile with one range is written to `out` [T, heads, HEAD_DIM]; parts of others, each normalised, to
-    `partial` [part, kv head, ROWS, HEAD_DIM] with the logarithm of their weight, base 2, in `logs` [part, kv head, ROWS].
+    A tile with one range is written to `out` [T, heads, HEAD_DIM]. The parts of other tiles, each normalised,
+    go to `partial` [part, kv head, ROWS, HEAD_DIM] with the base-2 logarithm of their weight in `logs` [part,
+    kv head, ROWS].
     """
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -102,7 +106,7 @@ def attention_kernel(
         total = tl.zeros([ROWS], tl.float32)
         end = position + count
         begin = 0
-        # Every row sees the keys before the first row's position; a window takes some of them away again.
+        # Every row sees the keys before the first row's position, except those outside a window.
         bare = tl.minimum(high, (position + 1) // KEYS * KEYS)
         if HAS_WINDOW:
             begin = tl.maximum(0, position - window + 1)
@@ -117,7 +121,7 @@ def attention_kernel(
             kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS, HAS_WINDOW, HAS_SOFTCAP,
             True, UPCAST,
         )  # fmt: skip
-        # Rows that saw nothing become 0, with no weight; NaN stays NaN.
+        # Rows that saw no key become 0, with no weight; NaN stays NaN.
         divisor = tl.where(total == 0.0, 1.0, total)
         result = acc / divisor[:, None]
         if part < 0:
@@ -135,7 +139,7 @@ def combine_kernel(
     out, slots, tiles, tile_parts, partial, logs, num_tiles,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, kv head): the weighted sum of the tile's parts, where it has any, to `out`."""
+    """Program (tile, kv head): write the weighted sum of the tile's parts, if it has any, to `out`."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     begin = tl.load(tile_parts + tile)

@@ -1,6 +1,7 @@
-"""The backend "cuda": attention and cache writes by Triton, on a GPU, or on CPU tensors in Triton's interpreter.
+"""The backend "cuda": attention and cache writes in Triton, on a GPU, or on CPU tensors in Triton's interpreter.
 
-The interpreter is chosen by TRITON_INTERPRET=1 before triton is imported; it is for tests, thousands of times slower.
+Setting TRITON_INTERPRET=1 before triton is imported selects the interpreter; it is for tests, thousands of
+times slower.
 """
 
 import torch
@@ -18,19 +19,19 @@ _INTERPRETED_PROGRAMS = 16
 
 
 def is_interpreted() -> bool:
-    """Kernels run in the interpreter, so tensors may lie in the CPU's memory."""
+    """True if kernels run in the interpreter, so tensors may be in CPU memory."""
     return not isinstance(attention_kernel, triton.JITFunction)
 
 
 def sharing_of(device: torch.device) -> Sharing:
-    """How finely to cut work on `device`: some waves of programs over its processors."""
+    """How finely to split work on `device`: a few waves of programs over its processors."""
     if device.type != "cuda":
         return Sharing(_INTERPRETED_PROGRAMS, 0)
     return Sharing(_WAVES * torch.cuda.get_device_properties(device).multi_processor_count, _MIN_PROGRAM_BYTES)
 
 
 def make() -> "TritonBackend":
-    """The backend for this process' device. ConfigError where there is none."""
+    """Create the backend for this process's device. Raises ConfigError if there is none."""
     if is_interpreted():
         return TritonBackend(sharing_of(torch.device("cpu")))
     if not torch.cuda.is_available():
@@ -42,7 +43,7 @@ def make() -> "TritonBackend":
 
 
 class TritonBackend:
-    """Kernels for one device. Not invariant: how keys are shared among programs depends on the batch."""
+    """Kernels for one device. Not invariant: how keys are divided among programs depends on the batch."""
 
     name = "cuda"
     invariant = False
@@ -70,7 +71,7 @@ class TritonBackend:
         return out
 
     def plans(self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule) -> list[Plan]:
-        """Who computes what in this step, worked out once for all layers that attend alike. `query`: [T, heads, head_dim]."""
+        """Work division of this step, computed once for all layers with equal attention. `query`: [T, heads, head_dim]."""
         group = query.shape[1] // shape.num_kv_heads
         key = (shape, group, query.dtype, rule.sliding_window)
         if key not in batch.plans:

@@ -1,7 +1,8 @@
-"""Triton kernels that move keys, values and blocks: writing a step's tokens, copies within a pool, swaps through a staging buffer.
+"""Triton kernels that move keys, values and blocks: cache writes, copies within a pool, swaps through a staging buffer.
 
-Blocks are moved as they are, by id, whatever lies in them. A move of many blocks over all layers is one launch; what crosses to the
-host goes through one contiguous buffer, so that the copy engine sees few long runs instead of many short ones.
+Blocks are moved as they are, by id, whatever they contain. A move of many blocks over all layers is one
+launch; swaps go through one contiguous buffer, so that the copy engine gets few long runs instead of many
+short ones.
 """
 
 import itertools
@@ -22,13 +23,16 @@ def write_kernel(
     key, value, keys, values, slots, num_rows, key_stride, value_stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program i: ROWS pairs (token, kv head) of [tokens, KV_HEADS, HEAD_DIM] to their slots; layout as in triton_attention.py."""
+    """Program i: write ROWS pairs (token, kv head) of [tokens, KV_HEADS, HEAD_DIM] to their slots.
+
+    Layout as in triton_attention.py.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)
     tokens = (rows // KV_HEADS).to(tl.int64)
     heads = rows % KV_HEADS
     slot = tl.load(slots + tokens, mask=rows < num_rows, other=-1)
-    # Rows without a slot take part with slot 0 and are masked.
+    # Rows without a slot use slot 0 and are masked.
     kept = slot >= 0
     slot = tl.where(kept, slot, 0)
     to = (((slot // BLOCK_SIZE) * KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
@@ -45,7 +49,7 @@ def move_kernel(
     source, destination, source_ids, destination_ids, planes, elements, source_plane, source_block, destination_plane,
     destination_block, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Program (pair * planes + plane, piece): a piece of a block's share of one layer's keys or values, from pool to pool.
+    """Program (pair * planes + plane, piece): copy a piece of a block's share of one layer's keys or values.
 
     Pools are [planes, blocks, elements] with any strides of the first two axes.
     """
@@ -61,7 +65,7 @@ def move_kernel(
 def write_kv(
     key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
 ) -> None:
-    """See KernelBackend. A token's heads are contiguous; tokens may be far apart."""
+    """See KernelBackend. A token's heads must be contiguous; tokens may be strided."""
     key, value = _tokens_apart(key), _tokens_apart(value)
     num_rows = len(slots) * shape.num_kv_heads
     if num_rows:
@@ -79,11 +83,12 @@ def _tokens_apart(x: torch.Tensor) -> torch.Tensor:
 class TritonBlocks:
     """backend.BlockMover on a device, with Triton.
 
-    A host pool is best block-major in memory: then a block is one run of bytes, and blocks with neighbouring ids go in one copy.
+    A host pool is best block-major in memory: then a block is one run of bytes, and blocks with neighbouring
+    ids go in one copy.
     """
 
     def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies blocks (source, destination) within `pool` over all layers; all pairs read the state before (R123, R124)."""
+        """Copy (source, destination) blocks within `pool` over all layers; all pairs read the previous state."""
         if not pairs:
             return
         sources, destinations = _columns(pairs, pool.device)
@@ -93,7 +98,10 @@ class TritonBlocks:
             self.scatter(self.gather(pool, sources), pool, destinations)
 
     def gather(self, pool: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Blocks `ids` (int64 [n], on the pool's device) in one new contiguous buffer [n, num_layers, 2, block_elements]."""
+        """Copy blocks `ids` into one new contiguous buffer [n, num_layers, 2, block_elements].
+
+        `ids`: int64 [n], on the pool's device.
+        """
         staging = torch.empty(len(ids), *pool.shape[:2], pool.shape[3], dtype=pool.dtype, device=pool.device)
         _move(pool, ids, staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device))
         return staging
@@ -103,7 +111,7 @@ class TritonBlocks:
         _move(staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device), pool, ids)
 
     def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies (host block, device block) over all layers (R123); asynchronous where the host pool is pinned."""
+        """Copy (host block, device block) pairs over all layers; asynchronous if the host pool is pinned."""
         if pairs:
             ordered = sorted(pairs)
             sizes = (len(pairs), *device_pool.shape[:2], device_pool.shape[3])
@@ -113,7 +121,7 @@ class TritonBlocks:
             self.scatter(staging, device_pool, _columns(ordered, device_pool.device)[1])
 
     def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copies (device block, host block) over all layers (R123); asynchronous where the host pool is pinned."""
+        """Copy (device block, host block) pairs over all layers; asynchronous if the host pool is pinned."""
         if pairs:
             ordered = sorted(pairs, key=lambda pair: pair[1])
             staging = self.gather(device_pool, _columns(ordered, device_pool.device)[0])
@@ -122,7 +130,10 @@ class TritonBlocks:
 
 
 def _runs(pool: torch.Tensor, ids: list[int], staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ascending `ids` as runs of neighbours: views [m, num_layers, 2, block_elements] of a host pool and of `staging`."""
+    """Split ascending `ids` into runs of consecutive ids.
+
+    Yields views [m, num_layers, 2, block_elements] of a host pool and of `staging`.
+    """
     blocks = pool.permute(2, 0, 1, 3)
     for _, run in itertools.groupby(enumerate(ids), key=lambda entry: entry[1] - entry[0]):
         places = list(run)

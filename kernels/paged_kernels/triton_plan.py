@@ -1,8 +1,9 @@
-"""Who computes what in Triton attention: query tiles, cut on the host, and ranges of their keys, cut on the device.
+"""Division of work in Triton attention: query tiles, cut on the host, and ranges of their keys, cut on the device.
 
-The host knows how many tokens each sequence has in a step, the device how long its context is. So the grid is a bound that needs no
-lengths (no synchronisation, and fit for a graph), and `plan_kernel` shares the keys of this very step among its programs: equal
-ranges, as many as fill the device, none so short that starting it costs more than it saves.
+The host knows how many tokens each sequence has in a step, the device how long its context is. So the grid is
+a bound that needs no lengths (no synchronisation, and usable in a CUDA graph), and `plan_kernel` divides the
+keys of the step among its programs: equal ranges, as many as fill the device, none so short that launching it
+costs more than it saves.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from numpy.typing import NDArray
 from paged_kernels.backend import AttentionBatch, CacheShape
 
 _SHORT_ROWS = 16
-"""Fewest rows that a matrix unit takes."""
+"""Minimum rows of a matrix unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How finely work is cut: programs wanted (some waves over all processors), fewest bytes of keys and values for each."""
+    """How finely to split work.
+
+    `num_programs`: programs wanted (some waves over all processors). `min_program_bytes`: minimum bytes of
+    keys and values for each.
+    """
 
     num_programs: int
     min_program_bytes: int
@@ -29,7 +34,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Constants of one compiled kernel: rows of a tile, keys per turn of its loop, warps, stages of its pipeline."""
+    """Constants of one compiled kernel: rows of a tile, keys per iteration, warps, pipeline stages."""
 
     rows: int
     keys: int
@@ -41,8 +46,9 @@ class TileShape:
 class Plan:
     """Tiles of one height for one step. `tiles`: int32 [2, n], first packed token and number of tokens.
 
-    `items`: int32 [4, most items]: tile, first key, key after the last, part (-1 = the tile's only one); the first `num_items` [1]
-    count. `tile_parts`: int32 [2, n]: first part, number of parts (0 = not cut). `max_parts` bounds them all.
+    `items`: int32 [4, most items]: tile, first key, end of keys, part (-1 = the tile's only one); the first
+    `num_items` [1] are valid. `tile_parts`: int32 [2, n]: first part, number of parts (0 = not split).
+    `max_parts`: upper bound of the number of parts.
     """
 
     shape: TileShape
@@ -54,7 +60,7 @@ class Plan:
 
 
 def padded_dim(head_dim: int) -> int:
-    """Elements of a head as kernels see it: a power of two that matrix units take."""
+    """Elements of a head as kernels see it: a power of two that matrix units accept."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
@@ -71,7 +77,7 @@ def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShap
 def make_plans(
     batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing
 ) -> list[Plan]:
-    """The plans of a step for layers that attend alike: tiles of few tokens, tiles of many; none that would be empty."""
+    """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out."""
     short, tall = tile_shapes(shape.head_dim, group, dtype)
     offsets = batch.offsets.astype(np.int32)
     few = np.diff(offsets) * group <= short.rows
@@ -97,8 +103,8 @@ def _plan(
     window: int | None, sharing: Sharing,
 ) -> Plan:  # fmt: skip
     device, num_tiles = batch.positions.device, tiles.shape[1]
-    # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles that are cut have less
-    # than twice as many parts as their share of `target`.
+    # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles
+    # that are split have less than twice as many parts as their share of `target`.
     target = max(1, sharing.num_programs // shape.num_kv_heads)
     max_items = num_tiles + target
     plan = Plan(
@@ -125,7 +131,7 @@ def plan_kernel(
     tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, window,
     KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: cuts the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys."""
+    """One program: split the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys."""
     tile = tl.arange(0, BLOCK)
     real = tile < num_tiles
     first = tl.load(tiles + tile, mask=real, other=0)
@@ -144,7 +150,7 @@ def plan_kernel(
     tl.store(num_items, tl.sum(ranges, 0))
     tl.store(tile_parts + tile, first_part, mask=real)
     tl.store(tile_parts + num_tiles + tile, parts, mask=real)
-    # Within a tile, ranges differ by a turn at most.
+    # Within a tile, ranges differ by at most one turn.
     even = (turns + ranges - 1) // tl.maximum(ranges, 1)
     for i in range(0, tl.max(ranges, 0)):
         used = real & (i < ranges)

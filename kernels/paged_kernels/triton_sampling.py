@@ -1,9 +1,10 @@
-"""Triton kernels that draw tokens: one program per row, no sort, no tensor of the vocabulary's size, no synchronisation.
+"""Triton kernels that draw tokens: one program per row, no sort, no tensor of vocabulary size, no synchronisation.
 
-The token is the one that the worker's sampler draws in plain torch: a row's uniform number is a hash of its seed, sequence and
-position (same bits), and falls into the running total of the tokens' weights. Where a row is filtered (min-p, then top-k, then
-top-p) the total runs from the likeliest token to the least likely one, ties by id, and every filter is a place where it ends; such
-a place is found by bisection over the bits of a scaled logit, with one pass over the row per bit.
+The tokens equal those of the worker's sampler in plain torch: a row's uniform number is a hash of its seed,
+sequence and position (same bits), and falls into the running total of the tokens' weights. For filtered rows
+(min-p, then top-k, then top-p) the total runs from the most likely token to the least likely one, ties by id,
+and each filter ends it at some place; that place is found by bisection over the bits of a scaled logit, with
+one pass over the row per bit.
 
     order of float32 as int32   |-- below the floor --|-- ties at the floor, the first `kept` by id --|-- all kept --| peak
 """
@@ -24,7 +25,7 @@ _ALL = tl.constexpr(2**31 - 1)
 
 
 class DrawRows(Protocol):
-    """Sampling parameters of n rows, tensors [n] on the logits' device: what each means is said at the worker's SamplingRows."""
+    """Sampling parameters of n rows, tensors [n] on the logits' device. The worker's SamplingRows documents each."""
 
     temperatures: torch.Tensor
     top_ks: torch.Tensor
@@ -45,7 +46,7 @@ def mix(x):
 
 @triton.jit
 def uniform(seed, sequence, position):
-    """float64 in [0, 1) of int64 arguments, 52 random bits."""
+    """float64 in [0, 1) from int64 arguments, with 52 random bits."""
     state = mix(seed.to(tl.uint64, bitcast=True) + _GOLDEN)
     state = mix(state ^ mix(sequence.to(tl.uint64, bitcast=True) + _MIX_1))
     state = mix(state + (position + 1).to(tl.uint64, bitcast=True) * _GOLDEN)
@@ -54,27 +55,27 @@ def uniform(seed, sequence, position):
 
 @triton.jit
 def ordered(x):
-    """int32 that compare as the float32 `x` do; both zeros alike."""
+    """int32 that compare as the float32 `x` do; both zeros are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def weight_of(key, peak):
-    """Weight of the scaled logit that `ordered` made `key` of."""
+    """Weight of the scaled logit with this `ordered` key."""
     return tl.exp((key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - peak).to(tl.float64)
 
 
 @triton.jit
 def scaled_piece(row, start, vocab, temperature, PIECE: tl.constexpr):
-    """PIECE logits from `start` on over the temperature; -inf past the end."""
+    """PIECE logits from `start` on, divided by the temperature; -inf past the end."""
     at = start + tl.arange(0, PIECE)
     return tl.div_rn(tl.load(row + at, mask=at < vocab, other=float("-inf")), temperature)
 
 
 @triton.jit
 def mass_from(row, vocab, temperature, peak, key, PIECE: tl.constexpr):
-    """Weight of all tokens at or above `key`."""
+    """Total weight of the tokens at or above `key`."""
     mass = tl.zeros([PIECE], tl.float64)
     for start in range(0, vocab, PIECE):
         scaled = scaled_piece(row, start, vocab, temperature, PIECE)
@@ -93,7 +94,10 @@ def count_from(row, vocab, temperature, key, PIECE: tl.constexpr):
 
 @triton.jit
 def key_of_mass(row, vocab, temperature, peak, low, high, wanted, OVER: tl.constexpr, PIECE: tl.constexpr):
-    """The highest key from which on the tokens weigh `wanted` (OVER: more); `low` is one that does, `high` one that does not."""
+    """The highest key at or above which tokens weigh `wanted` (OVER: more than it).
+
+    `low` satisfies this, `high` does not.
+    """
     while high - low > 1:
         middle = low + (high - low) // 2
         mass = mass_from(row, vocab, temperature, peak, middle.to(tl.int32), PIECE)
@@ -105,7 +109,7 @@ def key_of_mass(row, vocab, temperature, peak, low, high, wanted, OVER: tl.const
 
 @triton.jit
 def key_of_count(row, vocab, temperature, low, high, wanted, PIECE: tl.constexpr):
-    """The highest key from which on there are `wanted` tokens; `low` is one, `high` is not."""
+    """The highest key at or above which there are `wanted` tokens. `low` satisfies this, `high` does not."""
     while high - low > 1:
         middle = low + (high - low) // 2
         enough = count_from(row, vocab, temperature, middle.to(tl.int32), PIECE) >= wanted
@@ -116,7 +120,7 @@ def key_of_count(row, vocab, temperature, low, high, wanted, PIECE: tl.constexpr
 
 @triton.jit
 def nth_tie(row, vocab, temperature, key, nth, PIECE: tl.constexpr):
-    """Id of the `nth` token (from 0) at `key`, by id; of the last where there are fewer."""
+    """Id of the `nth` token (from 0) at `key`, by id; of the last one if there are fewer."""
     seen = nth * 0
     found = nth * 0
     for start in range(0, vocab, PIECE):
@@ -130,7 +134,7 @@ def nth_tie(row, vocab, temperature, key, nth, PIECE: tl.constexpr):
 
 @triton.jit
 def draw_filtered(row, vocab, temperature, peak, top_k, top_p, log_min_p, share, PIECE: tl.constexpr):
-    """The token at `share` of the weight that the filters leave, from the likeliest down."""
+    """The token at `share` of the weight that the filters leave, counted from the most likely one."""
     above_all = ordered(peak).to(tl.int64) + 1
     floor = ordered(tl.maximum(peak + log_min_p, -3.4028234663852886e38))
     kept = _ALL
@@ -178,7 +182,7 @@ def draw_whole(row, vocab, temperature, peak, share, PIECE: tl.constexpr):
 
 @triton.jit
 def best_of(row, vocab, PIECE: tl.constexpr):
-    """Largest logit of a row and its lowest id; NaN left out."""
+    """Largest logit of a row and its lowest id; NaN ignored."""
     best = tl.full([], float("-inf"), tl.float32)
     index = tl.full([], 0, tl.int32)
     for start in range(0, vocab, PIECE):
@@ -196,7 +200,7 @@ def draw_kernel(
     logits, tokens, temperatures, top_ks, top_ps, log_min_ps, seeds, sequences, positions, fit, vocab, stride,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Program i draws row i of float32 `logits` [n, vocab]; the likeliest token where it is greedy or not `fit`."""
+    """Program i: draw row i of float32 `logits` [n, vocab]; argmax if the row is greedy or not `fit`."""
     i = tl.program_id(0)
     row = logits + i.to(tl.int64) * stride
     best, token = best_of(row, vocab, PIECE)
@@ -216,7 +220,7 @@ def draw_kernel(
 
 @triton.jit
 def logprob_kernel(logits, tokens, wanted, logprobs, vocab, stride, PIECE: tl.constexpr):
-    """Program i: natural logarithm of the probability of row i's token; 0 where it is not wanted."""
+    """Program i: natural logarithm of the probability of row i's token; 0 if not wanted."""
     i = tl.program_id(0)
     result = tl.full([], 0.0, tl.float32)
     if tl.load(wanted + i) != 0:
@@ -231,9 +235,9 @@ def logprob_kernel(logits, tokens, wanted, logprobs, vocab, stride, PIECE: tl.co
 
 
 def draw(logits: torch.Tensor, rows: DrawRows, fit: torch.Tensor) -> torch.Tensor:
-    """One token per row of float32 `logits` [n, vocab], int64 [n]; those of rows that are not `fit` (bool [n]) mean nothing.
+    """One token per row of float32 `logits` [n, vocab], int64 [n]; undefined for rows that are not `fit` (bool [n]).
 
-    -inf: never drawn. Unit stride along the vocabulary.
+    Never draws a token with logit -inf. The vocabulary axis has unit stride.
     """
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -247,7 +251,7 @@ def draw(logits: torch.Tensor, rows: DrawRows, fit: torch.Tensor) -> torch.Tenso
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """float32 [n]: log probability of each row's token; 0 for rows that are not `wanted` (bool [n])."""
+    """float32 [n]: logprob of each row's token; 0 for rows that are not `wanted` (bool [n])."""
     num_rows, vocab = logits.shape
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if num_rows:

@@ -1,1 +1,1 @@
-"""Load against a running service: what is asked and when, who is asked, and what the answers took."""
+"""Load tests of a running service: workloads, targets, and measurement of the responses."""

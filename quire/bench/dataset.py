@@ -1,4 +1,4 @@
-"""Prompts of a person's own: a JSONL file as requests of a run. Not here: prompts made up from a seed (quire.bench.workloads)."""
+"""Prompts from a JSONL file as requests of a run. Not here: prompts generated from a seed (quire.bench.workloads)."""
 
 import json
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ _FORMS = 'a JSON string, or {"prompt": "...", "max_tokens": 64} (max_tokens may 
 
 @dataclass(slots=True, frozen=True)
 class FilePrompt:
-    """One line. `max_tokens` None = as long as the shape says."""
+    """One prompt of the file. `max_tokens` None = drawn from the shape's output length."""
 
     text: str
     max_tokens: int | None = None
 
 
 def read_prompts(path: Path) -> list[FilePrompt]:
-    """The prompts of a file, one per line, empty lines left out. ConfigError naming the line that is none."""
+    """Prompts of a file, one per line, without empty lines. Raises ConfigError naming an invalid line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -32,7 +32,7 @@ def read_prompts(path: Path) -> list[FilePrompt]:
 
 
 def plan_of(prompts: list[FilePrompt], shape: Shape) -> list[Planned]:
-    """The prompts in their order from the one that the seed says (0 = the first), over and over where more are asked for."""
+    """The prompts in order, starting at index `seed` (0 = the first), repeated as often as needed."""
     rng = shape_rng(shape)
     planned = []
     for index, at_s in enumerate(arrivals(shape, rng)):

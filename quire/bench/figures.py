@@ -1,4 +1,4 @@
-"""Figures of runs for people: a table, and a plot where matplotlib is installed. How they are defined: quire.bench.measure."""
+"""Results of runs as tables, and as a plot if matplotlib is installed. Their definitions: quire.bench.measure."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ _TIMES = {
 
 
 def print_table(summaries: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """One column per workload; times as p50 / p99 in milliseconds."""
+    """Print one column per workload; times as p50 / p99 in milliseconds."""
     table = Table("", *summaries, title="times: p50 / p99 in ms", title_justify="left")
     for label, cell in _ROWS.items():
         table.add_row(label, *(cell(summary) for summary in summaries.values()))
@@ -48,7 +48,7 @@ _ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def print_percentiles(summary: Mapping[str, Any], console: Console) -> None:
-    """One run: a table of times in milliseconds, then throughput and what went wrong."""
+    """Print one run: a table of times in milliseconds, then throughput and errors."""
     table = Table("ms", *_QUANTILES)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -72,8 +72,8 @@ def print_percentiles(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def plot(runs: Mapping[str, list[Record]], path: Path) -> None:
-    """One row per workload: shares of TTFT, of gaps between tokens, and tokens per second over time."""
-    # Optional backend: only plots need it.
+    """Plot one row per workload: distributions of TTFT and of gaps between tokens, and tokens per second over time."""
+    # Optional package, needed for plots only.
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("Agg")

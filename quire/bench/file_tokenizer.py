@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class FileTokenizer:
-    """A `tokenizer.json`, without special tokens."""
+    """A `tokenizer.json`, used without adding special tokens."""
 
     inner: Tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text."""
+        """Token ids of the text."""
         return list(self.inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: list[int]) -> str:
@@ -22,7 +22,7 @@ class FileTokenizer:
 
 
 def tokenizer_at(path: Path) -> FileTokenizer:
-    """The one in a file, or in a checkpoint's folder. FileNotFoundError saying "there is no ..."."""
+    """The tokenizer in a file or in a checkpoint's folder. Raises FileNotFoundError ("there is no ...")."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}")

@@ -1,4 +1,6 @@
-"""From time stamps to figures. Definitions, all from the planned arrival on, so that a late client cannot flatter:
+"""Statistics from time stamps.
+
+TTFT and latency count from the planned arrival, so that a late client does not improve the results:
 
 * TTFT: planned arrival to the first token. Latency: planned arrival to the end.
 * TPOT: (last token - first token) / (output tokens - 1), one value per request with two tokens or more.
@@ -14,7 +16,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class Record:
-    """One request as it went. Times in seconds since the start of the run; owned by the task that sends it."""
+    """Measurements of one request. Times in seconds since the start of the run; owned by the task that sends it."""
 
     index: int
     planned_s: float
@@ -45,7 +47,7 @@ class Record:
 
 
 def finish(record: Record, *, max_tokens: int) -> None:
-    """Marks a stream that ended well but said nothing, or too much, as failed."""
+    """Mark a request as failed if its stream ended normally but with no tokens or too many."""
     if not record.error and not record.token_times_s:
         record.error = "no token"
     if not record.error and record.output_tokens > max_tokens:
@@ -62,7 +64,7 @@ def quantiles_ms(values_s: list[float]) -> dict[str, float]:
 
 
 def summarise(records: list[Record]) -> dict[str, Any]:
-    """All figures of one run."""
+    """All statistics of one run."""
     good = [record for record in records if not record.error]
     duration_s = max((r.ended_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
     output_tokens = sum(r.output_tokens for r in good)

@@ -1,6 +1,6 @@
-"""Any OpenAI endpoint as a target of load.
+"""Any OpenAI-compatible endpoint as a target of load.
 
-Only standard fields go out, and `ignore_eos` where wanted (an extension that vLLM and others share).
+Sends standard fields only, plus `ignore_eos` if wanted (an extension of vLLM and others).
 """
 
 import json
@@ -20,7 +20,10 @@ _NO_CREDENTIALS = Credentials()
 
 
 class OpenAITarget:
-    """`/v1/completions` (or chat) below a base address such as http://127.0.0.1:8000; key of `credentials` or OPENAI_API_KEY."""
+    """`/v1/completions` (or chat) at a base URL such as http://127.0.0.1:8000.
+
+    The API key is that of `credentials`, or OPENAI_API_KEY.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class OpenAITarget:
         return body
 
     async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
-        """One streamed POST; output tokens come from usage, or are counted by message where it is not sent."""
+        """Send one streaming POST; the number of output tokens comes from usage, or else from counting messages."""
         record.sent_s = clock()
         async with self._http.stream("POST", self._path, json=self._body(planned)) as reply:
             if reply.status_code != httpx.codes.OK:
@@ -110,7 +113,7 @@ def _says_something(choice: dict[str, Any]) -> bool:
 
 
 def _reason(body: bytes) -> str:
-    """Why the endpoint refused, in words that do not differ from request to request where it sends such."""
+    """Why the endpoint refused the request: its error code if it sends one, so that equal errors can be counted."""
     try:
         error = json.loads(body)["error"]
         return str(error.get("code") or error["message"])[:200]

@@ -1,4 +1,4 @@
-"""Machine and versions behind a figure: without these it says nothing."""
+"""Machine and versions that belong to a measurement."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ _PACKAGES = ("quire", "grpcio", "protobuf", "torch", "triton", "transformers", "
 
 
 def provenance() -> dict[str, Any]:
-    """When, on what machine, with which versions."""
+    """Time, machine and versions."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system has it."""
+    """CPU name as reported by the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

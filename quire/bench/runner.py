@@ -1,4 +1,4 @@
-"""Sends a plan to a target: open loop, where each request leaves at its time, or closed, where clients wait for their answers."""
+"""Sends a plan to a target: open loop (each request at its time) or closed loop (clients wait for their responses)."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,8 @@ class Runner:
         return time.perf_counter() - self._start
 
     async def run(self, plan: Sequence[Planned]) -> list[Record]:
-        """One record per request, in the order of the plan. Errors are in the records."""
+        """Send all requests at their times; returns one record per request, in the order of the plan.
+        Errors are in the records."""
         self._start = time.perf_counter()
         tasks = [asyncio.create_task(self._one(planned)) for planned in plan]
         try:
@@ -36,9 +37,9 @@ class Runner:
                 task.cancel()
 
     async def run_closed(self, plan: Sequence[Planned], num_clients: int) -> list[Record]:
-        """Closed loop: so many clients, each of which asks the next of the plan when its last answer has ended.
+        """Closed loop: each of `num_clients` clients sends the plan's next request when its last response has ended.
 
-        A request is planned for the moment in which its client is free. Records in the order of the plan.
+        A request counts as planned when its client becomes free. Records are in the order of the plan.
         """
         self._start = time.perf_counter()
         waiting = iter(plan)
@@ -67,7 +68,7 @@ class Runner:
             await self._target.stream(planned, record, self._now)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # any failure of a request is a figure, not an end
+        except Exception as error:  # a failed request is a result, not the end of the run
             record.error = error_name(error)
         record.ended_s = self._now()
         finish(record, max_tokens=planned.max_tokens)

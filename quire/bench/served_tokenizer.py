@@ -1,4 +1,4 @@
-"""Prompts of exact lengths from the tokenizer of a running gateway: what is measured needs no file here."""
+"""Prompts of exact lengths from the tokenizer of a running gateway; needs no files on this machine."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class ServedTokenizer:
     model: str = ""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, with those special ones that the tokenizer adds by itself."""
+        """Token ids of the text, including the special ones that the tokenizer adds."""
         return self.client.tokenize(text, self.model)
 
     def decode(self, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""A measurement from beginning to end: warm-up, then each shape of load in turn, with progress. Not here: what a figure is."""
+"""A whole measurement: warm-up, then each shape of load in turn, with progress. Statistics: quire.bench.measure."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,10 @@ _WARM_UP_SEED = 1_000_003
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What is measured. `plan`: the requests of a shape; `warmup`: requests before each shape that are not measured;
-    `max_in_flight`: hold back more than that many; `num_clients`: closed loop of so many (None = open, unless the shape says).
+    """What to measure. `plan`: the requests of a shape; `warmup`: unmeasured requests before each shape.
+
+    `max_in_flight`: limit of concurrent requests; `num_clients`: number of clients of a closed loop (None =
+    open loop, unless the shape requires a closed one).
     """
 
     shapes: Sequence[Shape]
@@ -31,7 +33,7 @@ class Load:
     num_clients: int | None = None
 
     async def run(self) -> dict[str, list[Record]]:
-        """Warm-up, then each shape in turn; records by workload."""
+        """Run warm-up and measurement of each shape in turn; returns records by workload."""
         runs: dict[str, list[Record]] = {}
         async with self.target:
             for shape in self.shapes:
@@ -41,7 +43,7 @@ class Load:
 
     async def _warm_up(self, shape: Shape) -> None:
         if self.warmup:
-            # Another seed: the measured run must not find its prompts in the prefix cache.
+            # A different seed, so that the measured run does not find its prompts in the prefix cache.
             warm = replace(shape, num_requests=self.warmup, seed=shape.seed + _WARM_UP_SEED, rate=None)
             await Runner(self.target, max_in_flight=self.max_in_flight).run(self.plan(warm))
 
@@ -55,7 +57,7 @@ class Load:
 
 @contextlib.contextmanager
 def progress(name: str, total: int, *, show: bool) -> Iterator[Tick]:
-    """Call what it gives after each of `total` parts; drawn on standard error."""
+    """Yield a function to call after each of `total` parts; progress is drawn on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
         task = bar.add_task(name, total=total)

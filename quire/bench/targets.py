@@ -1,4 +1,4 @@
-"""Whom we ask: what a target is, and our gRPC API as one. Each target streams one request and stamps its record.
+"""Targets of load: their interface, and Quire's gRPC API as one. A target streams one request and time-stamps its record.
 
 Not here: OpenAI endpoints (quire.bench.openai_target), which need httpx.
 """
@@ -20,7 +20,7 @@ _NO_CREDENTIALS = Credentials()
 
 
 class Target(Protocol):
-    """An async context manager that can stream."""
+    """An async context manager that can stream requests."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Target(Protocol):
     ) -> None: ...
 
     async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
-        """Sends, and fills `record` as tokens come; transport and server errors are raised."""
+        """Send a request and fill `record` as tokens arrive; raises transport and server errors."""
 
 
 class GrpcTarget:
@@ -58,7 +58,7 @@ class GrpcTarget:
         self._stubs: list[inference_pb2_grpc.InferenceServiceStub] = []
 
     async def __aenter__(self) -> "GrpcTarget":
-        # Channels to one address share a connection unless each has a subchannel pool of its own.
+        # Channels to one address share a connection unless each has its own subchannel pool.
         options = [("grpc.use_local_subchannel_pool", 1)]
         make = asyncio_channel(self._credentials, options)
         self._channels = [make(self._address) for _ in range(self._num_channels)]
@@ -84,7 +84,7 @@ class GrpcTarget:
         return request
 
     async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
-        """One GenerateStream call."""
+        """Run one GenerateStream call."""
         stub = self._stubs[planned.index % len(self._stubs)]
         record.sent_s = clock()
         metadata = self._credentials.metadata()

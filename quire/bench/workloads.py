@@ -1,4 +1,4 @@
-"""What is asked and when: prompts, lengths and arrival times, all from one seed. Not here: sending and measuring."""
+"""Workloads: prompts, lengths and arrival times, all from one seed. Not here: sending and measuring."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ class WorkloadKind(StrEnum):
 
 
 class Tokenizer(Protocol):
-    """What is needed of `tokenizers.Tokenizer` to make prompts of an exact length."""
+    """The part of `tokenizers.Tokenizer` needed to make prompts of exact length."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, no special ones added."""
+        """Token ids of the text, without special ones."""
 
     def decode(self, ids: list[int]) -> str:
         """Text of the ids."""
@@ -44,7 +44,7 @@ class Length:
 
     @classmethod
     def parse(cls, text: str) -> "Length":
-        """`128`, `lognormal:128:0.6` or `lognormal:128:0.6:16:1024`; ValueError saying so for anything else."""
+        """Parse `128`, `lognormal:128:0.6` or `lognormal:128:0.6:16:1024`. Raises ValueError for anything else."""
         parts = text.split(":")
         try:
             if len(parts) == 1:
@@ -57,14 +57,14 @@ class Length:
         raise ValueError(f"length {text!r} is neither N nor lognormal:MEDIAN:SIGMA[:MIN:MAX]")
 
     def draw(self, rng: random.Random) -> int:
-        """One length, at least 1."""
+        """Draw one length, at least 1."""
         drawn = self.median if self.sigma == 0 else round(self.median * rng.lognormvariate(0.0, self.sigma))
         return max(1, self.low, min(drawn, self.high))
 
 
 @dataclass(slots=True, frozen=True)
 class Shape:
-    """One run of load. `rate` is requests per second where arrivals are spread; None = all at once."""
+    """One run of load. `rate`: arrivals per second (Poisson); None = all at once."""
 
     kind: WorkloadKind
     num_requests: int
@@ -77,13 +77,13 @@ class Shape:
 
     @property
     def one_at_a_time(self) -> bool:
-        """The next request starts when the one before has ended."""
+        """True if each request starts when the previous one has ended."""
         return self.kind is WorkloadKind.SINGLE
 
 
 @dataclass(slots=True, frozen=True)
 class Planned:
-    """One request: `at_s` after the start. `token_ids` empty = send the text."""
+    """One request, `at_s` seconds after the start. `token_ids` empty = send the text."""
 
     index: int
     at_s: float
@@ -95,8 +95,8 @@ class Planned:
 def plan(shape: Shape, tokenizer: Tokenizer | None = None) -> list[Planned]:
     """The requests of a run in order of arrival; equal shapes give equal plans.
 
-    With a tokenizer the token ids have exactly the length drawn, and the texts too but for a token where two pieces meet;
-    without one, lengths count words.
+    With a tokenizer, token ids have exactly the drawn length, and texts too, up to one token where two
+    pieces meet; without one, lengths count words.
     """
     rng = shape_rng(shape)
     cut = _words if tokenizer is None else _exactly(tokenizer)
@@ -115,12 +115,12 @@ def _shares(shape: Shape) -> bool:
 
 
 def shape_rng(shape: Shape) -> random.Random:
-    """The random numbers of a run."""
+    """The random generator of a run."""
     return random.Random(f"{shape.seed} {shape.kind.value}")
 
 
 def arrivals(shape: Shape, rng: random.Random) -> Iterator[float]:
-    """When each request leaves, in seconds: a Poisson process of the shape's rate, or all at once."""
+    """Arrival times in seconds: a Poisson process of the shape's rate, or all at once."""
     if shape.rate is None:
         return iter([0.0] * shape.num_requests)
     gaps = [0.0] + [rng.expovariate(shape.rate) for _ in range(shape.num_requests - 1)]

@@ -1,4 +1,4 @@
-"""`AsyncClient`: quire.client.sync_client's `Client` for asyncio."""
+"""`AsyncClient`: the asyncio version of `Client` in quire.client.sync_client."""
 
 import asyncio
 import weakref
@@ -28,7 +28,7 @@ _RETRIES = RetryPolicy()
 
 
 class AsyncClient:
-    """`Client` for asyncio; belongs to the event loop it is made in."""
+    """`Client` for asyncio; bound to the event loop in which it is created."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channels; running streams end."""
+        """Cancel running streams and close the channels."""
         for stream in list(self._streams):
             stream.cancel()
         await asyncio.gather(*self._cancels, return_exceptions=True)
@@ -204,5 +204,5 @@ class AsyncClient:
 
 
 async def _ended(call: Any) -> None:
-    """Waits for it; that the gateway is gone is no news to who cancels."""
+    """Wait for `call` and ignore its errors; an unreachable gateway does not matter to a cancellation."""
     await asyncio.gather(call, return_exceptions=True)

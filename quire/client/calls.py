@@ -1,4 +1,4 @@
-"""Errors of calls as people meet them: the typed error that the service sent, or what to do when nobody, or another, listens."""
+"""Errors of client calls: the typed error that the service sent, or advice if another or no service answers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _CONNECT_FAILURES = ("failed to connect", "connection refused", "dns resolution 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What a client wants to reach, and under which word `quire up` prints its address."""
+    """A kind of listener that a client connects to, and the label under which `quire up` prints its address."""
 
     name: str
     printed_as: str
@@ -28,7 +28,10 @@ ADMIN = Door("admin listener (operators' API)", "admin=")
 
 @contextlib.contextmanager
 def typed_errors(target: str, door: Door) -> Iterator[None]:
-    """Turns gRPC errors into QuireErrors; the transport's own say what to do about `door`, which is wanted at `target`."""
+    """Convert gRPC errors to QuireErrors.
+
+    Transport errors say how to reach a listener of kind `door`, expected at `target`.
+    """
     try:
         yield
     except grpc.RpcError as error:
@@ -37,7 +40,7 @@ def typed_errors(target: str, door: Door) -> Iterator[None]:
 
 
 def _is_answer(error: Any) -> bool:
-    """Whether one of our services sent it: these add details, the transport never does."""
+    """True if a Quire service sent the error: services attach `grpc-status-details-bin`, the transport never does."""
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else ()
     return any(key == "grpc-status-details-bin" for key, _ in trailing or ())
 

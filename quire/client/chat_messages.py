@@ -1,4 +1,4 @@
-"""Conversations and tools as people write them, in OpenAI's forms or flat, as messages of the public API. Pure."""
+"""Convert conversations and tools, in OpenAI's format or flat, to messages of the public API. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from quire.client.value_checks import is_listing, valid_text
 from svc_common.errors import InvalidArgument
 
 Message = Mapping[str, Any]
-"""{"role": ..., "content": ...}; an assistant's turn may have "reasoning" and "tool_calls", a tool's has "tool_call_id"."""
+"""{"role": ..., "content": ...}; assistant turns may have "reasoning" and "tool_calls", tool turns have "tool_call_id"."""
 
 _MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
 _MODE_NAMES = '"auto", "none", "required" or a tool\'s name'
@@ -19,11 +19,11 @@ _MODE_NAMES = '"auto", "none", "required" or a tool\'s name'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What a chat may say besides its turns and sampling.
+    """Options of a chat request besides its messages and sampling parameters.
 
     `tools`: {"name": ..., "description": ..., "parameters": JSON schema} each, or OpenAI's {"type": "function", "function": {...}}.
-    `tool_choice`: "auto" (default where there are tools), "none", "required", or a tool's name, which is then called.
-    `template_arguments`: further variables of the model's chat template, such as {"enable_thinking": False}.
+    `tool_choice`: "auto" (the default if there are tools), "none", "required", or the name of the tool that must be called.
+    `template_arguments`: extra variables for the model's chat template, such as {"enable_thinking": False}.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -32,7 +32,7 @@ class ChatOptions:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fill(self, request: pb.ChatRequest) -> None:
-        """Puts them into `request`. InvalidArgument for what has no such form."""
+        """Write the options into `request`. Raises InvalidArgument if a value cannot be represented."""
         request.tools.extend(_tool(i, tool) for i, tool in enumerate(self.tools))
         if self.tool_choice is not None:
             request.tool_choice.CopyFrom(_tool_choice(self.tool_choice))
@@ -43,7 +43,7 @@ class ChatOptions:
 
 
 def turns(messages: Sequence[Message] | str) -> list[pb.Message]:
-    """A conversation; a plain string is one user turn. InvalidArgument for what is none."""
+    """Convert a conversation; a plain string is one user turn. Raises InvalidArgument for other types."""
     given: Sequence[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if not is_listing(given):
         raise InvalidArgument.field("messages", f"must be a text or a list of turns, not {type(given).__name__}")
@@ -51,13 +51,13 @@ def turns(messages: Sequence[Message] | str) -> list[pb.Message]:
 
 
 def assistant_turn(text: str, tool_calls: Sequence[ToolCall], reasoning: str = "") -> Message:
-    """An output as the turn that goes on with the conversation."""
+    """An output as the assistant turn that continues the conversation."""
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in tool_calls]
     return {"role": "assistant", "content": text, "tool_calls": calls, "reasoning": reasoning}
 
 
 def json_text(field_name: str, value: Any) -> str:
-    """`value` as JSON. InvalidArgument where it cannot be."""
+    """`value` as JSON. Raises InvalidArgument if it is not serializable."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError) as error:
@@ -106,7 +106,7 @@ def _tool(i: int, tool: Any) -> pb.Tool:
 
 
 def _function(place: str, given: Any) -> Mapping[str, Any]:
-    """The flat form of OpenAI's {"type": "function", "function": {...}}, or of what is flat already."""
+    """Unwrap OpenAI's {"type": "function", "function": {...}}; return a flat mapping as it is."""
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping):
         raise InvalidArgument.field(place, 'must be {"name": ...} or {"type": "function", "function": {"name": ...}}')

@@ -1,4 +1,4 @@
-"""How a client reaches gateways: addresses, credentials, channel options. Channels are made when they are first used."""
+"""Connections to gateways: addresses, credentials and channel options. Channels are created on first use."""
 
 import functools
 import os
@@ -24,17 +24,17 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.enable_retries", 0),  # quire.client.retrying does it, across gateways
+    ("grpc.enable_retries", 0),  # quire.client.retrying retries instead, across gateways
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """How a client shows itself. `api_key` None = the variable QUIRE_API_KEY, if it is set.
+    """Credentials of a client. `api_key` None = the environment variable QUIRE_API_KEY, if set.
 
-    `tls`: encrypted, and the server's certificate is signed by a public authority or by `tls_ca` (a PEM file, which implies it).
-    `tls_cert`, `tls_key`: PEM files of the client's own certificate, for servers that want one.
-    `tls_name`: the name to expect in the server's certificate; empty = the host that is called.
+    `tls`: encrypt; the server's certificate is signed by a public authority or by `tls_ca` (a PEM file, which implies `tls`).
+    `tls_cert`, `tls_key`: PEM files of the client's own certificate, for servers that require one.
+    `tls_name`: the name to expect in the server's certificate; empty = the host of the address.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -46,11 +46,11 @@ class Credentials:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether TLS is wanted."""
+        """True if any TLS option is set."""
         return self.tls or self.tls_ca is not None or self.tls_cert is not None or bool(self.tls_name)
 
     def channel(self) -> grpc.ChannelCredentials | None:
-        """For a channel; None = plain text. ConfigError for files that are no use."""
+        """gRPC channel credentials; None = plain text. Raises ConfigError for unusable files."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key go together; give both or none", reason="TLS_OPTIONS")
         if not self.is_encrypted:
@@ -60,7 +60,7 @@ class Credentials:
         return tls.channel_credentials(tls.WatchedFiles(files).current())
 
     def metadata(self) -> list[tuple[str, str]]:
-        """What each call says."""
+        """Authorization metadata of each call. Raises ConfigError for a malformed API key."""
         key = os.environ.get(API_KEY_VARIABLE, "") if self.api_key is None else self.api_key
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise ConfigError("the API key has characters that no key has; copy it again", reason="API_KEY")
@@ -69,16 +69,16 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A channel to one gateway, of threads or of asyncio, and InferenceService on it."""
+    """A threaded or asyncio channel to one gateway, with its InferenceService stub."""
 
     channel: Any
     stub: Any
 
 
 class Gateways:
-    """One connection to each of several gateways of one service, used one at a time; `make(address)` makes a channel.
+    """One connection per gateway of a service, of which one is in use at a time.
 
-    May be used from several threads.
+    `make(address)` creates a channel. Thread-safe.
     """
 
     def __init__(self, targets: str | Sequence[str], make: Callable[[str], Any]) -> None:
@@ -94,11 +94,11 @@ class Gateways:
 
     @property
     def target(self) -> str:
-        """The address in use."""
+        """Address of the gateway in use."""
         return self.targets[self._current]
 
     def stub(self, target: str) -> Any:
-        """InferenceService of the gateway at that address."""
+        """InferenceService stub of the gateway at `target`."""
         with self._lock:
             if target not in self._connections:
                 channel = self._make(target)
@@ -107,29 +107,30 @@ class Gateways:
             return self._connections[target].stub
 
     def leave(self, target: str) -> None:
-        """That one does not answer: the next is used from now on, unless another call has moved on already."""
+        """Switch to the next gateway because `target` is unavailable; no-op if another call has already switched."""
         with self._lock:
             if target == self.target:
                 self._current = (self._current + 1) % len(self.targets)
 
     def renew(self, target: str) -> None:
-        """Calls from now on have a new channel; those under way keep theirs.
+        """Give later calls a new channel; calls in flight keep the old one.
 
-        Ctrl-C may strike inside the library's own bookkeeping, and a later call on that channel would then wait for ever.
+        Ctrl-C may interrupt gRPC's own bookkeeping, after which a later call on that channel would hang
+        forever.
         """
         with self._lock:
             former = self._connections.pop(target, None)
             self._former += [] if former is None else [former.channel]
 
     def channels(self) -> list[Any]:
-        """Those that were made."""
+        """All channels created so far."""
         return [*self._former, *(connection.channel for connection in self._connections.values())]
 
 
 def blocking_channel(
     credentials: Credentials, options: Sequence[tuple[str, Any]] = _OPTIONS
 ) -> Callable[[str], grpc.Channel]:
-    """Makes channels for threads."""
+    """Factory of channels for threads."""
     secret = credentials.channel()
     if secret is None:
         return functools.partial(grpc.insecure_channel, options=options)
@@ -140,7 +141,7 @@ def blocking_channel(
 def asyncio_channel(
     credentials: Credentials, options: Sequence[tuple[str, Any]] = _OPTIONS
 ) -> Callable[[str], grpc.aio.Channel]:
-    """Makes channels for asyncio."""
+    """Factory of channels for asyncio."""
     secret = credentials.channel()
     if secret is None:
         return functools.partial(grpc.aio.insecure_channel, options=options)
@@ -149,7 +150,10 @@ def asyncio_channel(
 
 
 def call_metadata(credentials: Credentials, request_id: str, *, idempotent: bool = False) -> list[tuple[str, str]]:
-    """Metadata of one call: key, trace context, id; `idempotent`: sent again, it attaches to the request of the first."""
+    """Metadata of one call: API key, trace context, request id.
+
+    If `idempotent`, a repeated call attaches to the first call's request.
+    """
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     if valid_request_id(request_id):

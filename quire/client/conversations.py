@@ -1,4 +1,4 @@
-"""Conversations as prompts of `LLM.chat`: one or many, each with what the model may call. Pure."""
+"""Conversations as prompts of `LLM.chat`: one or many, each with its chat options. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Conversation:
 def conversation_list(
     messages: str | Sequence[Message] | Sequence[Sequence[Message] | str], chat: ChatOptions
 ) -> list[Conversation]:
-    """One conversation, or a list of them. InvalidArgument for what is neither."""
+    """One conversation, or a list of them. Raises InvalidArgument for other types."""
     if isinstance(messages, str):
         return [Conversation(messages, chat)]
     if not is_listing(messages):

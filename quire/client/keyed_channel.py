@@ -1,4 +1,4 @@
-"""A channel all of whose calls have some metadata more: an API key."""
+"""A gRPC channel that adds metadata, such as an API key, to every call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import grpc
 
 
 class KeyedChannel:
-    """Around a blocking `channel`, for stubs."""
+    """Wraps a blocking `channel`; implements what stubs need of grpc.Channel."""
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]]) -> None:
         self._channel = channel

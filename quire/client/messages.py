@@ -1,4 +1,4 @@
-"""The public API's messages from and to this package's values. Pure: no calls are made here."""
+"""Conversion between the public API's messages and this package's values. Pure: makes no calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,9 +42,11 @@ _POOLINGS = {"mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What a call may say besides prompt and sampling. `model`: the model's name or an adapter's, empty = the model; `priority`
-    higher = sooner. `resumable`: it is kept for a while when its reader or its gateway is lost. `partial_at_deadline`: a deadline
-    ends it with what there is ("deadline"), not by an error.
+    """Options of a request besides prompt and sampling parameters.
+
+    `model`: the name of the model or of an adapter; empty = the model. `priority`: higher = sooner.
+    `resumable`: keep the request for a while if its reader or its gateway is lost.
+    `partial_at_deadline`: at its deadline the request ends with the output so far (finish reason "deadline"), not with an error.
     """
 
     model: str = ""
@@ -57,7 +59,7 @@ class RequestOptions:
 
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
-    """A completion; `params` None leaves everything to the server's defaults."""
+    """A completion request; `params` None leaves everything to the server's defaults."""
     request = pb.GenerateRequest(resumable=options.resumable, **_surroundings(options))
     fill(request, params)
     if isinstance(prompt, str):
@@ -76,7 +78,7 @@ def chat_request(
     options: RequestOptions,
     chat: ChatOptions = _NO_CHAT_OPTIONS,
 ) -> pb.ChatRequest:
-    """An answer to a conversation; a plain string is one user turn."""
+    """A chat request; a plain string is one user turn."""
     request = pb.ChatRequest(messages=turns(messages), resumable=options.resumable, **_surroundings(options))
     chat.fill(request)
     fill(request, params)
@@ -84,7 +86,7 @@ def chat_request(
 
 
 def resume_request(request_id: str, positions: Sequence[tuple[int, int]]) -> pb.ResumeRequest:
-    """Where to read on: (choice, tokens of it that are here)."""
+    """A request to resume a stream. `positions`: (choice, number of its tokens already received)."""
     places = [pb.ChoicePosition(choice=choice, token_offset=offset) for choice, offset in positions]
     return pb.ResumeRequest(request_id=request_id, positions=places)
 
@@ -92,7 +94,7 @@ def resume_request(request_id: str, positions: Sequence[tuple[int, int]]) -> pb.
 def count_request(
     prompt: Prompt | Sequence[Message], options: RequestOptions, chat: ChatOptions | None
 ) -> pb.CountTokensRequest:
-    """A prompt to count: a conversation where it is a list of turns, or where there are `chat` options."""
+    """A request to count a prompt's tokens; a list of turns, or any prompt with `chat` options, is a conversation."""
     is_chat = chat is not None or (is_listing(prompt) and any(isinstance(turn, Mapping) for turn in prompt))
     if is_chat:
         request = chat_request(prompt, None, options, chat or _NO_CHAT_OPTIONS)  # type: ignore[arg-type]
@@ -101,7 +103,7 @@ def count_request(
 
 
 def embed_request(prompts: Sequence[Prompt], params: PoolingParams | None, options: RequestOptions) -> pb.EmbedRequest:
-    """Prompts to turn into vectors; `params` None leaves everything to the server's defaults."""
+    """A request for embeddings; `params` None leaves everything to the server's defaults."""
     if not is_listing(prompts):
         raise InvalidArgument.field("prompts", f"must be a list of prompts, not {type(prompts).__name__}")
     request = pb.EmbedRequest(inputs=[_embed_input(prompt) for prompt in prompts], **_surroundings(options))
@@ -128,7 +130,7 @@ def _surroundings(options: RequestOptions) -> dict[str, Any]:
 
 
 def embedded(response: pb.EmbedResponse, prompts: Sequence[Prompt], request_id: str) -> list[EmbeddingRequestOutput]:
-    """Vectors with their prompts."""
+    """Embeddings paired with their prompts."""
     return [
         EmbeddingRequestOutput(
             request_id,
@@ -147,7 +149,7 @@ def _valid_priority(priority: int) -> int:
 
 
 def model_card(model: pb.Model) -> ModelCard:
-    """A served model."""
+    """Convert a served model."""
     return ModelCard(
         model.name,
         model.max_model_len,
@@ -160,7 +162,10 @@ def model_card(model: pb.Model) -> ModelCard:
 
 
 class EventMerger:
-    """Merges the events of one stream into a RequestOutput; owned by the stream's reader. `is_started`: it was accepted."""
+    """Merges the events of one stream into a RequestOutput. `is_started`: the server has accepted the request.
+
+    Not thread-safe: used by the stream's reader only.
+    """
 
     def __init__(self, request_id: str, prompt: Prompt | None) -> None:
         text = prompt if isinstance(prompt, str) else None
@@ -169,7 +174,7 @@ class EventMerger:
         self.output = RequestOutput(request_id, text, ids, [CompletionOutput(0)])
 
     def add(self, event: pb.GenerateEvent) -> Delta | None:
-        """Takes one event in; returns it where it is new output."""
+        """Merge one event; return its delta if it has new output."""
         match event.WhichOneof("event"):
             case "started":
                 self._started(event.started)
@@ -195,7 +200,7 @@ class EventMerger:
         self.output.model = started.model
 
     def positions(self) -> list[pb.ChoicePosition]:
-        """What is here of each choice: where to read on."""
+        """Tokens received per choice: the position from which to resume."""
         return [
             pb.ChoicePosition(choice=output.index, token_offset=len(output.token_ids)) for output in self.output.outputs
         ]
@@ -208,7 +213,8 @@ class EventMerger:
         reasoning: str = "",
         tool_call: ToolCallDelta | None = None,
     ) -> Delta:
-        # Slices: a repeated field is copied so at a fourth of what list() takes, which asks for each element until there is none.
+        # Slices: they copy a repeated field in a fourth of the time of list(), which fetches elements until
+        # there are no more.
         ids, choice = delta.token_ids[:], delta.choice
         logprobs, tops = delta.logprobs[:] or None, _tops(delta.top_logprobs[:])
         completion = self._completion(choice)
@@ -225,7 +231,7 @@ class EventMerger:
         return self._delta(delta, tool_call=piece)
 
     def _completion(self, choice: int) -> CompletionOutput:
-        """The output of that number; there are as many as were heard of."""
+        """The output with index `choice`; missing ones up to it are created."""
         outputs = self.output.outputs
         if choice >= len(outputs):
             outputs.extend(CompletionOutput(i) for i in range(len(outputs), choice + 1))
@@ -233,7 +239,7 @@ class EventMerger:
 
 
 def merged(response: pb.GenerateResponse, prompt: Prompt | None) -> RequestOutput:
-    """A unary answer."""
+    """Convert a unary response."""
     output = EventMerger(response.request_id, prompt).output
     output.outputs = [_complete(choice) for choice in response.choices]
     output.model, output.seed = response.model, response.effective_seed
@@ -257,14 +263,14 @@ def _tops(given: Sequence[pb.TopLogprobs]) -> list[TopTokens] | None:
 
 
 def prompt_logprobs(given: pb.PromptLogprobs) -> list[dict[int, Logprob] | None]:
-    """One entry per prompt token, None for those before the first that has one."""
+    """One entry per prompt token, None for those before the first that has a log probability."""
     tops = _tops(given.top_logprobs) or [()] * len(given.token_ids)
     places = zip(given.token_ids, given.logprobs, tops, strict=True)
     return [None] * given.start_index + [logprobs_at(*place) for place in places]
 
 
 def finish(completion: CompletionOutput, finished: pb.Finished) -> None:
-    """Ends one output."""
+    """Set finish reason, stop reason and score of one output."""
     completion.finish_reason = _FINISH_REASONS.get(finished.reason, "abort")
     completion.score = finished.score if finished.HasField("score") else None
     match finished.WhichOneof("stop_match"):

@@ -1,4 +1,4 @@
-"""How a client's calls are made: the request itself, again after a loss, and where a stream is read on."""
+"""Start the calls of a client: the first attempt, retries, and the resumption of streams."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ SendCancel = Callable[[Any, pb.CancelRequest, float, Metadata], None]
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """How the calls of one client are made. With several gateways, requests are resumable."""
+    """How one client makes its calls. With several gateways, generation requests are resumable."""
 
     gateways: Gateways
     credentials: Credentials
@@ -33,7 +33,10 @@ class CallPlan:
         return Attempts(self.gateways, self.retries, timeout_s)
 
     def prepare(self, request: Any, request_id: str) -> list[tuple[str, str]]:
-        """Makes `request` resumable where it should be; metadata of its calls: sent again, it attaches to itself then."""
+        """Make `request` resumable if needed, and return its metadata.
+
+        A repeated call of a resumable request attaches to the running request.
+        """
         generates = isinstance(request, GENERATING)
         if generates and len(self.gateways.targets) > 1:
             request.resumable = True
@@ -50,7 +53,7 @@ class CallPlan:
         *,
         cancel: SendCancel,
     ) -> "CallOpening":
-        """For one call, unary or a stream."""
+        """A CallOpening for one call, unary or streaming."""
         metadata = self.prepare(request, request_id)
         return CallOpening(
             self.gateways,
@@ -65,9 +68,9 @@ class CallPlan:
 
 @dataclass(slots=True)
 class CallOpening:
-    """Makes the call of `method` with `request`, again where it failed, and Resume where it had begun and is resumable.
+    """Calls `method` with `request`, retries it on failure, and sends Resume if a resumable stream had already started.
 
-    `metadata`: of the first kind of call; `other_metadata`: of Resume and Cancel.
+    `metadata` is for calls of `method`, `other_metadata` for Resume and Cancel.
     """
 
     gateways: Gateways
@@ -85,7 +88,7 @@ class CallOpening:
 
     @property
     def request_id(self) -> str:
-        """The one that the call says; empty = the server makes one."""
+        """Request id sent with the call; empty = the server assigns one."""
         if isinstance(self.request, pb.ResumeRequest):
             return self.request.request_id
         return dict(self.metadata).get("x-request-id", "")
@@ -96,7 +99,7 @@ class CallOpening:
         return isinstance(self.request, pb.ResumeRequest) or (generates and self.request.resumable)
 
     def call(self) -> Any:
-        """The request itself, to the gateway of the last `attempts.begin()`."""
+        """Send the request to the gateway of the last `attempts.begin()`."""
         method = getattr(self.attempts.stub, self.method)
         return method(self.request, timeout=self.attempts.remaining_s, metadata=self.metadata)
 
@@ -124,7 +127,8 @@ class CallOpening:
         self.gateways.renew(self.target)
 
     def abandon(self, started_as: str = "") -> None:
-        """See Opening: a resumable request outlives its reader. `started_as`: its id, where the server has said it."""
+        """See Opening; cancels a resumable request, which dropping the call would not end. `started_as`:
+        its id as reported by the server."""
         request_id = started_as or self.request_id
         if self._is_resumable and request_id:
             stub, request = self.gateways.stub(self.gateways.target), pb.CancelRequest(request_id=request_id)

@@ -1,4 +1,4 @@
-"""What comes back for a request, in vLLM's shapes, whether it ran in process or behind a gateway."""
+"""Outputs of requests, with vLLM's field names, for models in process and behind a gateway alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,8 @@ from svc_common.errors import QuireError
 class Logprob:
     """Natural log probability of one token under the unmodified distribution.
 
-    `rank`: 1 = the likeliest; None where it is not among those asked for. `decoded_token`: None, except where a caller fills it in.
+    `rank`: 1 = the most likely; None if the token is not among the requested top tokens. `decoded_token`:
+    None unless the application fills it in.
     """
 
     logprob: float
@@ -19,18 +20,18 @@ class Logprob:
 
 
 TopTokens = Sequence[tuple[int, float]]
-"""The likeliest tokens at one place, best first, with their log probabilities."""
+"""The most likely tokens at one position, best first, with their log probabilities."""
 
 
 def logprobs_at(token_id: int, logprob: float, top: TopTokens = ()) -> dict[int, Logprob]:
-    """{token id: Logprob} at one place: the token that is there, and the likeliest beside it."""
+    """{token id: Logprob} at one position: the token that is there, and the most likely ones."""
     ranked = {other: Logprob(value, rank=rank) for rank, (other, value) in enumerate(top, 1)}
     return {token_id: ranked.get(token_id, Logprob(logprob)), **ranked}
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call that the model made. `arguments`: JSON text, as the model wrote it; complete when the output is."""
+    """A tool call made by the model. `arguments`: JSON text as the model wrote it; complete once the output is finished."""
 
     id: str
     name: str
@@ -41,10 +42,11 @@ class ToolCall:
 class CompletionOutput:
     """One output of a request.
 
-    `logprobs`: for each token {token id: Logprob} of the chosen one, and of the likeliest where asked; or None when not asked.
-    `finish_reason`: "stop", "length", "tool_calls", "deadline" (where a partial answer was asked for), "abort", None while it runs.
-    `stop_reason`: the stop string or the token id (end-of-sequence included) that ended it; None for length. `score`: what it was
-    ranked by, for beams and best_of above n. Of chats: `reasoning`, what the model thought before; `tool_calls`, what it called.
+    `logprobs`: per token {token id: Logprob} of the chosen token, and of the most likely ones if requested; None if not requested.
+    `finish_reason`: "stop", "length", "tool_calls", "deadline" (if a partial answer was requested), "abort"; None while running.
+    `stop_reason`: the stop string or token id (end-of-sequence included) that ended it; None for length.
+    `score`: the ranking score of beams, and of best_of above n.
+    `reasoning`, `tool_calls`: of chats, the text that the model thought before its answer, and the tools that it called.
     """
 
     index: int
@@ -59,7 +61,7 @@ class CompletionOutput:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def finished(self) -> bool:
-        """Whether it is complete."""
+        """True once the output is complete."""
         return self.finish_reason is not None
 
     def extend(
@@ -69,7 +71,11 @@ class CompletionOutput:
         logprobs: Sequence[float] | None,
         tops: Sequence[TopTokens] | None = None,
     ) -> None:
-        """Adds new output; `logprobs` one per token, or None when not asked; `tops` the likeliest for each, or None."""
+        """Append new output.
+
+        `logprobs`: one per token, or None if not requested. `tops`: the most likely tokens at each
+        position, or None.
+        """
         self.text += text
         self.token_ids.extend(token_ids)
         if logprobs is None:
@@ -82,11 +88,13 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request with its outputs so far. `seed`: the one in force, to repeat it. `error`: why it failed; no finish reason then.
+    """A request with its outputs so far.
 
-    `prompt_token_ids` is None where only a gateway knows them (a text prompt sent by `Client`); `num_prompt_tokens` then has
-    their number once the request is complete. `prompt_logprobs`, where asked: None for the first token, which has nothing before
-    it, then {token id: Logprob} for each. `embedding`: the vector of a request for one, which has no outputs.
+    `seed`: the seed in force, with which the request can be repeated. `error`: why it failed; it then has no finish reason.
+    `prompt_token_ids`: None if only the gateway knows them (a text prompt sent by `Client`); `num_prompt_tokens` then has their
+    number once the request is complete.
+    `prompt_logprobs`, if requested: None for the first token, which has no predecessor, then {token id: Logprob} for each.
+    `embedding`: the vector of an embedding request, which has no outputs.
     """
 
     request_id: str
@@ -112,7 +120,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call: which of the choice's, from 0, more of its arguments; `id` and `name` with its first piece only."""
+    """A piece of tool call number `index` of a choice: more of its `arguments`; only the first piece has `id` and `name`."""
 
     index: int
     arguments: str
@@ -124,7 +132,7 @@ class ToolCallDelta:
 class Delta:
     """New output of one choice of a stream; text never splits a code point and may lag behind its tokens.
 
-    Of chats: it is a piece of the answer (`text`), of the `reasoning` before it, or of a `tool_call`.
+    In a chat, a delta is a piece of the answer (`text`), of the `reasoning` before it, or of a `tool_call`.
     """
 
     text: str
@@ -139,14 +147,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A vector."""
+    """An embedding vector."""
 
     embedding: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """The vector of one prompt, in vLLM's shape. `prompt_token_ids`: None where only a gateway knows them."""
+    """The embedding of one prompt, with vLLM's fields. `prompt_token_ids`: None if only the gateway knows them."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -157,7 +165,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A served model: its name and limits, in tokens. `base_model`: of an adapter, the model that it is on."""
+    """A served model: name and limits in tokens. `base_model`: for an adapter, the model it is loaded on."""
 
     name: str
     max_model_len: int

@@ -1,4 +1,4 @@
-"""Prompts in the many forms that programs have them in, as text or token ids. Pure."""
+"""Normalize prompts of any accepted form to text or token ids. Pure."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -13,7 +13,7 @@ _PROMPT_KEYS = ("prompt_token_ids", "prompt")
 
 
 def prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
-    """One prompt or many, each in any form."""
+    """One prompt or many, each in any accepted form."""
     if not is_listing(prompts):
         return [plain_prompt(prompts)]  # type: ignore[arg-type]
     items = list(prompts)
@@ -23,7 +23,10 @@ def prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
 
 
 def plain_prompt(prompt: AnyPrompt) -> Prompt:
-    """Text or token ids, at least one; InvalidArgument naming `prompt`, here and behind a gateway alike, for all else."""
+    """Text or token ids, at least one token.
+
+    Raises InvalidArgument naming `prompt` otherwise, in process as behind a gateway.
+    """
     if isinstance(prompt, Mapping):
         prompt = _of_mapping(prompt)
     if not isinstance(prompt, str) and not is_listing(prompt):

@@ -1,7 +1,7 @@
-"""When a client tries again, and where: decisions alone, the waiting is the callers'.
+"""When and where a client retries. Only decides; waiting is left to the code that calls it.
 
-What is safe: a request that carries an idempotency key attaches to itself when it is sent again, and a stream that was read in part
-is read on (`Resume`), so nothing is generated twice.
+Retries never generate twice: a repeated request with an idempotency key attaches to the running one, and a
+partly read stream is continued with `Resume`.
 """
 
 import random
@@ -12,16 +12,17 @@ from typing import Any
 from quire.client.connections import Gateways
 from svc_common.errors import QuireError, ResourceExhausted, Unavailable
 
-# What a gateway says about itself or nobody said; other answers are final: a gateway may have waited long before it gave them.
+# Reasons that a gateway gives about itself, or that the transport reports. Other answers are final: the
+# gateway may already have waited long before sending them.
 _GATEWAY_GONE = frozenset({"UNAVAILABLE", "CONNECT_FAILED", "DRAINING"})
 _TOO_MUCH = frozenset({"TENANT_QUOTA", "QUEUE_FULL"})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to go on. `max_attempts` counts the first, each at all gateways; a pause is twice the one before.
+    """Limits of retrying. `max_attempts` counts the first attempt, each at all gateways; pauses double from `first_pause_s`.
 
-    A server's own retry time is waited for instead, up to `max_pause_s`.
+    A retry time sent by the server replaces the pause; if it exceeds `max_pause_s`, the client gives up.
     """
 
     max_attempts: int = 3
@@ -29,7 +30,7 @@ class RetryPolicy:
     max_pause_s: float = 10.0
 
     def pause_s(self, error: QuireError, attempt: int) -> float | None:
-        """Seconds to wait after the failed `attempt` (from 1); None = give up."""
+        """Seconds to wait after the failed `attempt` (counted from 1); None = give up."""
         if attempt >= self.max_attempts or not _is_passing(error):
             return None
         if error.retry_after_s is not None:
@@ -42,19 +43,20 @@ NO_RETRIES = RetryPolicy(max_attempts=1)
 
 
 def _is_passing(error: QuireError) -> bool:
-    """Whether the same call may succeed a little later."""
+    """True if the same call may succeed a little later."""
     return moves_on(error) or (isinstance(error, ResourceExhausted) and error.reason in _TOO_MUCH)
 
 
 def moves_on(error: QuireError) -> bool:
-    """Whether this gateway is gone or going, so that the next attempt is for another."""
+    """True if this gateway is unreachable or draining, so that the next attempt goes to another."""
     return isinstance(error, Unavailable) and error.reason in _GATEWAY_GONE
 
 
 class Attempts:
-    """Attempts of one call at several gateways until its deadline. `timeout_s` None = none.
+    """Attempts of one call across gateways until its deadline. `timeout_s` None = no deadline.
 
-    A gateway that is gone costs no attempt and no pause as long as there is another that has not been tried.
+    An unavailable gateway costs neither an attempt nor a pause while there is another that has not been
+    tried.
     """
 
     def __init__(self, gateways: Gateways, policy: RetryPolicy, timeout_s: float | None) -> None:
@@ -72,28 +74,28 @@ class Attempts:
 
     @property
     def stub(self) -> Any:
-        """InferenceService of `target`."""
+        """InferenceService stub of `target`."""
         return self._gateways.stub(self.target)
 
     def begin(self) -> str:
-        """One more; the gateway that it is for."""
+        """Start an attempt; return the address of its gateway."""
         self.target = self._gateways.target
         return self.target
 
     def succeeded(self) -> None:
-        """Something came: what fails from now on is counted anew."""
+        """Reset the counts of failures: data was received."""
         self._number = 1
         self._gone.clear()
 
     def pause_s(self, error: QuireError) -> float | None:
-        """Seconds to wait before the next; None = give up."""
+        """Seconds to wait before the next attempt; None = give up."""
         is_free = moves_on(error) and self._moved_on()
         pause_s, remaining_s = 0.0 if is_free else self._counted(error), self.remaining_s
         too_late = pause_s is not None and remaining_s is not None and pause_s >= remaining_s
         return None if too_late else pause_s
 
     def _moved_on(self) -> bool:
-        """Whether another gateway is next that has not been tried since all had been."""
+        """Switch gateways; True if the next one has not been tried since all had failed."""
         self._gateways.leave(self.target)
         is_first_time = self.target not in self._gone
         self._gone.add(self.target)

@@ -1,4 +1,4 @@
-"""SamplingParams as the public API has them. Pure."""
+"""Convert SamplingParams to the public API's messages. Pure."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _EARLY_STOPPING: dict[bool | str, common_pb2.BeamStop] = {
 
 
 def fill(request: pb.GenerateRequest | pb.ChatRequest, params: SamplingParams | None) -> None:
-    """Writes parameters into a request; those that are None stay absent."""
+    """Write the parameters into `request`; those that are None stay unset."""
     if not isinstance(params, SamplingParams | None):
         raise InvalidArgument.field("sampling_params", f"must be SamplingParams, not {type(params).__name__}")
     if params is None:

@@ -1,6 +1,6 @@
-"""How the tokens of one request are chosen and when it ends, under vLLM's names and with its defaults.
+"""Sampling and stop parameters of a request, with vLLM's names and defaults: values and their checks.
 
-Lives here: the values and their checks. Not here: the wire form (quire.client.messages) and the drawing (the worker's sampler).
+Not here: the wire format (quire.client.sampling_messages) and sampling itself (the worker's sampler).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +27,19 @@ _EARLY_STOPPING = (True, False, "never")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Raises InvalidArgument with a violation for every field that is wrong.
+    """Sampling and stop parameters. Raises InvalidArgument with one violation per invalid field.
 
-    n: outputs returned, up to 128. best_of: sequences made, the n likeliest of which are returned when all are over; None = n.
-    temperature: 0 = greedy; up to 10. top_p: in (0, 1]. top_k: keep the k likeliest; 0 or -1 = all. min_p: keep tokens at least
-    this times as likely as the likeliest. repetition_penalty: in (0, 10], 1 = off. For these None = the model's default.
-    presence_penalty, frequency_penalty: in -2..2. logit_bias: {token id: -100..100}. allowed_token_ids: only these may be drawn.
+    n: outputs returned, up to 128. best_of: sequences generated, of which the n most likely are returned at the end; None = n.
+    temperature: 0 = greedy; up to 10. top_p: in (0, 1]. top_k: keep the k most likely; 0 or -1 = all. min_p: keep tokens at least
+    this times as likely as the most likely. repetition_penalty: in (0, 10], 1 = off. For these None = the model's default.
+    presence_penalty, frequency_penalty: in -2..2. logit_bias: {token id: -100..100}. allowed_token_ids: only these are sampled.
     bad_words: texts that never appear, with or without a space before them.
     seed: equal requests with equal seeds give equal outputs, in process and over gRPC; None = drawn for each request.
     max_tokens: most tokens to generate; 16 as in vLLM, None = up to the model's context.
-    min_tokens: no stop rule but the length applies below this many. stop: strings before which the output ends; not with best_of
-    above n and beams.
-    logprobs: the log probability of each chosen token (True or 0), and of the k likeliest at its place (k up to 20).
-    prompt_logprobs: of the prompt's tokens, and of the k likeliest at each place; None = not wanted.
+    min_tokens: below this many tokens no stop condition but the length applies. stop: strings before which the output ends;
+    not with best_of above n and beams.
+    logprobs: the log probability of each chosen token (True or 0), and of the k most likely at its position (k up to 20).
+    prompt_logprobs: of the prompt's tokens, and of the k most likely at each position; None = off.
     structured_outputs: what every output must match.
     use_beam_search: `best_of` beams compete by sum of log probabilities / length ** length_penalty; early_stopping: True = as soon
     as there are enough hypotheses, False = when none can win at its length, "never" = when none can at any (`BeamSearchParams`).
@@ -86,16 +86,16 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities were asked for (vLLM's 0 asks, None does not)."""
+        """True if log probabilities are requested (vLLM's 0 requests them, None does not)."""
         return self.logprobs is not None and self.logprobs is not False
 
     @property
     def num_top_logprobs(self) -> int:
-        """Likeliest tokens wanted beside each chosen one."""
+        """Number of top tokens requested beside each chosen one."""
         return 0 if isinstance(self.logprobs, bool) or self.logprobs is None else int(self.logprobs)
 
     def _violations(self) -> Iterator[tuple[str, str]]:
-        """(field, what is wrong with it), or nothing wrong: an empty text."""
+        """Yield (field, what is wrong with it); the text is empty if nothing is."""
         yield from self._choices_problems()
         yield "temperature", wrong_number(self.temperature, 0, MAX_TEMPERATURE)
         yield "top_p", wrong(self.top_p, is_number, lambda x: 0 < x <= 1, "must be above 0 and at most 1")
@@ -163,9 +163,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """A beam search, under vLLM's names: the `beam_width` best hypotheses are returned, best first.
+    """Beam search with vLLM's names: returns the `beam_width` best hypotheses, best first.
 
-    length_penalty, early_stopping: see SamplingParams; logprobs as well. max_tokens: None = up to the model's context.
+    `length_penalty`, `early_stopping` and `logprobs`: see SamplingParams. `max_tokens`: None = up to the
+    model's context.
     """
 
     beam_width: int
@@ -178,7 +179,7 @@ class BeamSearchParams:
     logprobs: bool | int | None = None
 
     def sampling_params(self) -> SamplingParams:
-        """The same as SamplingParams. InvalidArgument names what is wrong."""
+        """Convert to SamplingParams. Raises InvalidArgument naming the invalid field."""
         if not is_whole(self.beam_width) or not 1 <= self.beam_width <= MAX_CHOICES:
             raise InvalidArgument.field("beam_width", f"is {self.beam_width!r}; must be in 1..{MAX_CHOICES}")
         return SamplingParams(
@@ -197,7 +198,10 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """How a prompt becomes a vector: the "mean" of its tokens' hidden states, or the "last" token's; `normalize`: to length 1."""
+    """How a prompt becomes a vector: the "mean" of its tokens' hidden states, or the "last" one.
+
+    `normalize` scales the vector to length 1.
+    """
 
     pooling: str = "mean"
     normalize: bool = True
@@ -210,7 +214,7 @@ class PoolingParams:
 
 
 AnyParams = SamplingParams | PoolingParams
-"""What a request may want: tokens, or a vector."""
+"""Parameters of a request for tokens or for a vector."""
 
 
 def _flag_problem(value: Any) -> str:

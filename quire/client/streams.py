@@ -1,4 +1,4 @@
-"""Streams of a gateway's answers, for `for` and for `async for`; resumable ones are read on at another gateway when one is lost."""
+"""Blocking and asyncio streams of a request's output; resumable ones continue at another gateway when one is lost."""
 
 import asyncio
 import time
@@ -13,30 +13,30 @@ from svc_common.errors import Cancelled, QuireError
 
 
 class Opening(Protocol):
-    """Opens the call behind a stream, the first time and again."""
+    """Opens the call behind a stream, first and again after a failure."""
 
     @property
     def target(self) -> str:
-        """Address of the gateway that the last call is for."""
+        """Address of the gateway of the latest call."""
 
     def open(self, merger: EventMerger) -> Any:
-        """A call that goes on from what `merger` has."""
+        """Open a call that continues from what `merger` has received."""
 
     def pause_s(self, error: QuireError, merger: EventMerger) -> float | None:
-        """Seconds to wait before it is opened again after `error`; None = the stream is over."""
+        """Seconds to wait before reopening after `error`; None = the stream has failed."""
 
     def succeeded(self) -> None:
-        """Something came."""
+        """Note that data was received."""
 
     def interrupted(self) -> None:
-        """Ctrl-C struck while the call was waited for."""
+        """Note that Ctrl-C interrupted a wait for the call."""
 
     def abandon(self, started_as: str = "") -> None:
-        """Ends the request where dropping the call alone would not."""
+        """Cancel the request if dropping the call would not end it."""
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody cancels the task that asks."""
+    """True if cancellation of the current task was requested."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -46,7 +46,7 @@ def _cancelled() -> Cancelled:
 
 
 class _Reading:
-    """What both kinds of streams have: the call, what came of it, and that it ends once."""
+    """State of both kinds of streams: the current call and the merged output; ends the request only once."""
 
     def __init__(self, opening: Opening, merger: EventMerger) -> None:
         self._opening = opening
@@ -56,7 +56,7 @@ class _Reading:
 
     @property
     def target(self) -> str:
-        """Address of the gateway that it is read from."""
+        """Address of the gateway that the stream is read from."""
         return self._opening.target
 
     @property
@@ -65,13 +65,13 @@ class _Reading:
         return self._merger.output
 
     def _reopen(self) -> None:
-        """Cancelled where it was, meanwhile."""
+        """Open the call again, unless the stream was cancelled in the meantime."""
         if self._is_over:
             raise _cancelled()
         self._call = self._opening.open(self._merger)
 
     def cancel(self) -> None:
-        """Ends the request; nothing happens where it has ended. Whoever reads on gets Cancelled."""
+        """End the request; no-op if it has ended. A concurrent reader gets Cancelled."""
         if self._is_over:
             return
         self._is_over = True
@@ -81,10 +81,11 @@ class _Reading:
 
 
 class Stream(_Reading):
-    """Deltas of one request as they come; leaving the loop early, `cancel()`, or the end of a `with` around it ends the request.
+    """Deltas of one request as they arrive.
 
-    `result` has everything received so far and, when the loop is over, the whole output. To be read once; `cancel` may be called
-    from another thread.
+    Leaving the loop early, `cancel()`, or the end of a `with` block ends the request. `result` has
+    everything received so far and, after the loop, the whole output. A stream can be read once; `cancel`
+    may be called from another thread.
     """
 
     def __enter__(self) -> Self:
@@ -95,7 +96,7 @@ class Stream(_Reading):
 
     @property
     def trace_id(self) -> str:
-        """Trace of the request, 32 hex digits; empty when it is not traced. Waits for the server's first word."""
+        """Trace id of the request, 32 hex digits; empty if it is not traced. Waits for the server's initial metadata."""
         with typed_errors(self.target, GATEWAY):
             return str(dict(self._call.initial_metadata()).get("x-trace-id", ""))
 
@@ -126,7 +127,7 @@ class Stream(_Reading):
                     yield delta
 
     def read(self) -> RequestOutput:
-        """Reads to the end."""
+        """Read to the end and return the whole output."""
         for _ in self:
             pass
         return self.result
@@ -152,7 +153,7 @@ class AsyncStream(_Reading):
         try:
             while True:
                 try:
-                    # No generator within this one: what each event passes through costs processor time.
+                    # No nested generator: each layer costs CPU time per event.
                     with typed_errors(self.target, GATEWAY):
                         async for event in self._call:
                             self._opening.succeeded()
@@ -166,7 +167,8 @@ class AsyncStream(_Reading):
                 except asyncio.CancelledError:
                     if not self._is_over or _is_being_cancelled():
                         raise
-                    # gRPC's word for a call that was cancelled here; to asyncio it would mean that the reader's task was.
+                    # gRPC raises CancelledError for a call that was cancelled here; asyncio would take it
+                    # for cancellation of the reader's task.
                     raise _cancelled() from None
                 await asyncio.sleep(pause_s)
                 self._reopen()
@@ -174,7 +176,7 @@ class AsyncStream(_Reading):
             self.cancel()
 
     async def read(self) -> RequestOutput:
-        """Reads to the end."""
+        """Read to the end and return the whole output."""
         async for _ in self:
             pass
         return self.result

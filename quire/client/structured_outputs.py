@@ -1,4 +1,4 @@
-"""What outputs must match, under vLLM's name. Whether a grammar compiles is found out where the model is."""
+"""Constraints that outputs must match, with vLLM's names. Grammars are compiled, and so checked, where the model is."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,10 @@ _ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """Exactly one of: json (a schema, as text or as a dict), regex (matches the whole output), choice (a list of texts), grammar
-    (Lark, as llguidance reads it), json_object (True: any JSON object). Raises InvalidArgument where that is not so.
+    """Output constraint; raises InvalidArgument unless exactly one field is set.
+
+    json: a schema, as text or dict. regex: matches the whole output. choice: a list of texts.
+    grammar: Lark, as llguidance reads it. json_object: True = any JSON object.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -40,7 +42,7 @@ class StructuredOutputsParams:
             yield "must be a list of texts"
 
     def fill(self, request: pb.GenerateRequest | pb.ChatRequest) -> None:
-        """Writes it into a request."""
+        """Write the constraint into `request`."""
         if self.json is not None:
             request.json_schema = self.json if isinstance(self.json, str) else _json_text(self.json)
         elif self.json_object is not None:

@@ -1,14 +1,14 @@
-"""Clients of a gateway's gRPC door: `Client` blocks, `AsyncClient` (quire.client.async_client) awaits; same methods, same values.
+"""Clients of a gateway's gRPC API: `Client` blocks; `AsyncClient` (quire.client.async_client) is the asyncio version.
 
     with Client("127.0.0.1:50051") as client:
         print(client.generate("def main():", SamplingParams(max_tokens=40)).text)
         for delta in client.generate_stream("import "):
             print(delta.text, end="")
 
-Errors are the typed ones of svc_common.errors (`InvalidArgument`, `ResourceExhausted`, ...). What is refused for the moment is
-tried again after the time that the server says (`retries`). With several addresses, "a:50051,b:50051", a lost gateway costs
-nothing: calls go to the next, and streams are read on there. The current OpenTelemetry context of the caller travels along.
-Not here: the message forms (quire.client.messages), when to try again (quire.client.retrying).
+Errors are those of svc_common.errors (`InvalidArgument`, `ResourceExhausted`, ...). Temporary refusals are
+retried after the time that the server gives (`retries`). With several addresses, "a:50051,b:50051", calls
+and streams continue at the next gateway if one is lost. The current OpenTelemetry context is sent along.
+Not here: message conversion (quire.client.messages) and retry decisions (quire.client.retrying).
 """
 
 import contextlib
@@ -43,9 +43,9 @@ _RETRIES = RetryPolicy()
 
 
 class Client:
-    """Blocking client; may be used from several threads. `timeout_s` of a call is its deadline, retries included (None = none).
+    """Blocking, thread-safe client. `timeout_s` of a call is its deadline, retries included (None = none).
 
-    `target`: HOST:PORT, or several with commas between. `retries`: NO_RETRIES for none.
+    `target`: HOST:PORT, or several separated by commas. `retries`: NO_RETRIES for none.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the channels; running streams end."""
+        """Cancel running streams and close the channels."""
         for stream in list(self._streams):
             stream.cancel()
         for channel in self._gateways.channels():
@@ -88,7 +88,7 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Completes text or token ids; without parameters the server's defaults apply (up to the model's context)."""
+        """Complete text or token ids; without parameters the server's defaults apply (up to the model's context)."""
         request = messages.generate_request(prompt, sampling_params, options)
         return messages.merged(self._call("Generate", request, request_id, timeout_s), prompt)
 
@@ -101,7 +101,7 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Stream:
-        """Completes text or token ids as a stream; iterate over it for deltas."""
+        """Complete text or token ids as a stream; iterate over it for deltas."""
         request = messages.generate_request(prompt, sampling_params, options)
         return self._stream("GenerateStream", request, request_id, timeout_s, prompt)
 
@@ -115,7 +115,8 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Answers a conversation, [{"role": "user", "content": "..."}, ...], or a single user turn. `chat`: tools and more."""
+        """Answer a conversation, [{"role": "user", "content": "..."}, ...], or a single user turn. `chat`:
+        tools and other chat options."""
         request = messages.chat_request(conversation, sampling_params, options, chat)
         return messages.merged(self._call("Chat", request, request_id, timeout_s), None)
 
@@ -136,9 +137,11 @@ class Client:
     def resume(
         self, request_id: str, *, positions: Sequence[tuple[int, int]] = (), timeout_s: float | None = None
     ) -> Stream:
-        """Reads a resumable request on. `positions`: (choice, tokens of it that the caller has); none = from the beginning.
+        """Resume a resumable request.
 
-        NotFound (RESUME_EXPIRED) when it is not held any more. Its result has what comes from there on.
+        `positions`: (choice, number of its tokens already received); none = from the beginning. Raises
+        NotFound (RESUME_EXPIRED) if the request is no longer held. The stream's result has only the output
+        from there on.
         """
         request = messages.resume_request(request_id, positions)
         return self._stream("Resume", request, "", timeout_s, None)
@@ -152,23 +155,23 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Vectors of texts or token ids, in their order."""
+        """Embed texts or token ids; returns the vectors in the order of the prompts."""
         request = messages.embed_request(prompts, pooling_params, options)
         return messages.embedded(self._call("Embed", request, request_id, timeout_s), prompts, request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request, whoever runs it; an unknown or finished id is not an error."""
+        """End a request on any worker; an unknown or finished id is not an error."""
         self._call("Cancel", pb.CancelRequest(request_id=request_id), "", _CONTROL_TIMEOUT_S)
 
     # --- text and models ---------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, model: str = "") -> list[int]:
-        """Token ids, those special ones included that the tokenizer adds by itself."""
+        """Token ids of `text`, including the special ones that the tokenizer adds."""
         request = pb.TokenizeRequest(model=model, text=valid_text("text", text))
         return list(self._call("Tokenize", request, "", _CONTROL_TIMEOUT_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
-        """Text of token ids; special tokens are left out."""
+        """Text of token ids, without special tokens."""
         request = pb.DetokenizeRequest(model=model, token_ids=valid_ids("token_ids", token_ids))
         return str(self._call("Detokenize", request, "", _CONTROL_TIMEOUT_S).text)
 
@@ -179,7 +182,8 @@ class Client:
         chat: ChatOptions | None = None,
         options: RequestOptions = _NO_OPTIONS,
     ) -> int:
-        """Tokens of a prompt; of a conversation (a list of turns, or any `chat` options given) with template and tools."""
+        """Number of tokens of a prompt; of a conversation (a list of turns, or any prompt with `chat`)
+        including template and tools."""
         request = messages.count_request(prompt, options, chat)
         return int(self._call("CountTokens", request, "", _CONTROL_TIMEOUT_S).prompt_tokens)
 
@@ -217,7 +221,7 @@ class Client:
 
 
 def _send_cancel(stub: Any, request: pb.CancelRequest, timeout_s: float, metadata: Any) -> None:
-    """Waits for it, or it would go with the channel; that the gateway is gone is no news to who cancels."""
+    """Send a Cancel and wait for it, since closing the channel would drop it; errors are ignored."""
     with contextlib.suppress(grpc.RpcError):
         stub.Cancel(request, timeout=timeout_s, metadata=metadata)
 

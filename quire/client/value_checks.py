@@ -1,4 +1,4 @@
-"""Kinds of values that people pass in, numpy's included, and what to say where they are wrong. Pure."""
+"""Checks of argument values, numpy's types included, and the texts of their errors. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
@@ -10,32 +10,32 @@ _UINT32_MAX = 2**32 - 1
 
 
 def is_number(value: Any) -> bool:
-    """A number; True and False are none."""
+    """True for a number; False for booleans."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number, numpy's included; True and False are none."""
+    """True for a whole number, numpy's included; False for booleans."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_listing(value: Any) -> bool:
-    """Several values: a list, a tuple, an array; never a text, bytes or a mapping."""
+    """True for a collection of values (list, tuple, array); False for text, bytes and mappings."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def wrong(value: Any, kind: Callable[[Any], bool], allowed: Callable[[Any], bool], text: str) -> str:
-    """What is wrong with `value`, or an empty text; None is never wrong."""
+    """Text of what is wrong with `value`, empty if valid; None is always valid."""
     return "" if value is None or (kind(value) and allowed(value)) else f"is {value!r}; {text}"
 
 
 def wrong_number(value: Any, least: float, most: float) -> str:
-    """The same for a number in [least, most]."""
+    """`wrong` for a number in [least, most]."""
     return wrong(value, is_number, lambda x: least <= x <= most, f"must be in {least:g}..{most:g}")
 
 
 def wrong_ids(value: Any) -> str:
-    """The same for a list of token ids."""
+    """`wrong` for a list of token ids."""
     if value is None:
         return ""
     if not is_listing(value):
@@ -45,7 +45,7 @@ def wrong_ids(value: Any) -> str:
 
 
 def wrong_texts(value: Any, most: int, *, alone: bool) -> str:
-    """The same for up to `most` texts, none of them empty; `alone`: one text may stand for a list of it."""
+    """`wrong` for up to `most` non-empty texts; `alone`: one text is accepted in place of a list."""
     if value is None or (alone and isinstance(value, str) and value):
         return ""
     if alone and isinstance(value, str):
@@ -67,14 +67,14 @@ def wrong_texts(value: Any, most: int, *, alone: bool) -> str:
 
 
 def valid_request_id(request_id: str) -> str:
-    """`request_id`, possibly empty, or InvalidArgument where it is none that can travel in metadata."""
+    """Return `request_id`, possibly empty; InvalidArgument if it cannot be sent as metadata."""
     if not isinstance(request_id, str) or not request_id.isascii() or (request_id and not request_id.isprintable()):
         raise InvalidArgument.field("request_id", f"is {request_id!r}; must be a text of printable ASCII characters")
     return request_id
 
 
 def valid_text(name: str, text: object) -> str:
-    """`text`, or InvalidArgument where it is none, or holds a lone surrogate (it could not travel)."""
+    """Return `text`; InvalidArgument if it is not a str or has a lone surrogate (which cannot be encoded)."""
     if not isinstance(text, str):
         raise InvalidArgument.field(name, f"must be a text, not {type(text).__name__}")
     try:
@@ -85,7 +85,7 @@ def valid_text(name: str, text: object) -> str:
 
 
 def valid_ids(name: str, ids: Sequence[int]) -> list[int]:
-    """`ids` as plain ints, or InvalidArgument where they are no list, or one is no whole number or fits no uint32."""
+    """Return `ids` as plain ints; InvalidArgument if they are not a list of whole numbers that fit a uint32."""
     if not is_listing(ids):
         raise InvalidArgument.field(name, f"must be a list of token ids, not {type(ids).__name__}")
     bad = [i for i in ids if not is_whole(i) or not 0 <= i <= _UINT32_MAX]

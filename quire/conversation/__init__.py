@@ -1,1 +1,1 @@
-"""A conversation on the terminal: what was said, what may be typed, how answers are shown."""
+"""A chat on the terminal: its state, input and slash commands, and the display of answers."""

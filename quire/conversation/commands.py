@@ -1,4 +1,4 @@
-"""Slash commands of a conversation. Each is a method here; its docstring is its line of /help."""
+"""Slash commands of a conversation. Each is a method here; /help shows its docstring."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _ALIASES = {"/exit": "/quit", "/?": "/help"}
 
 
 class Commands:
-    """Carries out what begins with a slash. `ask`: has a turn answered; `admin`: makes a client of the operators' API, for /why."""
+    """Runs slash commands. `ask`: sends a turn and shows the answer; `admin`: makes an admin client, for /why."""
 
     def __init__(self, session: Session, ask: Ask, admin: Callable[[], AdminClient]) -> None:
         self._session, self._ask, self._admin = session, ask, admin
@@ -41,11 +41,11 @@ class Commands:
 
     @property
     def words(self) -> list[str]:
-        """The commands."""
+        """Names of the commands."""
         return list(self._table)
 
     def run(self, line: str) -> None:
-        """Carries out one line; a mistake is said, and changes nothing."""
+        """Run one line; an error is printed and changes nothing."""
         name, _, rest = line.strip().partition(" ")
         _, command = self._table.get(_ALIASES.get(name, name), ("", None))
         if command is None:
@@ -111,7 +111,7 @@ class Commands:
         if turn is None:
             raise ConfigError("there is nothing to ask again", reason="NO_TURN")
         self._ask(turn)
-        if len(self._session.turns) < len(before):  # no other answer came: the old one stays
+        if len(self._session.turns) < len(before):  # no new answer: keep the old one
             self._session.turns[:] = before
 
     def _undo(self, _: str) -> None:

@@ -1,4 +1,4 @@
-"""An answer on the terminal as it comes: reasoning dimmed, then the text, then what the model calls."""
+"""Shows an answer on the terminal as it streams: reasoning dimmed, then the text, then tool calls."""
 
 import sys
 
@@ -9,14 +9,17 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class AnswerDisplay:
-    """Writes to standard output. Where that is no terminal only the answer's text is written, and calls, each on a line."""
+    """Writes an answer to standard output.
+
+    If that is not a terminal, writes only the text of the answer, and tool calls, one per line.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._thinks = False
 
     def show(self, stream: Stream) -> RequestOutput:
-        """Reads to the end. Ctrl-C ends the request and is passed on."""
+        """Read the stream to its end. Ctrl-C cancels the request and is raised again."""
         try:
             for delta in stream:
                 self._piece(delta)

@@ -1,4 +1,4 @@
-"""What a person types: one line, or several; with line editing, a history that outlives the program, and completed commands."""
+"""Terminal input of one or several lines, with line editing, persistent history and completion of commands."""
 
 import contextlib
 import importlib
@@ -14,15 +14,16 @@ PROMPT, MORE = "> ", "... "
 
 
 def state_folder() -> Path:
-    """Where a person's programs keep their state, by the XDG convention."""
+    """Folder for the program's state, by the XDG convention."""
     given = os.environ.get("XDG_STATE_HOME", "")
     return (Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "state") / "quire"
 
 
 class Keyboard:
-    """Reads turns from standard input. A line that ends in a backslash goes on; \"\"\" begins and ends a turn of several lines.
+    """Reads turns from standard input.
 
-    On a terminal with line editing; `history`: the file that it is kept in, None = nowhere.
+    A line that ends in a backslash continues; \"\"\" begins and ends a turn of several lines. Uses line
+    editing on a terminal; `history`: file that keeps it, None = not kept.
     """
 
     def __init__(self, *, history: Path | None, words: Sequence[str] = ()) -> None:
@@ -32,7 +33,7 @@ class Keyboard:
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        """Line editing is set up, and the history written at the end."""
+        """Set up line editing; write the history at the end."""
         if not self.is_terminal:
             yield
             return
@@ -45,7 +46,7 @@ class Keyboard:
             self._write_history()
 
     def turn(self) -> str | None:
-        """The next one; None at the end of input. KeyboardInterrupt drops what was typed of it."""
+        """The next turn; None at the end of input. KeyboardInterrupt discards a partly typed turn."""
         line = self._line(PROMPT)
         if line is not None and line.strip().startswith(_BLOCK):
             return self._block(line.strip().removeprefix(_BLOCK))
@@ -56,7 +57,7 @@ class Keyboard:
         return line if not lines else "\n".join([*lines, line or ""])
 
     def _block(self, first: str) -> str:
-        """Up to the line that ends in the mark, or the end of input."""
+        """Read up to the line that ends in the mark, or to the end of input."""
         lines, line = [], first
         while not line.rstrip().endswith(_BLOCK):
             lines.append(line)

@@ -1,4 +1,4 @@
-"""What was said and how answers are sampled, without a terminal: the state behind `quire chat`, and its form in a file."""
+"""The state behind `quire chat` (turns and sampling settings), without a terminal, and its file format."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _SETTABLE = {
     "max_tokens": None, "min_tokens": 0, "temperature": None, "top_p": None, "top_k": None, "min_p": None, "seed": None, "stop": (),
     "repetition_penalty": None, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": False,
 }  # fmt: skip
-"""Sampling that may be set, with what stands for the model's default."""
+"""Settable sampling parameters, with the value that stands for the model's default."""
 
 
 @dataclass(slots=True)
@@ -46,16 +46,16 @@ class Session:
 
     @property
     def params(self) -> SamplingParams:
-        """For the next answer. InvalidArgument for values that are none."""
+        """Parameters of the next answer. Raises InvalidArgument for invalid values."""
         return SamplingParams(**self.settings)
 
     def asked(self, turn: Message) -> list[Message]:
-        """The conversation with one turn more, as it is sent."""
+        """Messages to send: the conversation plus `turn`."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns, turn]
 
     def answered(self, turn: Message, output: RequestOutput) -> None:
-        """`turn` got this answer; both are part of the conversation now."""
+        """Append `turn` and its answer to the conversation, and count its tokens."""
         answer = output.outputs[0]
         self.turns += [turn, assistant_turn(answer.text, answer.tool_calls, answer.reasoning)]
         self.last = output
@@ -67,7 +67,7 @@ class Session:
         spent.num_reasoning_tokens += output.num_reasoning_tokens
 
     def undo(self) -> Message | None:
-        """Takes the last turn and its answer back; that turn, None where there is none."""
+        """Remove the last turn and its answer; returns that turn, or None if there is none."""
         if len(self.turns) < 2:
             return None
         turn = self.turns[-2]
@@ -75,13 +75,16 @@ class Session:
         return turn
 
     def next_call_id(self) -> str:
-        """The call of the last answers that has no result yet; empty = none."""
+        """Id of the first tool call without result; empty = none."""
         done = {turn.get("tool_call_id") for turn in self.turns if turn["role"] == "tool"}
         calls = [call["id"] for turn in self.turns for call in turn.get("tool_calls") or ()]
         return next((str(call) for call in calls if call not in done), "")
 
     def set(self, assignment: str) -> None:
-        """KEY=VALUE of sampling; KEY= is the default. ConfigError or InvalidArgument, and nothing changed, for a wrong one."""
+        """Set a sampling parameter from KEY=VALUE; KEY= restores the default.
+
+        Raises ConfigError or InvalidArgument, without changes, if it is invalid.
+        """
         key, separator, text = assignment.partition("=")
         key = key.strip()
         if not separator or key not in _SETTABLE:
@@ -91,7 +94,7 @@ class Session:
         self.settings[key] = value
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON. ConfigError where that cannot be."""
+        """Write the conversation as JSON. Raises ConfigError if that fails."""
         content = {
             "format": _FORMAT,
             "system": self.system,
@@ -105,7 +108,7 @@ class Session:
             raise ConfigError(f"{path} cannot be written: {error.strerror}", reason="BAD_FILE") from None
 
     def load(self, path: Path) -> None:
-        """What `save` wrote takes this conversation's place. ConfigError, and nothing changed, for another file."""
+        """Replace this conversation by a saved one. Raises ConfigError, without changes, for any other file."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             found = _session_of(content)

@@ -1,1 +1,1 @@
-"""Pickled checkpoints made into safetensors: what is converted, the isolated process that opens the pickle, what is checked."""
+"""Convert pickled checkpoints to safetensors: file selection, an isolated process that opens the pickle, and checks."""

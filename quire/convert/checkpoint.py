@@ -1,4 +1,4 @@
-"""A whole checkpoint converted: its files found, each converted and checked, the rest copied, all of it put in place at the end."""
+"""Convert a whole checkpoint: find its files, convert and check each, copy the rest, and put all in place at the end."""
 
 import fnmatch
 import json
@@ -23,7 +23,7 @@ _NEW_INDEX = "model.safetensors.index.json"
 
 @dataclass(slots=True)
 class Converted:
-    """What was made. `notes`: what a person should know."""
+    """Result of a conversion. `notes`: warnings for the user."""
 
     num_tensors: int = 0
     num_bytes: int = 0
@@ -34,7 +34,7 @@ class Converted:
 
 
 def pickled_files(source: Path) -> list[Path]:
-    """The pickled files of a checkpoint: a folder, or one file. ConfigError saying what is there instead."""
+    """Pickled files of a checkpoint (a folder, or one file). Raises ConfigError describing what is there instead."""
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -65,7 +65,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def check_destination(source: Path, destination: Path, *, force: bool) -> None:
-    """ConfigError where something is there already."""
+    """Raise ConfigError if `destination` is a file, the source, or a folder that is not empty (except with `force`)."""
     if destination.is_file():
         raise ConfigError(f"DST: {destination} is a file; name a folder", reason="DESTINATION_EXISTS")
     folder = source if source.is_dir() else source.parent
@@ -79,7 +79,10 @@ def check_destination(source: Path, destination: Path, *, force: bool) -> None:
 
 
 def convert(source: Path, destination: Path, *, force: bool, on_bytes: Callable[[int], None]) -> Converted:
-    """Converts a checkpoint; DST appears when all of it is there and checked. Raises what the functions above and below do."""
+    """Convert a checkpoint; the destination appears only when complete and checked.
+
+    Raises the errors of `pickled_files`, `check_destination` and the conversion of the files.
+    """
     files = pickled_files(source)
     check_destination(source, destination, force=force)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,7 @@ def _write_index(path: Path, homes: dict[str, str], num_bytes: int) -> None:
 
 
 def _copy_rest(source: Path, folder: Path, made: Converted) -> None:
-    """Configuration, tokenizer and what people should read; no code."""
+    """Copy configuration, tokenizer and texts for readers; no code."""
     origin = source if source.is_dir() else source.parent
     for file in sorted(origin.iterdir()):
         if file.is_file() and _matches(file.name, _COPIED) and not file.name.endswith(".index.json"):

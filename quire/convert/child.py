@@ -1,11 +1,12 @@
-"""The process that opens one pickled file, and nothing else: `python -I child.py SOURCE DESTINATION`. Imports nothing of Quire.
+"""The child process that opens one pickled file: `python -I child.py SOURCE DESTINATION`. Imports nothing of Quire.
 
-Three walls, each of which would do: torch's restricted unpickler (`weights_only`) builds tensors and plain containers and refuses
-every other name; an audit hook ends whatever would still start a process, open a connection or write a file from Python; and the
-process has limits for memory, time and file sizes, and, where the system lets it, no network at all.
+Three barriers, each sufficient by itself: torch's restricted unpickler (`weights_only`) builds only tensors
+and plain containers and refuses every other name; an audit hook stops any attempt to start a process, open
+a connection or write a file from Python; and the process has limits for memory, time and file sizes and, if
+the system permits, no network.
 
-Says on standard output, one JSON object per line: {"walls": ...}, {"tensor": ...} for each tensor, and {"done": true} or
-{"error": ...}.
+Writes one JSON object per line to standard output: {"walls": ...}, {"tensor": ...} for each tensor, and
+{"done": true} or {"error": ...}.
 """
 
 import ctypes
@@ -33,17 +34,17 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 
 
 class Refused(Exception):
-    """The file cannot be converted; says why."""
+    """The file cannot be converted; the message says why."""
 
 
 def say(**values: Any) -> None:
-    """One line for the parent."""
+    """Write one line for the parent process."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
 def leave_the_network() -> bool:
-    """Into a network of its own with nothing in it; False where the system does not let us."""
+    """Move to a new, empty network namespace; returns False if the system does not permit it."""
     try:
         return ctypes.CDLL(None).unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
     except (OSError, AttributeError):
@@ -51,7 +52,7 @@ def leave_the_network() -> bool:
 
 
 def limit(num_bytes: int) -> None:
-    """Memory and time for a file of that size; no core dump."""
+    """Limit memory, time and file size in proportion to the size of the file; disable core dumps."""
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     most = mapped + _BASE_BYTES + _FILE_FACTOR * num_bytes
@@ -66,21 +67,21 @@ def limit(num_bytes: int) -> None:
 
 
 def forbid(event: str, arguments: tuple[Any, ...]) -> None:
-    """The audit hook; it cannot be taken away again."""
+    """Audit hook that raises Refused; it cannot be removed once installed."""
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
     if writes or event.startswith(_FORBIDDEN):
         raise Refused(f"it tries {event}, which is not allowed here")
 
 
 def load(source: str) -> dict[str, torch.Tensor]:
-    """Tensors by name. Refused for what is no such file."""
+    """Load tensors by name. Raises Refused if the file is not a checkpoint."""
     with open(source, "rb") as file:
         is_zip = file.read(2) == b"PK"  # the format since torch 1.6; only that can be mapped
     try:
         content = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
     except Refused:
         raise
-    except Exception as error:  # whatever a damaged or hostile file brings about
+    except Exception as error:  # damaged or hostile files may raise anything
         raise Refused(_why(error)) from None
     return tensors_of(content)
 
@@ -95,7 +96,7 @@ def _why(error: Exception) -> str:
 
 
 def tensors_of(content: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict, or of one within a training checkpoint."""
+    """Tensors of a state dict, possibly nested in a training checkpoint."""
     for name in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             say(note=f"the weights are in its entry {name!r}")
@@ -112,7 +113,7 @@ def tensors_of(content: Any) -> dict[str, torch.Tensor]:
 
 
 def unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each with memory of its own: safetensors has no views. Names that share memory are written once each."""
+    """Tensors with separate memory, since safetensors has no views. Of names that share memory, each is written."""
     seen: set[int] = set()
     own, shared = {}, []
     for name, tensor in tensors.items():
@@ -132,12 +133,12 @@ def unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """SHA-256 (hex) of its bytes in memory order."""
+    """SHA-256 (hex) of the tensor's bytes in memory order."""
     return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def convert(source: str, destination: str) -> None:
-    """One file."""
+    """Convert one file."""
     limit(os.path.getsize(source))
     sys.addaudithook(forbid)
     tensors = unshared(load(source))
@@ -153,7 +154,7 @@ def convert(source: str, destination: str) -> None:
 
 
 def main() -> None:
-    """Status 0 and "done", or 1 and "error"."""
+    """Exit with status 0 after "done", or 1 after "error"."""
     torch.set_num_threads(1)
     say(walls={"network": leave_the_network()})
     try:

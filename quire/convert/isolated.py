@@ -1,4 +1,4 @@
-"""Running the child that opens a pickled file, and believing only what it is known to say."""
+"""Run the child process that opens a pickled file, accepting only well-formed messages from it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What the child saw of a tensor before it was written. `dtype`: torch's name; `sha256`: of its bytes."""
+    """What the child reported of a tensor before writing it. `dtype`: torch's name; `sha256`: of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class TensorFacts:
 
 @dataclass(slots=True)
 class Opened:
-    """What the child said of one file. `network_cut`: it had no network at all, not only a hook that refuses it."""
+    """What the child reported of one file. `network_cut`: it had no network at all, not only a hook that refuses it."""
 
     tensors: dict[str, TensorFacts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -37,7 +37,8 @@ class Opened:
 
 
 def convert_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) -> Opened:
-    """Writes the tensors of a pickled file as safetensors; `on_bytes(n)` as they are read. FailedPrecondition where refused."""
+    """Write the tensors of a pickled file as safetensors; calls `on_bytes(n)` as they are read.
+    FailedPrecondition if refused."""
     opened = Opened()
     with tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-I", "-B", str(_CHILD), str(source.absolute()), str(destination.absolute())]
@@ -55,7 +56,7 @@ def convert_file(source: Path, destination: Path, on_bytes: Callable[[int], None
             for line in child.stdout or ():
                 _take(opened, line, on_bytes)
         finally:
-            child.kill()  # of no effect where it has ended
+            child.kill()  # no-op if it has ended
             status = child.wait()
             if child.stdout is not None:
                 child.stdout.close()
@@ -66,7 +67,7 @@ def convert_file(source: Path, destination: Path, on_bytes: Callable[[int], None
 
 
 def _environment() -> dict[str, str]:
-    """No token, no proxy, no path of modules: only what an interpreter needs."""
+    """Only the environment that an interpreter needs: no token, proxy or module path."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -89,7 +90,7 @@ def _take(opened: Opened, line: str, on_bytes: Callable[[int], None]) -> None:
 
 
 def _said(line: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The line's first entry, and all of it; nothing for a line that is none of the child's."""
+    """The line's first entry, and the whole object; nothing if it is not a message of the child."""
     try:
         said = json.loads(line)
     except ValueError:

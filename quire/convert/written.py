@@ -1,4 +1,4 @@
-"""Reading back what was written, from its bytes alone: a safetensors file is a JSON header and the tensors behind it."""
+"""Verify a written safetensors file from its bytes: a JSON header followed by the tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from svc_common.errors import Internal
 from worker_svc.model.stored_weights import header_of
 
 _PIECE = 1 << 22
-# The format's names of torch's types.
+# safetensors' names of torch's dtypes.
 _DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
     "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
@@ -19,7 +19,7 @@ _DTYPES = {
 
 
 def check(path: Path, expected: Mapping[str, TensorFacts]) -> int:
-    """Bytes of the tensors in `path`, all of which are as `expected`. Internal where one is not."""
+    """Check that the tensors in `path` equal `expected`; returns their number of bytes. Raises Internal if one differs."""
     entries, start = header_of(path)
     if entries.keys() != expected.keys():
         raise _wrong(path, "other tensors than were read")

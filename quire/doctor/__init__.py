@@ -1,1 +1,1 @@
-"""Is this installation, this machine, this model, this service as it should be? One finding per check."""
+"""Checks of installation, machine, model and service, with one finding per check."""

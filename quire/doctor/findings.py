@@ -1,4 +1,4 @@
-"""What a check found, and how it is shown."""
+"""Findings of checks, and their presentation."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from rich.text import Text
 
 
 class State(StrEnum):
-    """How it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -18,7 +18,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `what`: what was seen; `to_do`: what helps, empty where nothing has to be done."""
+    """One line of the report. `what`: the observation; `to_do`: the remedy, empty if none is needed."""
 
     state: State
     name: str
@@ -32,31 +32,31 @@ _STYLES = {State.OK: "green", State.WARNING: "yellow", State.PROBLEM: "bold red"
 
 
 def ok(name: str, what: str) -> Finding:
-    """Nothing to do."""
+    """A finding without remedy."""
     return Finding(State.OK, name, what)
 
 
 def warning(name: str, what: str, to_do: str) -> Finding:
-    """It works, but not as well as it could, or not everything does."""
+    """A finding of something that works, but incompletely or not as well as it could."""
     return Finding(State.WARNING, name, what, to_do)
 
 
 def problem(name: str, what: str, to_do: str) -> Finding:
-    """It does not work."""
+    """A finding of something that does not work."""
     return Finding(State.PROBLEM, name, what, to_do)
 
 
 def findings(checks: Sequence[tuple[str, Check]]) -> Iterator[Finding]:
-    """Of all checks, in their order; a check that fails itself is a finding too."""
+    """Findings of all checks in order; a check that raises becomes a finding too."""
     for name, check in checks:
         try:
             yield from check()
-        except Exception as error:  # a broken installation breaks in any way
+        except Exception as error:  # a broken installation may raise anything
             yield warning(name, f"could not be checked: {type(error).__name__}: {error}", "")
 
 
 def findings_json(found: Sequence[Finding]) -> dict[str, Any]:
-    """For programs."""
+    """The findings as JSON values."""
     return {
         "problems": sum(f.state is State.PROBLEM for f in found),
         "findings": [asdict(finding) for finding in found],
@@ -64,7 +64,7 @@ def findings_json(found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def findings_text(found: Sequence[Finding]) -> Text:
-    """For people: a line each, what to do below it, the sum at the end."""
+    """The findings as text: one line each with the remedy below, and the totals at the end."""
     text = Text()
     width = max((len(finding.name) for finding in found), default=0)
     for finding in found:

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, packages in their ranges, packages that must not be there, torch, CPU kernels."""
+"""Checks of the installation: Python, package versions, conflicting packages, torch, CPU kernels."""
 
 import importlib
 import importlib.util
@@ -24,7 +24,7 @@ _CONFLICTS = {
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Check the interpreter's version."""
     version, least = platform.python_version(), (3, 11)
     if sys.version_info < least:
         yield problem("Python", version, "install Python 3.11 or newer")
@@ -33,7 +33,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages(*, runs_services: bool = True) -> Iterator[Finding]:
-    """What pyproject.toml asks for, by service; missing ones are a problem where this installation is to run the services."""
+    """Check required packages by service; missing ones are problems if this installation is to run the services."""
     if not extras.requirements():
         yield warning("packages", "quire itself is not installed, it runs from a folder", extras.install_command("all"))
         return
@@ -64,7 +64,7 @@ def _group(name: str, wanted: list[Requirement], to_do: str, *, needed: bool) ->
 
 
 def conflicts() -> Iterator[Finding]:
-    """Packages that break others, or us (design.md 2)."""
+    """Check for packages that break others, or Quire."""
     found = [name for name in _CONFLICTS if extras.version(name) is not None]
     for name in found:
         yield problem("conflicting packages", f"{name} is installed: {_CONFLICTS[name]}", f"pip uninstall {name}")
@@ -76,7 +76,7 @@ def conflicts() -> Iterator[Finding]:
 
 
 def torch() -> Iterator[Finding]:
-    """PyTorch and what it sees: instructions of the processor, GPUs."""
+    """Check PyTorch, its CPU instructions and its GPUs."""
     if importlib.util.find_spec("torch") is None:
         yield warning("torch", "not installed: a worker needs it", extras.install_command("worker"))
         return
@@ -104,7 +104,7 @@ def _gpus(module: object) -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Which kernels a worker on this CPU computes with."""
+    """Check for compiled kernels for this CPU."""
     try:
         found = cpu_library.find_library(os.environ)
     except cpu_library.NoCompiledKernels as error:

@@ -20,7 +20,7 @@ _BUILT = Path(__file__)
 
 
 def processor() -> Iterator[Finding]:
-    """What the CPU can do, and how much of it this process may use."""
+    """Check the CPU's vector extensions and the number of usable processors."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -36,7 +36,7 @@ def processor() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """What is free, by the machine and by the container's limit."""
+    """Check free memory, by the machine and by the container's limit."""
     free = container.free_memory_bytes()
     if free < _MIN_MEMORY:
         yield warning(
@@ -49,7 +49,7 @@ def memory() -> Iterator[Finding]:
 
 
 def disk() -> Iterator[Finding]:
-    """Room for compiled kernels and downloaded models."""
+    """Check disk space for compiled kernels and downloaded models."""
     for name, folder in (("temporary folder", Path(tempfile.gettempdir())), ("home folder", Path.home())):
         place = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
         free = shutil.disk_usage(place).free
@@ -62,7 +62,7 @@ def disk() -> Iterator[Finding]:
 
 
 def open_files() -> Iterator[Finding]:
-    """Each connection is an open file."""
+    """Check the limit of open files; each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     what = f"{soft} at a time (at most {hard})"
     to_do = f"ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}"
@@ -75,7 +75,7 @@ def open_files() -> Iterator[Finding]:
 
 
 def ports(wanted: Mapping[str, int]) -> Iterator[Finding]:
-    """Those that `quire up` takes unless told otherwise, by the option that changes them."""
+    """Check the default ports of `quire up`, given by the option that changes each."""
     taken = [(option, port) for option, port in wanted.items() if not _is_free(port)]
     for option, port in taken:
         yield warning("ports", f"{port} is in use", f"`quire up` needs another one: {option} 0 takes any that is free")
@@ -94,7 +94,7 @@ def _is_free(port: int) -> bool:
 
 
 def clock() -> Iterator[Finding]:
-    """Certificates, traces and recordings go by it."""
+    """Check the clock, on which certificates, traces and recordings depend."""
     now = time.time()
     if now < _BUILT.stat().st_mtime - 86_400:
         yield problem(

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's folder, from its files' names and beginnings; nothing of it is loaded."""
+"""Checks of a checkpoint folder by its file names and headers; nothing is loaded."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _NAME = "model"
 
 
 def folder(path: Path) -> Iterator[Finding]:
-    """Everything that a worker will look for."""
+    """Check everything that a worker will read."""
     if not path.is_dir():
         yield problem(
             _NAME, f"there is no folder {path}", "name the folder of a checkpoint, or ORG/NAME of the hub in `quire up`"
@@ -73,7 +73,7 @@ def _weights(path: Path) -> Iterator[Finding]:
 
 
 def _quantized(path: Path, files: list[Path]) -> str:
-    """Why weights stored like this are not served; empty: they are, or config.json says it already."""
+    """Why weights stored like this are not served; empty if they are, or if config.json's own check reports it already."""
     said = stored_weights.quantization(_object(path / "config.json") or {}, path)
     unread = stored_weights.problem_of(said)
     return "" if unread else stored_weights.problem_of_weights(said, stored_weights.entries_of(files))
@@ -87,7 +87,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _wrong_with(file: Path) -> str:
-    """Empty: nothing. A file that was cut short is shorter than its header says."""
+    """What is wrong with a file, empty if nothing; a truncated file is shorter than its header says."""
     if not file.is_file():
         return "is missing"
     try:

@@ -1,4 +1,4 @@
-"""Checks of a running service from outside: is it there, does it serve, is it of the same build?"""
+"""Checks of a running service from outside: reachable, serving, and of the same build."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ _LOG_HINT = "its log (standard error) says why"
 
 
 def health(name: str, address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Whether a service listens there and says that it serves."""
+    """Check that a service listens at `address` and reports SERVING."""
     with blocking_channel(credentials)(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
@@ -39,7 +39,7 @@ def health(name: str, address: str, credentials: Credentials) -> Iterator[Findin
 
 
 def gateway(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """The users' door: its models."""
+    """Check a gateway and its models."""
     yield from health("gateway", address, credentials)
     with Client(address, credentials=credentials) as client:
         try:
@@ -57,7 +57,7 @@ def gateway(address: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def scheduler(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """By the operators' API: whether steps can complete, and each worker."""
+    """Check through the operators' API that steps can complete, and check each worker."""
     with AdminClient(address, credentials=credentials) as client:
         try:
             load, workers = client.load(), client.workers()
@@ -80,7 +80,7 @@ def scheduler(address: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def _to_do(error: QuireError, otherwise: str) -> str:
-    """A refused caller found the right address: another key helps, not another address."""
+    """The remedy: another key if the call was refused (then the address is right), else `otherwise`."""
     refused = isinstance(error, Unauthenticated | PermissionDenied)
     return "call with another key: --api-key or QUIRE_API_KEY (`quire keys new`)" if refused else otherwise
 
@@ -95,19 +95,19 @@ def _worker(worker: Any) -> Finding:
 
 
 def worker(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """A worker asked directly: whether it serves, and its build."""
+    """Check a worker directly: whether it serves, and its build."""
     yield from health("worker", address, credentials)
     with blocking_channel(credentials)(address) as channel:
         try:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             peer = stub.Describe(worker_pb2.DescribeRequest(), timeout=_TIMEOUT_S).identity
         except grpc.RpcError:
-            return  # said above
+            return  # reported above
     yield from _build(f"worker {address}", peer.build, peer.protocol_revision)
 
 
 def _gateway_build(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Its release, which it says with every answer."""
+    """Check the gateway's release, which it sends with every response."""
     with blocking_channel(credentials)(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         call = stub.ListModels.with_call(
@@ -119,7 +119,7 @@ def _gateway_build(address: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def _build(name: str, theirs: str, revision: int) -> Iterator[Finding]:
-    """Whether a service is of this build. Between services the revision has to be the same; a worker's reason says it too."""
+    """Compare a service's build with this one. Protocol revisions must be equal between services."""
     what = f"release {theirs or 'unknown'}, protocol revision {revision}"
     if revision != PROTOCOL_REVISION:
         yield problem(

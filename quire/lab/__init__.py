@@ -1,1 +1,1 @@
-"""The lab of a recording: the same page as a gateway's, told by a replay. Used by `quire lab --recording`."""
+"""The lab of a recording: the page of a gateway's lab, with data from a replay. Used by `quire lab --recording`."""

@@ -1,4 +1,4 @@
-"""A recording lived through once: all its steps as columns, every request's timeline, and where to start again from."""
+"""One full replay of a recording: all steps as columns, every request's timeline, and segments to restart from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ALL = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A segment to replay from: its place in the file, its first step, and what had been told of whom by then."""
+    """A segment to replay from: its index in the file, its first step, and the reasons of each request at that point."""
 
     segment: int
     first_step: int
@@ -28,7 +28,7 @@ class Start:
 
 
 class Course:
-    """A `Watcher` of the replay of a whole recording. `report`: whether every decision was the recorded one."""
+    """A `Watcher` of the replay of a whole recording. `report`: whether every decision was as recorded."""
 
     def __init__(self, recording: Recording) -> None:
         self.overview = Overview()

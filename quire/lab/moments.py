@@ -1,4 +1,4 @@
-"""A core in a replay, looked at right after each step: as the lab's page is told it."""
+"""The state of a replayed core right after each step, in the form of the lab's page."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def planned(plan: StepPlan, at_s: float, core: Scheduler, reasons: ReasonsNow) -
 
 
 def returned(step: Step, at_s: float, outcome: StepOutcome, duration_s: float, queued_s: float) -> Step:
-    """The same with its result, which came then."""
+    """The step with its result, received at `at_s`."""
     sampled: Counter[str] = Counter()
     for run in outcome.runs:
         sampled[run.name] += len(run.token_ids)
@@ -67,12 +67,12 @@ def returned(step: Step, at_s: float, outcome: StepOutcome, duration_s: float, q
 
 
 def failed(step: Step, at_s: float, why: str) -> Step:
-    """The same where there is none."""
+    """The step with the error that ended it, at `at_s`."""
     return replace(step, error=why, times=replace(step.times, finished_ms=at_s * _MS_PER_S))
 
 
 def shares(entries: Sequence[ScheduledSequence]) -> list[Share]:
-    """Sequences of one request side by side are one share."""
+    """Shares of a step; adjacent sequences of one request form one share."""
     return [_share(request_id, list(own)) for request_id, own in groupby(entries, lambda entry: entry.request_id)]
 
 

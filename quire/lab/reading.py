@@ -1,4 +1,7 @@
-"""Reading a recording's steps from any of them on: a replay from the segment before it, kept for who reads on."""
+"""Read the steps of a recording from any step on.
+
+Replays from the segment before that step, and keeps the replay for further reads.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +22,7 @@ _NEAR = 100
 
 
 class Reading:
-    """A replay under way, from the segment of `start` to just before `since`. A `Watcher`; owner of the steps that it saw."""
+    """A running replay from the segment of `start` to just before `since`. A `Watcher`; owns the steps that it saw."""
 
     def __init__(self, recording: Recording, start: Start, since: int) -> None:
         self._reasons = start.reasons.copy()
@@ -31,11 +34,11 @@ class Reading:
         self._rest: Iterator[Event] = self._replayer.run(recording.segments(start.segment), until_step=since)
 
     def can_go_on(self, since: int) -> bool:
-        """Whether a step is just ahead, or among those kept."""
+        """True if step `since` is among those kept, or just ahead."""
         return self._since <= since <= self._next + _NEAR
 
     def read(self, since: int, limit: int) -> list[Step]:
-        """At most so many steps from that one on, oldest first; the first has whole tables."""
+        """Up to `limit` steps from `since` on, oldest first; the first has complete tables."""
         while self._num_done(since) < limit and (event := next(self._rest, None)) is not None:
             self._replayer.go_on(iter((event,)))
         wanted = sorted(step for step in self._steps if step >= since)[:limit]

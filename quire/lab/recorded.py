@@ -1,4 +1,4 @@
-"""The lab's source of a recording: the whole state of the scheduler at each of its steps, by replaying it."""
+"""The lab's source for a recording: the scheduler's whole state at each step, by replay."""
 
 import asyncio
 import bisect
@@ -16,7 +16,7 @@ _MS_PER_S = 1e3
 
 
 class RecordedSource:
-    """A LabSource. Lives through the recording once when it is made; ConfigError where that cannot be done, or nothing is in it."""
+    """A LabSource. Replays the recording once at construction; raises ConfigError if that fails or the recording is empty."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -35,10 +35,10 @@ class RecordedSource:
             return await asyncio.to_thread(self._read, since, limit)
 
     async def follow(self, since: int, tell: Tell) -> None:
-        """See LabSource: nothing is to come."""
+        """See LabSource: returns at once, as there are no further steps."""
 
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
-        """See LabSource. What would have let it in, `quire replay --set` tries."""
+        """See LabSource; without counterfactuals, for which `quire replay --set` is used."""
         core_id = f"{tenant}:{request_id}" if tenant else request_id
         if core_id not in self._course.timelines:
             raise NotFound(

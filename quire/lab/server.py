@@ -1,4 +1,4 @@
-"""Serves the lab of a recording on a free port of this machine, until it is stopped."""
+"""Serves the lab of a recording on a port of this machine until it is stopped."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,10 @@ _GRACE_S = 1.0
 
 
 async def serve(source: LabSource, port: int, on_ready: Callable[[str], None], stop: asyncio.Event) -> None:
-    """Until SIGTERM, SIGINT or `stop`. `on_ready(url)` once it listens; port 0 = any free one, ConfigError for one in use."""
+    """Serve until SIGTERM, SIGINT or `stop`. `on_ready(url)` is called once it listens; port 0 = any free one.
+
+    Raises ConfigError for a port in use.
+    """
     server = HttpServer(LabGuard(lab_app(source), EverybodyIsTheDefaultTenant()), _GRACE_S)
     bound = server.bind(HOST, port, option="--port")
     try:

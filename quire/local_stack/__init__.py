@@ -1,1 +1,1 @@
-"""A whole stack of processes on this machine: start, watch, restart, certificates."""
+"""A whole Quire stack as child processes on this machine: start, watch, restart, certificates."""

@@ -1,6 +1,6 @@
-"""Certificates for development and tests: an authority of one's own, and one certificate for each service and for clients.
+"""Certificates for development and tests: a local authority, and one certificate for each service and for clients.
 
-For more than that use the authority that you have (cert-manager, SPIFFE, Vault): the services only read files.
+In production use your own authority (cert-manager, SPIFFE, Vault): the services only read files.
 """
 
 import datetime
@@ -24,9 +24,10 @@ _USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 def make_certificates(folder: CertificateFolder, *, hosts: Sequence[str] = (), days: int = 365) -> list[Path]:
-    """All of them, for `hosts` and this machine; the certificates that were made.
+    """Make all certificates, valid for `hosts` and this machine; returns their paths.
 
-    An authority that is there already is used again, so that this renews certificates. ConfigError for a folder of no use.
+    An existing authority is reused, so a second run renews the certificates. Raises ConfigError for an
+    unusable folder.
     """
     try:
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def _issue(
     hosts: Sequence[str],
     days: int,
 ) -> None:
-    """Services are known by their role's word and answer at `hosts`; a client answers nowhere."""
+    """Issue one certificate. Services get their role as DNS name, plus `hosts`; a client gets no hosts."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.DNSName(name), *(() if name == CLIENT else map(_host, hosts))]
     builder = (
@@ -121,7 +122,7 @@ def _host(text: str) -> x509.GeneralName:
 def _write(
     folder: CertificateFolder, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
-    """Each file appears whole: services may be reading. Key first: a pair that does not match is left out until it does."""
+    """Replace each file atomically, since services may be reading. Key first: services ignore a pair until it matches."""
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     _replace(folder.key(name), pem, mode=0o600)
     _replace(folder.cert(name), certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)

@@ -1,7 +1,7 @@
-"""An OTLP/gRPC trace receiver in this process: what services export, decoded, for the demo and for tests.
+"""An OTLP/gRPC trace receiver in this process, which decodes exported spans for the demo and for tests.
 
-Lives here: the server and the decoded spans with their trees. Not here: making spans (svc_common.telemetry), storing or
-drawing them (Jaeger does that in production).
+Contains the server and the decoded spans with their trees. Not here: creating spans (svc_common.telemetry),
+storing or drawing them (in production, Jaeger).
 
     with OtlpReceiver() as receiver:
         start_services(env={**os.environ, **receiver.environ()})
@@ -31,7 +31,7 @@ _MAX_MESSAGE_BYTES = 64 * 2**20
 
 @dataclass(slots=True, frozen=True)
 class ReceivedEvent:
-    """Something that happened during a span, at `time_ns` (wall clock)."""
+    """An event of a span, at `time_ns` (wall clock)."""
 
     name: str
     time_ns: int
@@ -40,7 +40,7 @@ class ReceivedEvent:
 
 @dataclass(slots=True, frozen=True)
 class ReceivedLink:
-    """A span of another (or the same) trace that this one points at. Ids in hex."""
+    """A link to a span of the same or another trace. Ids in hex."""
 
     trace_id: str
     span_id: str
@@ -73,32 +73,32 @@ class ReceivedSpan:
 
 @dataclass(slots=True, frozen=True)
 class ReceivedTrace:
-    """The spans of one trace id, in order of their starts."""
+    """The spans of one trace id, ordered by start time."""
 
     trace_id: str
     spans: tuple[ReceivedSpan, ...]
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Names of the services that took part, sorted."""
+        """Names of the services with spans in the trace, sorted."""
         return tuple(sorted({span.service for span in self.spans}))
 
     @property
     def roots(self) -> tuple[ReceivedSpan, ...]:
-        """Spans whose parent was not received: the top of the tree, and orphans."""
+        """Spans without received parent: the top of the tree, and orphans."""
         known = {span.span_id for span in self.spans}
         return tuple(span for span in self.spans if span.parent_id not in known)
 
     def named(self, name: str) -> tuple[ReceivedSpan, ...]:
-        """Spans of that name."""
+        """Spans named `name`."""
         return tuple(span for span in self.spans if span.name == name)
 
     def children(self, span_id: str) -> tuple[ReceivedSpan, ...]:
-        """Spans whose parent is `span_id`."""
+        """Child spans of `span_id`."""
         return tuple(span for span in self.spans if span.parent_id == span_id)
 
     def walk(self) -> Iterator[tuple[int, ReceivedSpan]]:
-        """(depth, span) from the roots down, children in order of their starts: the lines of a printed tree."""
+        """(depth, span) from the roots down, children ordered by start: the lines of a printed tree."""
         stack = [(0, span) for span in reversed(self.roots)]
         while stack:
             depth, span = stack.pop()
@@ -107,11 +107,12 @@ class ReceivedTrace:
 
 
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Owns the server and the spans it has received. Context manager; every method may be called from any thread.
+    """Owns the server and the spans received. Context manager; thread-safe.
 
-    Listens on a free port of 127.0.0.1. Keeps the first `max_spans` spans and counts the others in `num_dropped`. A collector that
-    is ill: with `fail` it refuses everything by that status, and between `hang` and `go_on` it answers nobody. `num_calls`: exports
-    that were asked for, whatever became of them.
+    Listens on a free port of 127.0.0.1. Keeps the first `max_spans` spans and counts the others in
+    `num_dropped`. Simulates collector failures: with `fail` set it refuses every export with that status,
+    and between `hang` and `go_on` it answers none. `num_calls` counts all exports received, answered or
+    not.
     """
 
     def __init__(self, *, max_spans: int = MAX_SPANS) -> None:
@@ -139,11 +140,11 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return len(self._spans)
 
     def hang(self) -> None:
-        """From now on nobody gets an answer."""
+        """Stop answering exports."""
         self._goes_on.clear()
 
     def go_on(self) -> None:
-        """Answers again, also those who wait."""
+        """Answer exports again, including those that are waiting."""
         self._goes_on.set()
 
     @property
@@ -152,7 +153,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return f"http://127.0.0.1:{self.port}"
 
     def environ(self) -> dict[str, str]:
-        """Variables that make a service started with them export every trace here, within 0.2 s of a span's end."""
+        """Environment variables that make a service export every trace here, within 0.2 s of a span's end."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
             "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
@@ -168,7 +169,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """TraceService.Export: decodes and keeps."""
+        """TraceService.Export: decode and keep the spans."""
         self.num_calls += 1
         self._goes_on.wait()
         if self.fail is not None:
@@ -177,7 +178,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def take(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
-        """Decodes and keeps, whichever way it came."""
+        """Decode and keep the spans of an export, however it was received."""
         spans = [span for resource in request.resource_spans for span in _spans_of(resource)]
         with self._changed:
             room = max(0, self._max_spans - len(self._spans))
@@ -186,18 +187,21 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             self._changed.notify_all()
 
     def spans(self) -> list[ReceivedSpan]:
-        """Everything received so far, in order of arrival."""
+        """All spans received so far, in order of arrival."""
         with self._changed:
             return list(self._spans)
 
     def clear(self) -> None:
-        """Forgets everything received so far."""
+        """Forget all spans received so far."""
         with self._changed:
             self._spans.clear()
             self.num_dropped = 0
 
     def wait(self, predicate: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 10.0) -> list[ReceivedSpan]:
-        """The spans as soon as `predicate` holds for them; TimeoutError naming what did arrive after `timeout_s`."""
+        """Wait until `predicate` holds, and return the spans.
+
+        Raises TimeoutError, naming the spans received, after `timeout_s`.
+        """
         with self._changed:
             if self._changed.wait_for(lambda: predicate(list(self._spans)), timeout_s):
                 return list(self._spans)
@@ -215,7 +219,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         }
 
     def orphans(self, known_parents: Collection[str] = ()) -> list[ReceivedSpan]:
-        """Spans that name a parent which never arrived and is not among `known_parents` (a client's own span ids)."""
+        """Spans with a parent that never arrived and is not among `known_parents` (a client's own span ids)."""
         return [
             span
             for trace in self.traces().values()

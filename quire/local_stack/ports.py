@@ -10,15 +10,16 @@ from svc_common.errors import ConfigError
 
 @contextlib.contextmanager
 def reserved(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
-    """Real ports for `wanted` (option name -> port, 0 = any free one), held until the context ends.
+    """Actual ports for `wanted` (option name -> port, 0 = any free one), held until the context ends.
 
-    A reservation is a bound socket that does not listen: on Linux a service may listen on its port meanwhile, and nobody else is
-    given it by chance. Elsewhere it is released at once. ConfigError naming the option when a port is taken.
+    A reservation is a bound socket that does not listen: on Linux a service may still listen on the port,
+    while no other process is assigned it by chance. On other systems it is released at once. Raises
+    ConfigError naming the option if a port is taken.
     """
     with ExitStack() as held:
         sockets = {option: _bind(held, host, port, option) for option, port in wanted.items()}
         ports = {option: int(sock.getsockname()[1]) for option, sock in sockets.items()}
-        if not hasattr(socket, "SO_PEERCRED"):  # not Linux: two binds of one port never agree there
+        if not hasattr(socket, "SO_PEERCRED"):  # not Linux: other systems do not allow a second bind of the port
             held.close()
         yield ports
 

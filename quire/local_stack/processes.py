@@ -1,7 +1,8 @@
-"""One service as a child process: started, announced, watched, stopped by its own pid.
+"""One service as a child process: start it, learn its address, watch it, stop it by its own pid.
 
-The child's standard input is a pipe that only this process holds; with `--stop-with-stdin` the child ends when it closes, so
-nothing outlives this process, however it ends. Not here: which services there are (quire.local_stack.stack).
+The child's standard input is a pipe held only by this process; with `--stop-with-stdin` the child exits
+when the pipe closes, so no child outlives this process, however it ends. Not here: which services there are
+(quire.local_stack.stack).
 """
 
 import os
@@ -27,7 +28,7 @@ LineSink = Callable[[str, str], None]
 
 
 def ignore_line(name: str, line: str) -> None:
-    """A LineSink that keeps quiet."""
+    """A LineSink that discards the line."""
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -40,7 +41,10 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ServiceProcess:
-    """Owns one child process and the two threads that read what it prints. `address`, `metrics`: where it listens, as it said."""
+    """Owns one child process and the two threads that read its output.
+
+    `address`, `metrics`: its listeners, as it printed them.
+    """
 
     def __init__(self, name: str, arguments: Sequence[str], *, environ: Mapping[str, str], on_line: LineSink) -> None:
         self.name = name
@@ -49,7 +53,8 @@ class ServiceProcess:
         self._announced = threading.Event()
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         command = [sys.executable, "-m", "quire", "serve", *arguments, "--stop-with-stdin"]
-        # Its own process group: Ctrl-C in a terminal reaches only the parent, which stops the services in order.
+        # Its own process group: Ctrl-C in a terminal reaches only the parent, which stops the services in
+        # order.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -74,17 +79,20 @@ class ServiceProcess:
 
     @property
     def announced(self) -> bool:
-        """Whether it printed its `service` line, or ended without."""
+        """True once the process has printed its `service` line, or has ended without it."""
         return self._announced.is_set()
 
     def check(self) -> None:
-        """Raises its `death`, where it has ended."""
+        """Raise the error of `death` if the process has ended."""
         death = self.death()
         if death is not None:
             raise death
 
     def death(self) -> QuireError | None:
-        """What its end means; None: it runs. ConfigError for a wrong setting, else Unavailable (metadata["summary"]: one line)."""
+        """Error that describes the process's exit; None while it runs.
+
+        ConfigError for a wrong setting, otherwise Unavailable (metadata["summary"]: one line).
+        """
         status = self._process.poll()
         if status is None:
             return None
@@ -103,18 +111,18 @@ class ServiceProcess:
         return Unavailable(summary + reason, reason="SERVICE_DIED", metadata={"service": self.name, "summary": summary})
 
     def terminate(self) -> None:
-        """Asks it to stop, also one that is held by SIGSTOP, which hears nothing otherwise."""
+        """Send SIGTERM, and SIGCONT so that a process stopped by SIGSTOP handles it."""
         if self._process.poll() is None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         if self._process.poll() is None:
             self._process.kill()
 
     def wait(self, timeout_s: float) -> int:
-        """Waits for its end and returns its status; kills it after `timeout_s`."""
+        """Wait for the process to end and return its status; kill it after `timeout_s`."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,14 +1,15 @@
-"""When a service that died is started again, and when that is given up. A pure state machine; time is passed in."""
+"""Decides when a service that died is restarted, and when to give up. A pure state machine; time is passed in."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRules:
-    """Pauses double from `first_pause_s` up to `longest_pause_s` with each death in a row; `max_deaths` in a row are the end.
+    """Limits of restarting. Pauses double from `first_pause_s` to `longest_pause_s` with each consecutive death.
 
-    In a row: a life of `steady_s` or more clears the account. `max_deaths` is more than the deaths by which the scheduler finds out
-    the request that kills its workers (its `max_worker_losses`), so one poison request does not end everything.
+    After `max_deaths` consecutive deaths the service is given up; a run of `steady_s` or more resets the
+    count. `max_deaths` exceeds the scheduler's `max_worker_losses`, the number of deaths after which it
+    identifies a request that crashes workers, so that one poison request does not end the whole stack.
     """
 
     max_deaths: int = 8
@@ -17,13 +18,13 @@ class RestartRules:
     longest_pause_s: float = 1.0
 
     def pause_s(self, num_deaths: int) -> float:
-        """Between the death that is number `num_deaths` in a row and the next start."""
+        """Pause before the restart that follows consecutive death number `num_deaths`."""
         return float(min(self.longest_pause_s, self.first_pause_s * 2.0 ** (num_deaths - 1)))
 
 
 @dataclass(slots=True)
 class _Account:
-    """One service: since when it lives, deaths in a row, and when it is started again (None: it lives)."""
+    """One service: start of its current run, consecutive deaths, and when it is due for restart (None while it runs)."""
 
     started_s: float
     num_deaths: int = 0
@@ -31,23 +32,23 @@ class _Account:
 
 
 class Restarts:
-    """Owner of the account of each service, by name. Times are of one monotonic clock, in seconds."""
+    """Tracks each service by name. Times are seconds of one monotonic clock."""
 
     def __init__(self, rules: RestartRules) -> None:
         self.rules = rules
         self._accounts: dict[str, _Account] = {}
 
     def started(self, name: str, now_s: float) -> None:
-        """A life begins."""
+        """Note that the service was started."""
         account = self._accounts.setdefault(name, _Account(now_s))
         account.started_s, account.due_s = now_s, None
 
     def is_waiting(self, name: str) -> bool:
-        """Dead, known to be, and to be started again."""
+        """True if the service is dead and scheduled for restart."""
         return self._accounts[name].due_s is not None
 
     def died(self, name: str, now_s: float) -> float | None:
-        """A life ended: seconds until the next one begins, or None where there is to be none."""
+        """Note a death; returns seconds until the restart, or None if the service is given up."""
         account = self._accounts[name]
         if now_s - account.started_s >= self.rules.steady_s:
             account.num_deaths = 0
@@ -59,7 +60,7 @@ class Restarts:
         return pause_s
 
     def due(self, now_s: float) -> list[str]:
-        """Who is to be started now."""
+        """Names of the services to restart now."""
         return [
             name for name, account in self._accounts.items() if account.due_s is not None and now_s >= account.due_s
         ]

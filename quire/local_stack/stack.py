@@ -1,10 +1,11 @@
-"""The three services on this machine: started, waited for, revived, stopped. Used by `quire up`, the demo, tests and benchmarks.
+"""A local stack of gateway, scheduler and workers: start, wait until ready, restart, stop.
 
     with LocalStack(model="models/tiny") as stack:
         with Client(stack.grpc_address) as client:
             print(client.generate("import ").text)
 
-Not here: what to start (`stack_options`), one child process (`processes`), when it is restarted (`restarts`).
+Used by `quire up`, the demo, tests and benchmarks. Not here: what to start (`stack_options`), one child
+process (`processes`), when it is restarted (`restarts`).
 """
 
 import time
@@ -47,9 +48,9 @@ class LocalStack:
     ) -> None:
         """`changes` are fields of StackOptions.
 
-        `on_service` is called as each process says where it listens, `on_progress(stage, 0..1)` while the model loads (on a
-        thread), `on_line` for what the services write to standard error (on threads), `on_restart(what died and how, pause before
-        it is started again)` by `revive`.
+        Callbacks: `on_service` when a process has printed its address; `on_progress(stage, 0..1)` while the model loads (on a
+        thread); `on_line` for lines that services write to standard error (on threads); `on_restart(summary of the death, pause
+        before the restart)`, called by `revive`.
         """
         if options is not None and changes:
             raise TypeError("give either options or their fields, not both")
@@ -64,55 +65,58 @@ class LocalStack:
         self._silent: dict[str, ServiceProcess] = {}
         self._restarts = Restarts(self.options.restart)
         self._ports: dict[str, int] = {}
-        # For as long as the stack lives: a service that died finds its port as it left it.
+        # Held as long as the stack runs, so that a restarted service can use the same port.
         self._reserved = ExitStack()
 
     # --- where it is ----------------------------------------------------------------------------------------------
 
     @property
     def grpc_address(self) -> str:
-        """The gateway's gRPC door, HOST:PORT."""
+        """Address of the gateway's gRPC listener, HOST:PORT."""
         return self._address("--grpc-port")
 
     @property
     def http_url(self) -> str:
-        """The gateway's HTTP door; the OpenAI base URL is this with `/v1`."""
+        """URL of the gateway's HTTP listener; the OpenAI base URL is this with `/v1`."""
         return f"{'http' if self.options.tls is None else 'https'}://{self._address('--http-port')}"
 
     @property
     def credentials(self) -> Credentials:
-        """For clients of this stack: the client's certificate where there are some. An API key is the caller's to add."""
+        """Credentials for clients of this stack, with the client certificate if there is one; without API key."""
         certificates = self.options.certificates
         return Credentials() if certificates is None else certificates.credentials()
 
     @property
     def admin_address(self) -> str:
-        """AdminService as the gateway relays it."""
+        """Address of AdminService as relayed by the gateway."""
         return self._address("--admin-port")
 
     @property
     def admin_url(self) -> str:
-        """The gateway's admin HTTP listener: the lab, and metrics under `/metrics`."""
+        """URL of the gateway's admin HTTP listener: the lab, and metrics under `/metrics`."""
         return f"{'http' if self.options.tls is None else 'https'}://{self._address('--admin-http-port')}"
 
     @property
     def scheduler_address(self) -> str:
-        """EngineService of the scheduler."""
+        """Address of the scheduler's EngineService."""
         return self._address("scheduler --port")
 
     @property
     def worker_address(self) -> str:
-        """WorkerService of the first worker."""
+        """Address of the first worker's WorkerService."""
         return self.worker_addresses[0]
 
     @property
     def worker_addresses(self) -> list[str]:
-        """WorkerService of each worker."""
+        """Address of each worker's WorkerService."""
         return [self._address(f"{name} --port") for name in self.options.worker_names]
 
     @property
     def metrics_addresses(self) -> dict[str, str]:
-        """Where /metrics is of each worker and the scheduler, by service; the gateway's is at its doors."""
+        """Address of /metrics of each worker and the scheduler, by service.
+
+        The gateway serves its own at its HTTP listeners.
+        """
         return {name: self._address(f"{name} --metrics-port") for name in ["scheduler", *self.options.worker_names]}
 
     @property
@@ -133,9 +137,10 @@ class LocalStack:
         self.stop()
 
     def start(self) -> None:
-        """Starts the services and returns when the gateway is SERVING.
+        """Start the services and return when the gateway is SERVING.
 
-        ConfigError or Unavailable when one ends before, DeadlineExceeded when it takes too long; nothing is left running then.
+        Raises ConfigError or Unavailable if one ends before, DeadlineExceeded after the start timeout; all
+        services are stopped then.
         """
         extras.require("starting the services", *extras.services(simulated=self.options.simulated))
         deadline = time.monotonic() + self._start_timeout_s
@@ -149,12 +154,13 @@ class LocalStack:
             self._check_adapters()
             self._stop_watching()
         except BaseException:
-            # Nothing is served yet, so all may stop at once, and a worker that is loading has the whole grace.
+            # Nothing is served yet, so all may stop at the same time, and a loading worker has the whole
+            # grace period.
             self._stop(at_once=True)
             raise
 
     def _watch_workers(self) -> None:
-        """The first one's progress stands for all: they load the same model at the same time."""
+        """Watch all workers; report only the first one's progress, since all load the same model at the same time."""
         choice = self.options.choice
         for number, address in enumerate(self.worker_addresses):
             on_progress = self._on_progress if number == 0 else lambda stage, fraction: None
@@ -162,7 +168,7 @@ class LocalStack:
             self._watches.append(WorkerWatch(channel, choice, on_progress))
 
     def _inner_channel(self, address: str, *, as_role: str, to: str) -> grpc.Channel:
-        """Behind the gateway, where only services are let in."""
+        """A channel to a service behind the gateway, which accepts only services."""
         return blocking_channel(self._inner_credentials(as_role, to))(address)
 
     def _inner_credentials(self, as_role: str, to: str) -> Credentials:
@@ -176,10 +182,10 @@ class LocalStack:
         self._restarts.started(name, time.monotonic())
 
     def revive(self) -> None:
-        """Starts again what died, at the same address with the same arguments, after a pause; the others wait for it meanwhile.
+        """Restart services that died, after a pause, at the same address with the same arguments; the others keep running.
 
-        Does not block: call it every tenth of a second or so. Raises where there is no hope: ConfigError for what ended with a
-        wrong setting, Unavailable for what died as often in a row as `options.restart` allows.
+        Does not block: call it about every 0.1 s. Raises ConfigError if a service ended because of a wrong
+        setting, Unavailable after as many consecutive deaths as `options.restart` allows.
         """
         for name, service in self._services.items():
             death = None if self._restarts.is_waiting(name) else service.death()
@@ -191,7 +197,7 @@ class LocalStack:
         self._tell_announced()
 
     def _mourn(self, name: str, death: QuireError) -> None:
-        """Plans the next life, or raises that there is none."""
+        """Schedule the restart of a dead service, or raise if it is given up."""
         if not isinstance(death, Unavailable):
             raise death
         pause_s = self._restarts.died(name, time.monotonic())
@@ -206,7 +212,7 @@ class LocalStack:
         self._on_restart(death.metadata["summary"], pause_s)
 
     def check(self) -> None:
-        """Raises when one of the services has ended, or the worker said that it can never serve."""
+        """Raise if a service has ended, or if a worker reported that it can never serve."""
         for service in self._services.values():
             service.check()
         for watch in self._watches:
@@ -214,7 +220,7 @@ class LocalStack:
                 raise watch.error
 
     def stop(self) -> None:
-        """Stops gateway, scheduler, workers in this order; kills what does not stop within its grace. Idempotent."""
+        """Stop gateway, scheduler and workers in this order; kill those that exceed the grace period. Idempotent."""
         self._stop(at_once=False)
 
     def _stop(self, *, at_once: bool) -> None:
@@ -232,7 +238,7 @@ class LocalStack:
         self._reserved.close()
 
     def kill(self) -> None:
-        """Ends all services at once; `stop` then has nothing to wait for."""
+        """Kill all services; `stop` then has nothing to wait for."""
         for service in self._services.values():
             service.kill()
 
@@ -263,10 +269,10 @@ class LocalStack:
                 self._sleep(deadline, "get ready")
 
     def _check_adapters(self) -> None:
-        """ConfigError for one that a worker could not load: who starts with it wants it."""
+        """Raise ConfigError if a worker could not load one of the adapters given at startup."""
         if not self.options.adapters:
             return
-        # The scheduler itself: the gateway may want a key.
+        # Ask the scheduler directly: the gateway may require a key.
         address, inner = self._address("scheduler --admin-port"), self._inner_credentials(GATEWAY, SCHEDULER)
         with AdminClient(address, credentials=inner) as admin:
             for adapter in admin.list_adapters():

@@ -79,7 +79,8 @@ class StackOptions:
                 for name, number in workers.items()
             },
             "scheduler": [
-                # The workers are this stack's own, and its next scheduler starts when the one before has ended.
+                # The workers belong to this stack alone, and a new scheduler starts only after the previous
+                # one has ended.
                 *("scheduler", *addresses, *host, "--force-ownership"),
                 *("--port", port["scheduler --port"], "--admin-port", port["scheduler --admin-port"]),
                 *("--metrics-port", port["scheduler --metrics-port"]),
@@ -101,12 +102,12 @@ class StackOptions:
 
     @property
     def worker_names(self) -> list[str]:
-        """ "worker", "worker-2" and so on: names of the services."""
+        """Names of the worker services: "worker", "worker-2" and so on."""
         return [_WORKER, *(f"{_WORKER}-{number}" for number in range(2, self.workers + 1))]
 
     @property
     def choice(self) -> PolicyChoice:
-        """The policy and its limits, as the scheduler will read them. ConfigError for what cannot work."""
+        """The policy and its limits, as the scheduler will read them. Raises ConfigError for what cannot work."""
         arguments = [*self._policy_args, *self.scheduler_args]
         given = {
             name: int(value) if value.isdecimal() else value
@@ -118,13 +119,13 @@ class StackOptions:
             **{field: given.get(option) for option, field in _SCHEDULING.items()},
             policy_set=tuple(value for name, value in pairwise(arguments) if name == "--set"),
             enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
-            workers=tuple(self.worker_names),  # their number is what matters; they have no addresses yet
+            workers=tuple(self.worker_names),  # only their number matters; addresses are not known yet
         )
         return settings.policy_choice(option_name)
 
     @property
     def certificates(self) -> CertificateFolder | None:
-        """Those of `tls`."""
+        """The certificate folder `tls`; None without TLS."""
         return None if self.tls is None else CertificateFolder(Path(self.tls).absolute())
 
     def _peer_args(self, role: str) -> list[str]:
@@ -142,14 +143,14 @@ class StackOptions:
 
     @property
     def _policy_args(self) -> list[str]:
-        """The fields about scheduling, as arguments."""
+        """The scheduling fields as arguments."""
         named = {option: getattr(self, field) for option, field in _SCHEDULING.items()}
         single = [part for name, value in named.items() if value is not None for part in (name, str(value))]
         return [*single, *(part for text in self.policy_set for part in ("--set", text))]
 
     @property
     def wanted_ports(self) -> dict[str, int]:
-        """Ports by the option that chooses them."""
+        """Ports by the option that sets them."""
         public = {
             "--grpc-port": self.grpc_port,
             "--http-port": self.http_port,

@@ -1,6 +1,6 @@
-"""Follows a worker's start-up from outside: its load's progress, and the reason when it can never serve.
+"""Follows a worker's startup: loading progress, and the error if it can never serve.
 
-The scheduler keeps trying, as it must for a worker that is restarted; a person who has just typed a command wants to know at once.
+The scheduler keeps retrying, as it must for a worker that may be restarted; the user of `quire up` needs the error at once.
 """
 
 import threading
@@ -17,10 +17,11 @@ _JOIN_S = 2.0
 
 
 class WorkerWatch:
-    """Owns `channel` to the worker and a thread that joins the worker's LoadModel and ProfileCache, both of which are idempotent.
+    """Owns `channel` to the worker, and a thread that calls its LoadModel and ProfileCache, which are idempotent.
 
-    `choice` must be what the scheduler is told, so that both ask for the one profile. `on_progress(stage, fraction)` is called on
-    that thread. `error`: why this model or memory will never do, or does not go with the policy; None so far.
+    `choice` must equal the scheduler's, so that both request the same profile. `on_progress(stage,
+    fraction)` is called on that thread. `error`: why model, memory or policy can never work together; None
+    so far.
     """
 
     def __init__(self, channel: grpc.Channel, choice: PolicyChoice, on_progress: Callable[[str, float], None]) -> None:
@@ -32,7 +33,7 @@ class WorkerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops following."""
+        """Stop following and close the channel."""
         self._channel.close()
         self._thread.join(_JOIN_S)
 
@@ -61,7 +62,7 @@ class WorkerWatch:
         self._choice.core_limits(size)
 
     def _refused(self, error: QuireError) -> None:
-        """Keeps what trying again will not change; a lost connection is seen by whoever watches the process."""
+        """Keep errors that a retry will not change; a lost connection shows up as the death of the process."""
         if isinstance(error, FailedPrecondition | InvalidArgument) and error.reason != "WORKER_STATE":
             self.error = ConfigError(error.message, reason=error.reason, metadata=error.metadata)
         elif isinstance(error, Internal):

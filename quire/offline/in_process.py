@@ -1,7 +1,8 @@
-"""The engine in this process: scheduler core, row planner and model engine in one loop, without RPC (R4-R8).
+"""The engine in this process: scheduler core, row planner and model engine in one loop, without RPC.
 
-The same classes that the services run, driven by `step()`: schedule, encode, execute, decode, update, text. Not here: prompts in
-many forms and the waiting for results (quire.offline.llm), the behaviour behind a gateway (quire.offline.remote).
+`step()` drives the classes that the services run: schedule, encode, execute, decode, update, detokenize.
+Not here: prompt forms and the loop to completion (quire.offline.llm), the engine behind a gateway
+(quire.offline.remote).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +45,7 @@ from worker_svc.settings import WorkerSettings
 
 
 class InProcessEngine:
-    """Owner of core, planner, engine and the live requests. One thread calls it."""
+    """Owns core, planner, engine and the live requests. Not thread-safe."""
 
     def __init__(
         self,
@@ -56,8 +57,11 @@ class InProcessEngine:
         progress: Progress,
         log_steps: bool = False,
     ) -> None:
-        """Loads, profiles, allocates (R8), loads `adapters` (folders by name). ConfigError says what is wrong with model, memory or
-        adapter and what to do. `log_steps`: keep the last steps for `steps`."""
+        """Load the model, profile and allocate memory, and load `adapters` (folders by name).
+
+        Raises ConfigError, with the remedy, if model, memory or an adapter does not fit. `log_steps`: keep
+        the last steps for `steps`.
+        """
         self._engine = engine
         self._draw_seed = draw_seed
         self.limits: common_pb2.ModelLimits = engine.load(progress)
@@ -84,7 +88,7 @@ class InProcessEngine:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
-        """Queues a request. InvalidArgument, OutOfRange or AlreadyExists where it cannot be taken."""
+        """Queue a request. Raises InvalidArgument, OutOfRange or AlreadyExists if it is refused."""
         if request_id in self._live:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
         resolved = self._resolved(prompt, params, options)
@@ -137,7 +141,7 @@ class InProcessEngine:
         )
 
     def resolve(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> validation.ResolvedRequest:
-        """The request with every default applied, checked exactly as a gateway checks it."""
+        """The request with all defaults applied, checked as a gateway checks it."""
         message = messages.generate_request(prompt, params, options)
         validation.check_parameters(message, self.limits)
         return validation.resolve(
@@ -155,7 +159,7 @@ class InProcessEngine:
         return self.text_model.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests; their blocks are free at once. Unknown and finished ids are ignored (R35)."""
+        """End requests and free their blocks at once. Unknown and finished ids are ignored."""
         wanted = [request_id for request_id in sorted(request_ids) if request_id in self._live]
         self._core.abort(wanted)
         for request_id in wanted:
@@ -164,17 +168,17 @@ class InProcessEngine:
             self._aborted.append(live.output)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, and nothing more is told of them."""
+        """End requests without reporting them from `step`."""
         gone = set(request_ids)
         self.abort(gone)
         self._aborted = [output for output in self._aborted if output.request_id not in gone]
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do or to tell."""
+        """True if `step` has anything to run or report."""
         return bool(self._live or self._aborted)
 
     def close(self) -> None:
-        """Ends what runs."""
+        """End all requests and reset the engine."""
         self.abort(list(self._live))
         self._engine.reset()
 
@@ -185,7 +189,7 @@ class InProcessEngine:
         return self._witness.steps(tables=tables)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step (R5) and returns the requests that have something new; finished ones for the last time."""
+        """Run one step and return the requests with new output; finished ones for the last time."""
         touched: dict[str, RequestOutput] = {output.request_id: output for output in self._aborted}
         self._aborted.clear()
         began_ns = monotonic_ns()
@@ -224,7 +228,7 @@ class InProcessEngine:
         return result
 
     def _fail(self, plan: StepPlan, error: QuireError, touched: dict[str, RequestOutput]) -> None:
-        """The step could not run: its requests fail, nobody else."""
+        """Fail the requests of a step that could not run; other requests continue."""
         void = worker_pb2.WorkerOutputs(step_id=self._planner.last_step_id, epoch=self._planner.epoch)
         self._planner.decode(void)
         outcome = self._core.fail_step(plan.step, error.message)
@@ -255,7 +259,7 @@ class InProcessEngine:
         for end in ended:
             live = self._live.get(end.request_id)
             if live is None:
-                continue  # a stop string, or a failure of another sequence, ended it before
+                continue  # already ended by a stop string or by the failure of another sequence
             if end.error is not None:
                 self._core.abort([end.request_id])
                 del self._live[end.request_id]
@@ -271,7 +275,7 @@ class InProcessEngine:
                 self._deliver(end.request_id, touched)
 
     def _deliver(self, request_id: str, touched: dict[str, RequestOutput]) -> None:
-        """Tells what is new of a request; stop strings end choices, and the last choice the request."""
+        """Report a request's new output; a stop string ends its choice, and the last choice ends the request."""
         live = self._live[request_id]
         for choice, num_tokens in live.deliver():
             if not live.made.ranked:
@@ -294,10 +298,11 @@ def load(
     *,
     log_steps: bool,
 ) -> InProcessEngine:
-    """An engine with the checkpoint `model` (None = the built-in one). Settings: fields of SchedulerSettings, WorkerSettings.
-    `adapters`: folders by name.
+    """Build an engine with the checkpoint `model` (None = the built-in one). `adapters`: folders by name.
 
-    ConfigError, by the options' Python names, for what cannot work; numbers are checked before anything is loaded.
+    `scheduling` and `worker_settings` are fields of SchedulerSettings and WorkerSettings. Raises
+    ConfigError, naming the options as in Python, for what cannot work; numbers are checked before anything
+    is loaded.
     """
     choice = scheduler_settings(str, **scheduling).policy_choice()
     with named_as_in_python():

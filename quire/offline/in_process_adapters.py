@@ -1,4 +1,4 @@
-"""LoRA adapters of the engine in this process: loaded once, at the start; requests name them as the model."""
+"""LoRA adapters of the engine in this process: loaded once, at startup; requests name them as their model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ from worker_svc.engine import Engine
 
 
 class InProcessAdapters:
-    """Owner of their names and numbers. `model`: the base model's name."""
+    """Owns the adapters' names and ids. `model`: the base model's name."""
 
     def __init__(self, model: str, engine: Engine, folders: Mapping[str, str]) -> None:
-        """Loads `folders`, by name, into `engine`. ConfigError names the adapter that cannot be, and why."""
+        """Load `folders`, by name, into `engine`. Raises ConfigError naming the adapter that failed, and why."""
         self._model = model
         self._names = AdapterNames()
         for name, folder in folders.items():
@@ -32,11 +32,11 @@ class InProcessAdapters:
         self._names.put(adapter)
 
     def id_of(self, name: str) -> int:
-        """The number by which rows name it, 0 for none. NotFound."""
+        """Adapter id used in batch rows; 0 = no adapter. Raises NotFound."""
         return self._names.id_of(name)
 
     def named(self, name: str) -> str:
-        """The adapter meant by what a request gives as its model: empty for the base model. NotFound."""
+        """Adapter name for a request's model name; empty for the base model. Raises NotFound."""
         if name in ("", self._model):
             return ""
         if name not in self._names.names:

@@ -1,6 +1,7 @@
-"""One request of the engine in this process: what came out of it, and its way to what callers read.
+"""One request of the engine in this process: its output so far, and its conversion to what programs read.
 
-The pieces are those of the services: outputs as the scheduler keeps them, events as a gateway makes them of tokens.
+Built from the services' parts: outputs as the scheduler keeps them, events as a gateway makes them of
+tokens.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from svc_common.errors import QuireError
 
 
 class InProcessRequest:
-    """Owner of one live request's output. `request`: the core's. `made`: what came out so far. `normalize`: vectors of length 1."""
+    """Owns one live request's output. `request`: the core's request. `made`: output so far. `normalize`:
+    scale vectors to length 1."""
 
     def __init__(
         self,
@@ -47,16 +49,16 @@ class InProcessRequest:
 
     @property
     def output(self) -> RequestOutput:
-        """What callers read."""
+        """The output as the program sees it."""
         return self._merger.output
 
     @property
     def is_complete(self) -> bool:
-        """All of its choices have ended."""
+        """True once all choices have ended."""
         return all(choice.finished is not None for choice in self._choices)
 
     def deliver(self) -> Iterator[tuple[int, int]]:
-        """Turns what is new into text and ends; (choice, tokens that count) of those that a stop string ended now."""
+        """Detokenize new output; yield the choices ended by a stop string now, as (choice, number of tokens that count)."""
         for number, choice in enumerate(self.made.choices):
             events = self._choices[number]
             was_over = events.finished is not None
@@ -66,7 +68,7 @@ class InProcessRequest:
                 yield number, events.num_output_tokens
 
     def finish(self) -> None:
-        """Its regular end."""
+        """Complete the output: prompt log probabilities, embedding and counts."""
         output = self.output
         if self.made.prompt is not None:
             message = prompt_logprobs_message(0, self.made.prompt)
@@ -79,7 +81,7 @@ class InProcessRequest:
         self._account()
 
     def abort(self) -> None:
-        """It was given up: what its choices have is what they are."""
+        """End the request as aborted, keeping the output that its choices have."""
         for choice in self.made.choices:
             choice.ending = None
         for _ in self.deliver():
@@ -90,7 +92,7 @@ class InProcessRequest:
         self._account()
 
     def fail(self, error: QuireError) -> None:
-        """It ended without result; never a finish reason."""
+        """End the request with an error and without finish reason."""
         self.output.error = error
         self._account()
 

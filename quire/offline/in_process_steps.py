@@ -1,4 +1,4 @@
-"""The steps of an engine in this process, as `quire steps --json` has those of a scheduler. Not here: running them."""
+"""Records the steps of an engine in this process, in the format of `quire steps --json`. Not here: running them."""
 
 from typing import Any, Protocol
 
@@ -14,20 +14,20 @@ MAX_STEPS = 10_000
 
 
 class StepWitness(Protocol):
-    """Sees each step as it is planned and as its result is known."""
+    """Observes each step when it is planned and when its result is known."""
 
     def planned(self, plan: StepPlan, core: Scheduler, began_ns: int) -> None:
-        """A plan is about to run; planning began at `began_ns` (monotonic)."""
+        """Note a plan about to run; planning began at `began_ns` (monotonic)."""
 
     def ran(self, result: WorkerResult, outcome: StepOutcome) -> None:
-        """Its result was taken by the core."""
+        """Note that the core has processed the step's result."""
 
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
         """The steps kept, oldest first."""
 
 
 class NoWitness:
-    """Keeps nothing, and costs nothing."""
+    """Records nothing, at no cost."""
 
     def planned(self, plan: StepPlan, core: Scheduler, began_ns: int) -> None:
         """See StepWitness."""
@@ -36,12 +36,12 @@ class NoWitness:
         """See StepWitness."""
 
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
-        """FailedPrecondition."""
+        """Raise FailedPrecondition: steps are not kept."""
         raise FailedPrecondition("the steps are not kept: start it as LLM(log_steps=True)", reason="STEPS_NOT_KEPT")
 
 
 class LoggedSteps:
-    """Owner of a log of the last MAX_STEPS steps."""
+    """Keeps a log of the last MAX_STEPS steps."""
 
     def __init__(self, policy: str) -> None:
         self._log = StepLog(MAX_STEPS, policy)

@@ -1,4 +1,4 @@
-"""`LLM`: generation for programs, in this process or behind a gateway, with vLLM's interface.
+"""`LLM`: generation in this process or behind a gateway, with vLLM's interface.
 
     from quire import LLM, SamplingParams
 
@@ -6,7 +6,7 @@
     for output in llm.generate(["The future of AI is"], SamplingParams(temperature=0.8, top_p=0.95)):
         print(output.outputs[0].text)
 
-Lives here: prompts in many forms, input order, the progress bar. Not here: the loop itself (`in_process`, `remote`).
+Contains the prompt forms, input order and progress bar. Not here: the loop itself (`in_process`, `remote`).
 """
 
 import random
@@ -39,40 +39,40 @@ class Backend(Protocol):
     """Where requests run."""
 
     def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
-        """Queues a request for tokens or a vector; raises where it cannot be taken."""
+        """Queue a request for tokens or a vector; raises if it is refused."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests; unknown ids are ignored."""
+        """End requests; unknown ids are ignored."""
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, and nothing more is told of them; unknown ids are ignored."""
+        """End requests without reporting them from `step`; unknown ids are ignored."""
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do."""
+        """True if `step` has anything to do."""
 
     def step(self) -> list[RequestOutput]:
-        """Requests that have something new."""
+        """Requests with new output."""
 
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
-        """The last steps, as `quire steps --json` has them; FailedPrecondition where they are not kept."""
+        """The last steps, in the format of `quire steps --json`; FailedPrecondition if they are not kept."""
 
     def close(self) -> None:
-        """Ends what runs."""
+        """End all requests."""
 
 
 class LLM:
-    """A model to generate with. Context manager; `close()` ends what runs, memory goes with the object.
+    """A model to generate with. Context manager; `close()` ends all requests, memory is freed with the object.
 
     LLM(model="path/to/checkpoint", ...)  loads it into this process; `model` None = the built-in one.
     LLM(target="127.0.0.1:50051")         uses a running gateway; `model` may name one of those it serves.
 
-    The other arguments are vLLM's and hold in process only; None = the default of `quire serve worker` / `quire serve scheduler`.
+    The other arguments are vLLM's and apply in process only; None = the default of `quire serve worker` / `quire serve scheduler`.
     `policy`: a preset's name or a policy file; `policy_set`: keys on top of it, as ["preemption_mode=swap"] or
     {"preemption_mode": "swap"} (docs/policies.md). `kv_cache_memory`: bytes or "512MiB"; `swap_space`: GiB or "512MiB".
     `adapters`: folders of LoRA adapters by name, which calls give as `adapter` (docs/adapters.md).
     `log_steps`: keep the last 10,000 steps, for `steps`.
-    `seed`: what seeds of requests without one are drawn from; None = from the system. ConfigError says what is wrong with model,
-    memory or arguments, and what to do.
+    `seed`: source of the seeds of requests without one; None = the system's randomness. Raises ConfigError, with the remedy, if
+    model, memory or arguments are wrong.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends what runs, and the connection where there is one."""
+        """End all requests, and close the connection if there is one."""
         self._backend.close()
 
     # --- all at once -----------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ class LLM:
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Completes the prompts and returns their outputs in the order of the prompts (R7).
+        """Complete the prompts; returns their outputs in the order of the prompts.
 
         prompts: one or many of: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}.
         sampling_params: for all, or one per prompt; None = `SamplingParams()`, which ends after 16 tokens, as in vLLM.
         adapter: name of a loaded adapter, for all or one per prompt; empty = the model alone.
-        use_tqdm: vLLM's name; shows a progress bar where standard error is a terminal.
-        Raises the error of the first prompt that is refused or fails; nothing is left running then. FailedPrecondition while
+        use_tqdm: vLLM's name; shows a progress bar if standard error is a terminal.
+        Raises the error of the first prompt that is refused or fails, and ends the others. Raises FailedPrecondition while
         requests of `add_request` run: this call would swallow their outputs.
         """
         many = prompt_list(prompts)
@@ -152,9 +152,9 @@ class LLM:
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers conversations, [{"role": "user", "content": "..."}, ...] each, one or many, by the model's chat template.
+        """Answer one or many conversations, each [{"role": "user", "content": "..."}, ...], with the model's chat template.
 
-        `chat`: tools and what else a chat may say, for all of them. Outputs have `reasoning` and `tool_calls` beside their text.
+        `chat`: tools and other chat options, for all of them. Outputs have `reasoning` and `tool_calls` beside their text.
         See `generate` for the rest.
         """
         many = conversation_list(messages, chat)
@@ -168,7 +168,7 @@ class LLM:
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Completes the prompts by beam search: each has `beam_width` outputs, best first, with their `score`. See `generate`."""
+        """Complete the prompts by beam search: `beam_width` outputs each, best first, with their `score`. See `generate`."""
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgument.field("params", f"must be BeamSearchParams, not {type(params).__name__}")
         return self.generate(prompts, params.sampling_params(), adapter=adapter, use_tqdm=use_tqdm)
@@ -181,7 +181,7 @@ class LLM:
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The prompts' vectors, in the order of the prompts. See `generate`."""
+        """Vectors of the prompts, in the order of the prompts. See `generate`."""
         if not isinstance(pooling_params, PoolingParams | None):
             raise InvalidArgument.field("pooling_params", f"must be PoolingParams, not {type(pooling_params).__name__}")
         many = prompt_list(prompts)
@@ -234,9 +234,9 @@ class LLM:
         priority: int = 0,
         adapter: str = "",
     ) -> None:
-        """Queues a request (R4). `priority`: higher = sooner. Its outputs come from `step`; of PoolingParams the `embedding`.
+        """Queue a request; `step` returns its outputs (for PoolingParams its `embedding`). `priority`: higher = sooner.
 
-        InvalidArgument for an id that is no text or empty, and for wrong prompts and parameters.
+        Raises InvalidArgument for an id that is empty or not text, and for invalid prompts and parameters.
         """
         if not valid_request_id(request_id):
             raise InvalidArgument.field("request_id", "is empty; outputs could not be told apart by it")
@@ -244,25 +244,25 @@ class LLM:
         self._backend.add(request_id, plain_prompt(prompt), params, RequestOptions(model=adapter, priority=priority))
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step in process, or waits for news behind a gateway; requests with something new (R5).
+        """Run one step in process, or wait for output behind a gateway; returns the requests with new output.
 
-        Outputs are cumulative and go on growing until `finished`; a failed request has `error` and no finish reason.
+        Outputs are cumulative and grow until `finished`; a failed request has `error` and no finish reason.
         """
         return self._backend.step()
 
     def steps(self, *, tables: bool = False) -> list[dict[str, Any]]:
-        """The last steps, oldest first, as `quire steps --json` has those of a scheduler, with block tables as its `--tables`.
+        """The last steps, oldest first, in the format of `quire steps --json`; `tables` adds block tables, as its `--tables`.
 
-        FailedPrecondition without `log_steps`, and behind a gateway.
+        Raises FailedPrecondition without `log_steps`, and behind a gateway.
         """
         return self._backend.steps(tables=tables)
 
     def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests; unknown and finished ids are ignored (R35). `step` returns them once more, as "abort"."""
+        """End requests; unknown and finished ids are ignored. `step` returns them once more, with finish reason "abort"."""
         self._backend.abort([request_id] if isinstance(request_id, str) else request_id)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything to do."""
+        """True if `step` has anything to do."""
         return self._backend.has_unfinished()
 
 
@@ -286,14 +286,14 @@ def _in_process(
     log_steps: bool,
 ) -> Backend:
     extras.require("LLM in process", *extras.services())
-    # Loads torch: only for those who want a model in this process.
+    # Imports torch, so only when a model runs in this process.
     from quire.offline import in_process  # noqa: PLC0415
 
     return in_process.load(model, scheduling, worker_settings, adapters, draw_seed, log_steps=log_steps)
 
 
 def _remote(target: str, draw_seed: Callable[[], int], model: str) -> Backend:
-    # Loads the gRPC client: only for those who want a gateway.
+    # Imports the gRPC client, so only when a gateway is used.
     from quire.offline import remote  # noqa: PLC0415
 
     return remote.RemoteEngine(target, draw_seed=draw_seed, model=model)

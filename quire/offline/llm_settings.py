@@ -1,4 +1,4 @@
-"""Options of `LLM`: which there are, what they are to a worker, and errors that name them as the program does.
+"""Options of `LLM`: their names, their conversion to service settings, and errors that use the Python names.
 
 Not here: the checks themselves (settings of worker and scheduler).
 """
@@ -23,13 +23,13 @@ WORKER = (
 )
 ALWAYS = ("model", "target", "seed", "adapters", "log_steps")
 
-# The services speak of options as the command line has them; a value behind one reads as an assignment here.
+# Service errors name options as on the command line; a value after an option becomes an assignment here.
 _OPTION = re.compile(r"(?<![\w/.-])--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value> (?=\d|cpu\b))?")
 _OUR_NAMES = {"kv_cache_memory_bytes": "kv_cache_memory", "swap_space_gib": "swap_space"}
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:
-    """ConfigError naming those of `given` that are no options of a worker, and all there are."""
+    """Raise ConfigError naming the entries of `given` that are not worker options, and listing all options."""
     unknown = sorted(set(given) - set(WORKER))
     if unknown:
         known = ", ".join(sorted([*ALWAYS, *SCHEDULING, *MEMORY, *WORKER]))
@@ -38,7 +38,7 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
 
 
 def refuse_with_target(given: Mapping[str, Any]) -> None:
-    """ConfigError naming those that are given, where a gateway's operator has to choose them."""
+    """Raise ConfigError naming the options given, which behind a gateway only its operator can set."""
     names = sorted(name for name, value in given.items() if value is not None)
     if names:
         raise ConfigError(
@@ -48,7 +48,7 @@ def refuse_with_target(given: Mapping[str, Any]) -> None:
 
 
 def memory_values(kv_cache_memory: int | str | None, swap_space: float | str | None) -> dict[str, Any]:
-    """Fields of WorkerSettings for the two sizes. ConfigError for what is no size."""
+    """WorkerSettings fields for the two sizes. Raises ConfigError for an invalid size."""
     values: dict[str, Any] = {}
     if kv_cache_memory is not None:
         values["kv_cache_memory_bytes"] = parse_size(str(kv_cache_memory), "kv_cache_memory")
@@ -58,7 +58,10 @@ def memory_values(kv_cache_memory: int | str | None, swap_space: float | str | N
 
 
 def adapter_folders(adapters: Mapping[str, str | Path] | None) -> dict[str, str]:
-    """Folders by name. ConfigError for what is no mapping of names to folders; the folders are looked at when they are loaded."""
+    """Folders by name. Raises ConfigError unless it is a mapping of names to folders.
+
+    The folders themselves are checked when they are loaded.
+    """
     if adapters is None:
         return {}
     if not isinstance(adapters, Mapping) or not all(isinstance(name, str) for name in adapters):
@@ -70,7 +73,7 @@ def adapter_folders(adapters: Mapping[str, str | Path] | None) -> dict[str, str]
 
 
 def policy_values(given: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """Field `policy_set` of SchedulerSettings. ConfigError for what is neither KEY=VALUE texts nor a mapping."""
+    """Field `policy_set` of SchedulerSettings. Raises ConfigError for what is neither KEY=VALUE texts nor a mapping."""
     if given is None:
         return None
     if isinstance(given, Mapping):
@@ -84,7 +87,7 @@ def policy_values(given: Sequence[str] | Mapping[str, Any] | None) -> tuple[str,
 
 @contextlib.contextmanager
 def named_as_in_python() -> Iterator[None]:
-    """ConfigErrors that speak of `--max-model-len 64` leave speaking of `max_model_len=64`."""
+    """Rewrite `--max-model-len 64` in ConfigErrors as `max_model_len=64`."""
     try:
         yield
     except ConfigError as error:

@@ -1,6 +1,6 @@
-"""The engine behind a gateway, with the same few methods as the one in this process (quire.offline.in_process).
+"""The engine behind a gateway, with the methods of the one in this process (quire.offline.in_process).
 
-An event loop in a thread of its own reads the streams; `step()` hands over what came since the last one.
+An event loop in its own thread reads the streams; `step()` returns what arrived since the last call.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request under way; touched on the loop's thread alone."""
+    """A running request; accessed on the loop's thread only."""
 
     output: RequestOutput
     task: asyncio.Task[None] | None = None
@@ -34,14 +34,14 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """A request and its output as it was when there was something new."""
+    """A request and a copy of its output at the time of an update."""
 
     running: _Running
     output: RequestOutput
 
 
 class RemoteEngine:
-    """Owner of one AsyncClient, its loop and thread. One thread calls the public methods."""
+    """Owns one AsyncClient with its event loop and thread. The public methods must be called from one thread."""
 
     def __init__(self, target: str, *, draw_seed: Callable[[], int], model: str = "") -> None:
         self._draw_seed = draw_seed
@@ -55,7 +55,7 @@ class RemoteEngine:
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
 
     def add(self, request_id: str, prompt: Prompt | Conversation, params: AnyParams, options: RequestOptions) -> None:
-        """Sends a request. AlreadyExists for a running id; what the gateway refuses comes as the output's `error`."""
+        """Send a request. Raises AlreadyExists for a running id; a refusal by the gateway arrives as the output's `error`."""
         if request_id in self._running:
             raise AlreadyExists(f"request {request_id} is running already", reason="DUPLICATE_REQUEST")
         running = _Running(RequestOutput(request_id, prompt if isinstance(prompt, str) else None, None, []))
@@ -70,25 +70,25 @@ class RemoteEngine:
         self._loop.call_soon_threadsafe(self._start, running, work)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests. Unknown and finished ids are ignored."""
+        """End requests. Unknown and finished ids are ignored."""
         for request_id in request_ids:
             running = self._running.get(request_id)
             if running is not None:
                 self._loop.call_soon_threadsafe(_cancel, running)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, and nothing more is told of them."""
+        """End requests without reporting them from `step`."""
         for request_id in request_ids:
             running = self._running.pop(request_id, None)
             if running is not None:
                 self._loop.call_soon_threadsafe(_cancel, running)
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to wait for."""
+        """True if `step` has anything to wait for."""
         return bool(self._running)
 
     def step(self) -> list[RequestOutput]:
-        """Waits until a running request has something new and returns all that have; finished ones for the last time."""
+        """Wait until a running request has new output; return all that have, finished ones for the last time."""
         if not self._running:
             return []
         touched: dict[str, RequestOutput] = {}
@@ -102,19 +102,19 @@ class RemoteEngine:
     def _hand_over(self, news: _News, touched: dict[str, RequestOutput]) -> None:
         request_id = news.output.request_id
         if self._running.get(request_id) is not news.running:
-            return  # of a request that was told as finished
+            return  # update of a request already reported as finished
         touched[request_id] = news.output
         if news.output.finished:
             del self._running[request_id]
 
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
-        """FailedPrecondition: they are the scheduler's."""
+        """Raise FailedPrecondition: the steps are kept by the scheduler."""
         raise FailedPrecondition(
             "the steps are the scheduler's: ask the operators' API, or `quire steps`", reason="STEPS_NOT_KEPT"
         )
 
     def close(self) -> None:
-        """Ends what runs and the thread."""
+        """End all requests and the thread."""
         if not self._loop.is_running():
             return
         self.abort(list(self._running))
@@ -176,7 +176,7 @@ class RemoteEngine:
         return [int(i) for i in prompt]
 
     def _end(self, running: _Running, task: asyncio.Task[None]) -> None:
-        """Whatever ended it, the request is told as finished exactly once."""
+        """Report the request as finished, exactly once, however it ended."""
         error = Cancelled("aborted") if task.cancelled() else task.exception()
         output = running.output
         if isinstance(error, Cancelled):
@@ -189,7 +189,7 @@ class RemoteEngine:
 
     def _tell(self, running: _Running) -> None:
         if running.output.finished and running.task is not None and not running.task.done():
-            return  # `_end` tells it
+            return  # `_end` reports it
         self._news.put(_News(running, _snapshot(running.output)))
 
 
@@ -199,7 +199,7 @@ def _cancel(running: _Running) -> None:
 
 
 def _snapshot(output: RequestOutput) -> RequestOutput:
-    """What the caller's thread may keep while the stream goes on."""
+    """A copy that the program's thread may keep while the stream continues."""
     copies = [
         replace(
             c,

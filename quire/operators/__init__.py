@@ -1,1 +1,1 @@
-"""What the operators' commands ask of a running stack, and how they show it."""
+"""Queries of the operators' commands to a running stack, and the presentation of the answers."""

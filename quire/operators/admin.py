@@ -1,4 +1,7 @@
-"""Client of the operators' API, and its answers as JSON values and as text for people. Used by `quire steps` and `quire blocks`."""
+"""Client of the operators' API, and its answers as JSON values and as text.
+
+Used by `quire steps`, `quire blocks` and others.
+"""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -32,7 +35,7 @@ class AdminClient:
         self._channel.close()
 
     def steps(self, *, since: int = 0, follow: bool = False, tables: bool = False) -> Iterator[admin_pb2.StepReport]:
-        """Steps from `since` on (0 = the oldest held), oldest first; with `follow` it goes on as they complete."""
+        """Steps from `since` on (0 = the oldest held), oldest first; with `follow`, continues as further steps complete."""
         request = admin_pb2.WatchSchedulerRequest(since_step=since, follow=follow, tables=tables)
         call = self._stub.WatchScheduler(request)
         try:
@@ -42,7 +45,10 @@ class AdminClient:
             call.cancel()
 
     def set_policy(self, settings: Sequence[str]) -> admin_pb2.SetPolicyResponse:
-        """Other values for "KEY=VALUE" keys, from the next step on. InvalidArgument, and nothing changed, where one cannot be."""
+        """Change policy keys ("KEY=VALUE") from the next step on.
+
+        Raises InvalidArgument, changing none, if one cannot change.
+        """
         request = admin_pb2.SetPolicyRequest(settings=settings)
         with typed_errors(self.target, ADMIN):
             return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)
@@ -54,18 +60,21 @@ class AdminClient:
             return answer.adapters  # type: ignore[no-any-return]
 
     def load_adapter(self, name: str, path: str) -> admin_pb2.Adapter:
-        """Into every worker; the workers' errors where it does not fit. `path` as the workers see it."""
+        """Load an adapter into every worker. `path` is resolved on the workers.
+
+        Raises the workers' error if it does not fit.
+        """
         request = admin_pb2.LoadAdapterRequest(name=name, path=path)
         with typed_errors(self.target, ADMIN):
             return self._stub.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S).adapter
 
     def unload_adapter(self, name: str) -> None:
-        """NotFound; FailedPrecondition while requests use it."""
+        """Unload an adapter. Raises NotFound, or FailedPrecondition while requests use it."""
         with typed_errors(self.target, ADMIN):
             self._stub.UnloadAdapter(admin_pb2.UnloadAdapterRequest(name=name), timeout=_UNARY_TIMEOUT_S)
 
     def explain(self, request_id: str, *, tenant: str = "", needs: bool = False) -> admin_pb2.ExplainRequestResponse:
-        """Where a request's time went; `needs`: also what would have ended each wait. NotFound for an unknown id."""
+        """Where a request's time went; `needs` adds what would have ended each wait. Raises NotFound for an unknown id."""
         request = admin_pb2.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
         with typed_errors(self.target, ADMIN):
             return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)
@@ -73,8 +82,10 @@ class AdminClient:
     def recording(
         self, *, since: int = 0, follow: bool = False, for_s: float | None = None
     ) -> Iterator[admin_pb2.DumpRecordingResponse]:
-        """Segments from number `since` on as parts of a recording; with `follow` further ones as they are complete, for ever or
-        `for_s` seconds."""
+        """Segments of a recording from number `since` on.
+
+        With `follow`, continues with further ones as they complete, forever or for `for_s` seconds.
+        """
         call = self._stub.DumpRecording(
             admin_pb2.DumpRecordingRequest(since_segment=since, follow=follow), timeout=for_s if follow else None
         )
@@ -87,30 +98,33 @@ class AdminClient:
             call.cancel()
 
     def load(self) -> admin_pb2.GetLoadResponse:
-        """How much there is to do."""
+        """Load of the scheduler: queues, free blocks, throughput."""
         with typed_errors(self.target, ADMIN):
             return self._stub.GetLoad(admin_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S)
 
     def workers(self) -> Sequence[admin_pb2.Worker]:
-        """The workers, by lane."""
+        """The workers, by dp rank."""
         with typed_errors(self.target, ADMIN):
             answer = self._stub.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=_UNARY_TIMEOUT_S)
             return answer.workers  # type: ignore[no-any-return]
 
     def drain(self, *, undo: bool = False) -> int:
-        """No more requests, or requests again; how many have not ended."""
+        """Stop accepting requests, or accept them again with `undo`; returns the number of unfinished requests."""
         with typed_errors(self.target, ADMIN):
             answer = self._stub.Drain(admin_pb2.DrainRequest(undo=undo), timeout=_UNARY_TIMEOUT_S)
             return int(answer.num_requests)
 
     def blocks(self, *, memory: bool = False, cached: bool = False) -> admin_pb2.GetBlocksResponse:
-        """Pools, tables and reference counts at one instant; `memory`: how well it is used; `cached`: the cached blocks' names."""
+        """Pools, tables and reference counts at one instant.
+
+        `memory` adds utilization, `cached` the names of cached blocks.
+        """
         request = admin_pb2.GetBlocksRequest(memory=memory, cached=cached)
         with typed_errors(self.target, ADMIN):
             return self._stub.GetBlocks(request, timeout=_UNARY_TIMEOUT_S)
 
     def requests(self, *, at_most: int = 0) -> admin_pb2.ListRequestsResponse:
-        """Who has not ended, and why those wait that do; `at_most` are listed, 0 = 1,000."""
+        """Unfinished requests, and the reasons of those that wait; at most `at_most` are listed, 0 = 1,000."""
         request = admin_pb2.ListRequestsRequest(max_requests=at_most)
         with typed_errors(self.target, ADMIN):
             return self._stub.ListRequests(request, timeout=_UNARY_TIMEOUT_S)
@@ -120,7 +134,7 @@ class AdminClient:
 
 
 def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
-    """One step; `tables` only where they were asked for."""
+    """One step as JSON values; `tables` adds its block tables."""
     values: dict[str, Any] = {
         "step": report.step,
         "epoch": report.epoch,
@@ -153,7 +167,7 @@ def _times_json(times: admin_pb2.StepTimes) -> dict[str, int]:
 
 
 def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
-    """The ledger."""
+    """Block pools, tables and reference counts as JSON values."""
     return {
         "block_size": response.block_size,
         "gpu": _pool_json(response.gpu),
@@ -186,7 +200,7 @@ def _pool_json(pool: admin_pb2.BlockPool) -> dict[str, int]:
 
 
 def _block_order(name: str) -> tuple[str, int]:
-    """ "g3" before "g10"."""
+    """Sort key that puts "g3" before "g10"."""
     return name[:1], int(name[1:]) if name[1:].isdigit() else -1
 
 
@@ -194,7 +208,7 @@ def _block_order(name: str) -> tuple[str, int]:
 
 
 def step_line(report: admin_pb2.StepReport) -> str:
-    """One line: what the step did in numbers."""
+    """The step in one line of text."""
     num_prefill = sum(group.prefill for group in report.scheduled)
     num_tokens = sum(group.tokens for group in report.scheduled)
     num_sampled = sum(len(item.tokens) for item in report.sampled)
@@ -209,7 +223,7 @@ def step_line(report: admin_pb2.StepReport) -> str:
 
 
 def blocks_text(response: admin_pb2.GetBlocksResponse) -> str:
-    """Pools and tables for people."""
+    """Pools and block tables as text."""
     lines = [f"block size {response.block_size} tokens"]
     for name, pool in (("gpu", response.gpu), ("cpu", response.cpu)):
         lines.append(f"{name}: {pool.total} blocks, {pool.free} free, {pool.cached} of these cached")

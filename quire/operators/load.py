@@ -1,4 +1,4 @@
-"""How busy a scheduler is, and its workers, as JSON values and as text for people. Used by `quire load` and `quire workers`."""
+"""Load of a scheduler, and its workers, as JSON values and as tables. Used by `quire load` and `quire workers`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _DEFAULT_TENANT = "(default)"
 
 
 def load_json(load: admin_pb2.GetLoadResponse) -> dict[str, Any]:
-    """Everything that GetLoad says; `gpu` and `cpu` are null before a worker has said how many blocks it has."""
+    """All fields of GetLoad; `gpu` and `cpu` are null until a worker has reported its number of blocks."""
     return {
         "serving": load.serving,
         "draining": load.draining,
@@ -37,7 +37,7 @@ def _pool_json(load: admin_pb2.GetLoadResponse, name: str) -> dict[str, int] | N
 
 
 def load_table(load: admin_pb2.GetLoadResponse) -> RenderableType:
-    """What waits, runs and is free; with tenants other than the default one a second table of them."""
+    """Waiting, running and free resources; a second table lists tenants if there are others than the default one."""
     table = Table(title=_title(load), title_justify="left", show_header=False)
     for name, text in _rows(load):
         table.add_row(name, text)
@@ -79,7 +79,7 @@ def _tenants(tenants: Sequence[admin_pb2.TenantLoad]) -> Table:
 
 
 def workers_json(workers: Sequence[admin_pb2.Worker]) -> list[dict[str, Any]]:
-    """All fields of each."""
+    """All fields of each worker."""
     return [
         {
             "address": worker.address,
@@ -98,7 +98,7 @@ def workers_json(workers: Sequence[admin_pb2.Worker]) -> list[dict[str, Any]]:
 
 
 def workers_table(workers: Sequence[admin_pb2.Worker]) -> Table:
-    """One row for each, by lane."""
+    """One row per worker, by dp rank."""
     table = Table()
     for name in ("lane", "address", "state", "model", "epoch", "device blocks", "host blocks"):
         table.add_column(name, overflow="fold")

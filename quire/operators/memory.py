@@ -1,4 +1,4 @@
-"""The memory report of a running scheduler (R209), as JSON values and as tables for people. Used by `quire blocks --memory`."""
+"""The memory report of a running scheduler, as JSON values and as tables. Used by `quire blocks --memory`."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _MEANINGS = {
 
 
 def memory_of(response: admin_pb2.GetBlocksResponse) -> MemoryReport:
-    """What the scheduler counted."""
+    """The scheduler's counts as a MemoryReport."""
     paged, contiguous = response.memory.paged, response.memory.contiguous
     return MemoryReport(
         PagedMemory(
@@ -66,7 +66,7 @@ def memory_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
 
 
 def memory_tables(response: admin_pb2.GetBlocksResponse) -> Group:
-    """Two tables: the blocks, and the same requests without paging."""
+    """Two tables: the paged memory, and the same requests without paging."""
     report = memory_of(response)
     return Group(_paged_table(report.paged, response.gpu.total), "", _contiguous_table(report.contiguous))
 

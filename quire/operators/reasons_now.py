@@ -1,4 +1,4 @@
-"""Why each request is where it is at one moment of a replay: its own last event, or what holds up the head of its queue."""
+"""Each request's current queue and reason during a replay: its own last event, or what blocks the head of its queue."""
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import Event, Numbers, Reason
@@ -6,35 +6,35 @@ from scheduler_svc.core.request import Place, Request
 from scheduler_svc.observe.timelines import note_heads, now_of
 
 BEFORE = "BEFORE"
-"""In place of a reason that was told before the recording begins."""
+"""Stands for a reason that was reported before the recording begins."""
 
 
 class ReasonsNow:
-    """Owner of the last event of each request that lives, and of each queue's head."""
+    """Tracks the last event of each unfinished request, and of the head of each queue."""
 
     def __init__(self) -> None:
         self._last: dict[str, Event] = {}
         self._heads: dict[str, Event] = {}
 
     def copy(self) -> "ReasonsNow":
-        """One that goes on from here by itself."""
+        """An independent copy."""
         other = ReasonsNow()
         other._last, other._heads = dict(self._last), dict(self._heads)
         return other
 
     def observe(self, plan: StepPlan) -> None:
-        """What a plan told."""
+        """Record the events of a plan."""
         note_heads(self._heads, plan)
         for event in plan.events:
             if event.request_id and event.reason is not Reason.ENDED:
                 self._last[event.request_id] = event
 
     def forget(self, request_id: str) -> None:
-        """It is over."""
+        """Drop a finished request."""
         self._last.pop(request_id, None)
 
     def of(self, request: Request) -> tuple[str, str, Numbers]:
-        """Queue, reason and numbers; of several samples those of whose changed last."""
+        """Queue, reason and numbers; if the request has several samples, of the sample with the latest event."""
         event = self._last.get(request.request_id)
         if event is None:
             places = {group.place for group in request.groups}

@@ -1,4 +1,4 @@
-"""Fetching a recording from a running scheduler into a file. Used by `quire record`."""
+"""Download a recording from a running scheduler into a file. Used by `quire record`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,10 @@ OnSegment = Callable[["Fetch"], None]
 
 
 class Fetch:
-    """Owner of one file while it is written. Segments are written whole or not at all; `num_left`: known to be behind."""
+    """Writes one recording file. Segments are written whole or not at all.
+
+    `num_left`: segments that the scheduler reported as not yet sent.
+    """
 
     def __init__(self, client: AdminClient, writer: RecordingWriter, on_segment: OnSegment) -> None:
         self.num_segments = 0
@@ -27,19 +30,19 @@ class Fetch:
 
     @property
     def num_bytes(self) -> int:
-        """Written so far."""
+        """Bytes written so far."""
         return self._writer.num_bytes
 
     def held(self) -> None:
-        """All segments that are held and not fetched yet, the one under way too."""
+        """Fetch all held segments that were not fetched yet, the incomplete one included."""
         self._take(follow=False)
 
     def coming(self, for_s: float | None) -> None:
-        """Segments that get complete from now on; for ever, or for so many seconds."""
+        """Fetch segments as they complete, forever or for `for_s` seconds."""
         self._take(follow=True, for_s=for_s)
 
     def finish(self) -> None:
-        """The end of the file. FailedPrecondition where there was nothing."""
+        """Finish the file. Raises FailedPrecondition if there was nothing to record."""
         if not self.num_segments:
             raise FailedPrecondition(
                 "the scheduler has planned no step yet: there is nothing to record", reason="EMPTY"
@@ -65,7 +68,7 @@ class Fetch:
 
 @contextmanager
 def written(path: Path) -> Iterator[RecordingWriter]:
-    """A writer of `path`, which gets its name when all is well; ConfigError where it cannot be written."""
+    """A writer of `path`, which is created only on success; ConfigError if it cannot be written."""
     unfinished = path.with_name(f"{path.name}.part")
     try:
         with unfinished.open("wb") as file:

@@ -16,7 +16,7 @@ _COLOURS = ("#7f7f7f", "#1f77b4")
 
 
 def save(path: Path, found: WhatIf, title: str) -> None:
-    """Writes the picture in the form that the file's ending names. ConfigError where it cannot."""
+    """Write the plot in the format of the file's suffix. Raises ConfigError on failure."""
     names = ("recorded", title)
     histories = (found.recorded, found.predicted)
     with mpl.rc_context({"svg.hashsalt": "quire"}):
@@ -45,7 +45,7 @@ def _distribution(
     names: tuple[str, str],
     histories: tuple[History, History],
 ) -> None:
-    """Share of requests with at most so much."""
+    """Draw the share of requests with at most each value (a CDF)."""
     for name, history, colour in zip(names, histories, _COLOURS, strict=True):
         values = sorted(1e3 * v for r in history.requests.values() if (v := value(r)) is not None)
         shares = [(i + 1) / len(values) for i in range(len(values))]

@@ -1,4 +1,4 @@
-"""What a replay found, as JSON values and as tables for people. Used by `quire replay`."""
+"""Results of a replay, as JSON values and as tables. Used by `quire replay`."""
 
 import math
 from dataclasses import asdict
@@ -29,7 +29,7 @@ _ROWS: tuple[tuple[str, str, float, str], ...] = (
 
 
 def replay_json(report: ReplayReport) -> dict[str, Any]:
-    """Of a plain replay."""
+    """JSON values of a plain replay."""
     return {
         "identical": report.identical,
         "steps": report.steps,
@@ -39,7 +39,7 @@ def replay_json(report: ReplayReport) -> dict[str, Any]:
 
 
 def what_if_json(found: WhatIf) -> dict[str, Any]:
-    """Of a what-if: what comes before `from_step` is as recorded."""
+    """JSON values of a what-if replay; steps before `from_step` are as recorded."""
     return {
         "identical": True,
         "steps": found.steps,
@@ -58,7 +58,7 @@ def what_if_json(found: WhatIf) -> dict[str, Any]:
 
 
 def memory_json(points: list[MemoryPoint]) -> list[dict[str, Any]]:
-    """Counts at some steps, shares as fractions."""
+    """Memory counts at some steps; shares as fractions."""
     return [
         {
             "step": point.step,
@@ -87,16 +87,16 @@ def _difference_json(found: Difference | None) -> dict[str, Any] | None:
 
 
 def _figures_json(figures: Figures) -> dict[str, float | None]:
-    """Without what JSON has no word for."""
+    """Figures with non-finite values, which JSON lacks, as null."""
     values = asdict(figures)
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------------------
 
 
 def replay_text(report: ReplayReport, num_segments: int) -> str:
-    """What a plain replay found, in words."""
+    """Result of a plain replay as text."""
     if report.first_difference is None:
         ends: dict[str, int] = {}
         for steps in report.history.requests.values():
@@ -110,12 +110,12 @@ def replay_text(report: ReplayReport, num_segments: int) -> str:
 
 
 def difference_text(found: Difference) -> str:
-    """Where two runs part."""
+    """The first difference between two runs as text."""
     return f"step {found.step}, {found.field}:\n  recorded {found.recorded}\n  got      {found.got}"
 
 
 def what_if_table(found: WhatIf, title: str) -> Group:
-    """Recorded beside predicted, and what the prediction rests on."""
+    """Recorded figures beside predicted ones, with notes on what the prediction rests on."""
     table = Table("", "recorded", title, "")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -154,7 +154,7 @@ def _footnotes(found: WhatIf) -> list[str]:
 
 
 def memory_table(points: list[MemoryPoint]) -> Table:
-    """One line per point."""
+    """One row per point."""
     table = Table("step", "sequences", "tokens", "logical", "physical", "free", "saved", "waste", "unpaged")
     for column in table.columns:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""A request's timeline as JSON values and as text for people: where its time went, and why. Used by `quire why`."""
+"""A request's timeline as JSON values and as text: where its time went, and why. Used by `quire why`."""
 
 import contextlib
 from collections.abc import Sequence
@@ -38,16 +38,17 @@ _TEXTS = {
 
 
 def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
-    """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* null: it holds still.
+    """`{id, episodes: [{from_step, to_step, from_ns, to_ns, queue, reason, numbers}]}`; to_* is null while an episode lasts.
 
-    `numbers.key` and `numbers.value`: the knob and its smallest value that would have let it in at `from_step`;
-    `numbers.needs`: knobs and values, where no one alone would have done. `numbers.sample`: which sample, beyond the first.
+    `numbers.key` and `numbers.value`: the setting, and its smallest value with which the request would have
+    started at `from_step`; `numbers.needs`: several settings and values, if no single one suffices.
+    `numbers.sample`: number of the sample, if not the first.
     """
     return {"id": response.id, "episodes": [_episode(episode) for episode in response.episodes]}
 
 
 def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
-    """One row per episode, oldest first; episodes that alternate share one."""
+    """One row per episode, oldest first; alternating episodes are folded into one row."""
     several = len({episode.sample for episode in response.episodes}) > 1
     table = Table(title=f"request {response.id}", title_justify="left")
     for name in (*(("sample",) if several else ()), "steps", "ms", "queue", "reason", "because"):
@@ -61,17 +62,17 @@ def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
 
 
 def _key(episode: admin_pb2.Episode) -> tuple[object, ...]:
-    """Episodes of one key may be told as one. What holds still is like nothing else."""
+    """Folding key: episodes with equal keys may be shown as one. An episode that still lasts is never folded."""
     return episode.sample, _label(episode), None if episode.HasField("to_ns") else episode.from_ns
 
 
 def _label(episode: admin_pb2.Episode) -> tuple[str, ...]:
-    """Behind different heads that lack the same, it waits for the same."""
+    """Queue, reason and the head's reason: episodes behind different heads that lack the same resource count as equal."""
     return episode.queue, episode.reason, str(_numbers(episode.numbers).get("head_reason", ""))
 
 
 def summary(response: admin_pb2.ExplainRequestResponse) -> str:
-    """One line: how long it waited, and mostly for what."""
+    """One line: total waiting time, and the reason of most of it."""
     waits: dict[str, float] = {}
     for episode in response.episodes:
         if episode.queue in ("waiting", "swapped") and episode.HasField("to_ns"):
@@ -118,7 +119,7 @@ def _ms(episodes: Sequence[admin_pb2.Episode]) -> str:
 
 
 def _because_of_all(episodes: Sequence[admin_pb2.Episode]) -> str:
-    """Of folded ones how many they are, and each reason's longest."""
+    """Why, for folded episodes: their number, and the longest one of each reason."""
     if len(episodes) == 1:
         return _because(episodes[0])
     longest: dict[tuple[str, ...], admin_pb2.Episode] = {}
@@ -135,7 +136,7 @@ def _because(episode: admin_pb2.Episode) -> str:
 
 
 def _text(reason: str, numbers: dict[str, Any]) -> str:
-    """In words; where there are none for it, the numbers. Behind another it is what held up that one."""
+    """Text of a reason; the bare numbers if it has none. BEHIND is explained by the reason of the head."""
     if reason == "BEHIND" and "head" in numbers:
         others = {name: value for name, value in numbers.items() if name not in ("head", "head_reason")}
         return f"behind {numbers['head']}: {_text(str(numbers['head_reason']), others)}"

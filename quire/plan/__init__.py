@@ -1,1 +1,1 @@
-"""What fits into a memory, and why, from a configuration alone."""
+"""What fits into a memory, and why, from a model's configuration alone."""

@@ -1,7 +1,7 @@
 """What fits: the worker's own arithmetic (worker_svc.model.memory) on sizes from a configuration. Pure.
 
-Known without running anything: weights, blocks, swap space. Estimated: the largest step, which a worker measures when it starts; on
-CPU the default cache does not depend on it.
+Exact without running anything: weights, blocks, swap space. Estimated: the largest step, which a worker
+measures at startup; on CPU the default cache does not depend on it.
 """
 
 from dataclasses import dataclass, replace
@@ -11,18 +11,20 @@ from svc_common.errors import ConfigError
 from worker_svc.model import memory
 
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
-"""What CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
+"""Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
 _TYPICAL_TOKENS = (512, 2_048, 8_192, 32_768, 131_072)
-# The largest step, measured on Llama shapes: elements of hidden and intermediate states per token that are alive at a time, and
-# bytes per logit while everything of the sampler is on.
+# The largest step, measured on Llama shapes: elements of hidden and intermediate states alive at a time per
+# token, and bytes per logit with all features of the sampler in use.
 _HIDDEN_STATES, _INTERMEDIATE_STATES, _LOGIT_BYTES = 6, 5, 58
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked. `memory_bytes`: of the GPU, or free on the machine; `free_bytes`: of the GPU, None = nothing else uses it.
+    """Input of a plan.
 
-    None of `cache_bytes` = the worker's default, on a GPU `utilization` of its memory less weights and largest step.
+    `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
+    it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
+    largest step.
     """
 
     on_cuda: bool
@@ -39,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One piece of the memory. `is_estimate`: a worker measures it when it starts."""
+    """One part of the memory. `is_estimate`: a worker measures it at startup."""
 
     name: str
     num_bytes: int
@@ -48,9 +50,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
+    """Result of a plan. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
 
-    `concurrent`: requests of so many tokens that fit at a time, by tokens; `token_bytes`: of keys and values.
+    `concurrent`: by length in tokens, the number of such requests that fit at a time; `token_bytes`: of KV.
     """
 
     sizes: ModelSizes
@@ -65,7 +67,7 @@ class Plan:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of a token over all layers."""
+        """KV bytes of a token over all layers."""
         return self.block_bytes // self.question.block_size
 
     @property
@@ -75,7 +77,7 @@ class Plan:
 
 
 def activation_bytes(sizes: ModelSizes, question: Question) -> int:
-    """Estimate of the largest step: its layers, or its logits on the way through the sampler."""
+    """Estimated memory of the largest step: its layers, or its logits in the sampler."""
     rows = min(question.max_num_seqs, question.max_num_batched_tokens)
     states = _HIDDEN_STATES * sizes.hidden_size + _INTERMEDIATE_STATES * sizes.intermediate_size
     layers = question.max_num_batched_tokens * states * sizes.dtype_bytes
@@ -83,7 +85,7 @@ def activation_bytes(sizes: ModelSizes, question: Question) -> int:
 
 
 def make_plan(sizes: ModelSizes, question: Question) -> Plan:
-    """What fits into the memory, and what to change where it does not."""
+    """What fits into the memory, and what to change if it does not."""
     if not question.on_cuda:
         sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
     activation = activation_bytes(sizes, question)
@@ -127,7 +129,7 @@ def make_plan(sizes: ModelSizes, question: Question) -> Plan:
 
 
 def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> int | None:
-    """Bytes for blocks, as the worker finds them once the weights are loaded; a problem where it would give up."""
+    """Bytes for blocks, as the worker computes them after loading the weights; adds a problem where the worker would fail."""
     try:
         memory.check_weights(sizes.weight_bytes, question.memory_bytes)
         if question.on_cuda:
@@ -140,7 +142,7 @@ def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> 
 
 
 def _free_bytes(sizes: ModelSizes, question: Question) -> int | None:
-    """Of the GPU, once CUDA and the weights are there; None for a CPU."""
+    """Free GPU memory after CUDA and the weights are loaded; None for a CPU."""
     if not question.on_cuda:
         return None
     free = question.memory_bytes - _CUDA_CONTEXT_BYTES if question.free_bytes is None else question.free_bytes
@@ -164,7 +166,7 @@ def _concurrent(max_model_len: int, num_blocks: int, question: Question) -> dict
 
 
 def _advice(sizes: ModelSizes, question: Question, tokens: int, *, fits: bool) -> tuple[str, ...]:
-    """What would make room, the cheapest first."""
+    """What would make room, cheapest first."""
     advice = []
     if not fits and 0 < tokens < sizes.max_model_len:
         advice.append(f"--max-model-len {tokens}: the longest request that these blocks hold")

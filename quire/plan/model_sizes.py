@@ -1,4 +1,4 @@
-"""A model's sizes from its configuration: its class is built without memory (torch's meta device), so no weight is read."""
+"""A model's sizes from its configuration: its class is built on torch's meta device, so no weight is read."""
 
 import os
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from paged_kernels.backend import CacheShape
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
 
 _PROBE_TOKENS = 4
-_BLOCK_SIZE = 16  # of no importance here
-_PACKED = (torch.float32, torch.bfloat16)  # types of which the CPU's kernels pack weights
+_BLOCK_SIZE = 16  # any value will do here
+_PACKED = (torch.float32, torch.bfloat16)  # the CPU kernels pack weights of these types
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What the memory depends on.
+    """The sizes that memory depends on.
 
-    `weight_bytes`: in the type that it computes in; `tied_head_bytes`: of a head that is the embedding, of which a CPU keeps a
-    packed copy; `file_bytes`: of the weight files, None where they are not here; `max_model_len`: the longest that it was made for,
-    or what was asked.
+    `weight_bytes`: in the compute type; `tied_head_bytes`: of a head tied to the embedding, of which a CPU
+    keeps a packed copy; `file_bytes`: of the weight files, None if they are not here; `max_model_len`: the
+    model's maximum, or the one requested.
     """
 
     name: str
@@ -44,9 +44,9 @@ class ModelSizes:
 
 
 def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: int | None) -> ModelSizes:
-    """Of the checkpoint in a folder, of which config.json is enough. ConfigError for one that cannot be served."""
+    """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served."""
     if not (path / "config.json").is_file():
-        checkpoint.open_checkpoint(path)  # raises, and says what is missing
+        checkpoint.open_checkpoint(path)  # raises, naming what is missing
     found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))
     checkpoint.check_weights(path, found.weight_files)
     cls = checkpoint.model_class(found)
@@ -103,16 +103,17 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def _file_bytes(files: tuple[Path, ...]) -> int | None:
-    """Bytes of the tensors by the files' headers."""
+    """Bytes of the tensors, by the files' headers."""
     if not files:
         return None
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
 def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:
-    """As the model calls attention, seen by the worker's own probe; ConfigError where a worker would refuse what it sees.
+    """Shape of the cache, observed by the worker's own probe of the model's attention calls.
 
-    Where a model looks at values on its way, which nothing without memory can (a choice of experts), as the configuration says.
+    Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
+    experts), which meta tensors lack, uses the configuration.
     """
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:

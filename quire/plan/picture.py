@@ -1,4 +1,4 @@
-"""A plan for people: the memory as a bar, the numbers behind it, and what to do."""
+"""A plan as text: the memory as a bar, the numbers behind it, and advice."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,7 +20,7 @@ _WIDTH = 64
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """All of it."""
+    """The plan as JSON values."""
     return {
         "fits": not plan.problems,
         "model": asdict(plan.sizes),
@@ -52,7 +52,7 @@ def _head(plan: Plan) -> Text:
 
 
 def _bar(plan: Plan) -> Text:
-    """Each part by its share, at least one cell where there is any of it."""
+    """A bar of the parts in proportion, at least one cell for each non-empty part."""
     total = max(1, sum(part.num_bytes for part in plan.parts))
     bar = Text("[")
     for part in plan.parts:

@@ -1,4 +1,4 @@
-"""From what a person asks to a plan: the device, its memory, settings that are checked as a worker checks them."""
+"""From the user's options to a plan: device, its memory, and settings checked as a worker checks them."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was asked. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's."""
+    """The user's options. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's."""
 
     folder: Path
     name: str
@@ -35,7 +35,7 @@ class Wanted:
 
 
 def answered(wanted: Wanted) -> Plan:
-    """The plan. ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
+    """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
     settings = WorkerSettings.of(
         model=wanted.folder,
         dtype=wanted.dtype,
@@ -71,7 +71,10 @@ def answered(wanted: Wanted) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Whether it is a GPU, all its memory, and what is free of it (None = not known); on a CPU what is free."""
+    """Device of a plan: whether it is a GPU, its total memory, and its free memory (None = unknown).
+
+    On a CPU, `memory_bytes` is what is free.
+    """
 
     on_cuda: bool
     memory_bytes: int
@@ -79,7 +82,7 @@ class _Where:
 
 
 def _where(settings: WorkerSettings, wanted: Wanted) -> _Where:
-    """A memory that is given need not be here."""
+    """Device and memory; a memory given as an option need not exist on this machine."""
     if wanted.memory is not None:
         return _Where(settings.device.startswith("cuda"), wanted.memory)
     device = choose_device(settings, CUDA_DEVICES)

@@ -1,1 +1,1 @@
-"""`quire top`: `numbers` are gathered from answers and `steps`, `live` and `recorded` read these, `drawing` shows them."""
+"""`quire top`: `live` and `recorded` gather `numbers` from answers and `steps`; `drawing` shows them."""

@@ -1,4 +1,4 @@
-"""Bars and lines made of characters. Pure."""
+"""Bars and charts made of characters. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,14 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 FULL, HALF, EMPTY = "█", "▓", "░"
 
 Part = tuple[float, str, str]
-"""A value, the character that stands for it, and its style."""
+"""A value, the character it is drawn with, and its style."""
 
 
 def stacked(parts: Sequence[Part], width: int) -> Text:
-    """The parts side by side over the whole width, each by its share; what is more than nothing has a cell where there is room."""
+    """A stacked bar of `width` cells.
+
+    Each part gets cells in proportion, and at least one if it is above 0 and there is room.
+    """
     cells = _cells([value for value, _, _ in parts], width)
     bar = Text(no_wrap=True)
     for count, (_, character, style) in zip(cells, parts, strict=True):
@@ -21,13 +24,13 @@ def stacked(parts: Sequence[Part], width: int) -> Text:
 
 
 def filled(value: float, whole: float, width: int, style: str) -> Text:
-    """A bar of `value`, where `whole` would take the whole width."""
+    """A bar of `value` on a scale where `whole` fills the width."""
     cells = min(width, max(1, round(width * value / whole))) if value > 0 and whole > 0 else 0
     return Text(FULL * cells + " " * (width - cells), style=style, no_wrap=True)
 
 
 def columns(values: Sequence[float], width: int, height: int = 1) -> list[str]:
-    """The last `width` values as columns over `height` lines, from nothing to the largest of them; the first line is the top."""
+    """A chart of the last `width` values on `height` lines, top line first, scaled from 0 to their maximum."""
     shown = values[-width:] if width > 0 else ()
     most = max(shown, default=0.0)
     eighths = [max(1, round(value / most * height * len(_LEVELS))) if most > 0 else 1 for value in shown]
@@ -35,12 +38,12 @@ def columns(values: Sequence[float], width: int, height: int = 1) -> list[str]:
 
 
 def _cell(eighths: int) -> str:
-    """Filled from below."""
+    """One character, filled from below by `eighths` eighths."""
     return " " if eighths <= 0 else _LEVELS[min(eighths, len(_LEVELS)) - 1]
 
 
 def _cells(values: Sequence[float], width: int) -> list[int]:
-    """Whole cells in proportion, `width` in all: what is left over goes to the largest remainders."""
+    """Distribute `width` whole cells in proportion to `values` (largest remainder method)."""
     whole = sum(values)
     if whole <= 0 or width <= 0:
         return [0] * len(values)

@@ -1,4 +1,4 @@
-"""Numbers as a screen of a terminal: `frame` is a pure function of numbers, view and size. Boxes and lines: quire.top.panels."""
+"""Draw numbers as a terminal screen: `frame` is a pure function of numbers, view and size. Its boxes: quire.top.panels."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ _STALE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a frame says beside the numbers. `title`: what is read; `interval_s`: how often; `has_keys`: whether keys are heard."""
+    """What a frame shows beside the numbers. `title`: name of the source; `has_keys`: whether keys can be read."""
 
     title: str
     interval_s: float = 1.0
@@ -29,7 +29,7 @@ class Surroundings:
 
 
 def frame(state: State, view: View, around: Surroundings, width: int, height: int) -> Layout:
-    """The whole screen. From 80 x 24 on everything has its place; more room is used."""
+    """The whole screen. Everything fits into 80 x 24; larger terminals show more."""
     parts = [Layout(_head(state, view, around), size=1)]
     if state.numbers is None:
         parts.append(Layout(panels.nothing_yet(state.problem or "asking ..."), ratio=1))
@@ -67,7 +67,7 @@ def _row(height: int, *renderables: panels.Drawn) -> Layout:
 
 
 def _head(state: State, view: View, around: Surroundings) -> Text:
-    """Where, how it is, and when; in red what is wrong."""
+    """Headline: source, state and time; problems in red."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("quire top ", style="bold")
     if view.is_paused:

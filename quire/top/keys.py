@@ -1,4 +1,4 @@
-"""Keys of a person at a terminal, one at a time, without Enter."""
+"""Read single keys from a terminal, without Enter."""
 
 import contextlib
 import enum
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Key(enum.Enum):
-    """Keys that mean something."""
+    """The keys that have a function."""
 
     QUIT = "q"
     PAUSE = "p"
@@ -36,7 +36,7 @@ _MOST_BYTES = 64
 
 
 def decode(text: str) -> list[Key]:
-    """The keys in what a terminal sent; what means nothing is left out."""
+    """The keys in what a terminal sent; unknown ones are skipped."""
     found, rest = [], text
     while rest:
         if rest.startswith(_ESCAPES):
@@ -49,14 +49,14 @@ def decode(text: str) -> list[Key]:
 
 
 class Keys:
-    """Reads standard input while it is `ready`. Where that is no terminal there are no keys, and `are_there` is false."""
+    """Reads keys from standard input within `ready`. If it is not a terminal there are no keys, and `are_there` is False."""
 
     def __init__(self) -> None:
         self.are_there = False
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        """The terminal gives single keys and shows none; as it was before at the end."""
+        """Switch the terminal to single keys without echo; restore it at the end."""
         modes = _terminal_modes()
         if modes is None:
             yield
@@ -74,7 +74,7 @@ class Keys:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
 
     def pressed(self, within_s: float) -> list[Key]:
-        """Those that were pressed, as soon as there are some; none after that time."""
+        """Keys pressed, as soon as there are any; empty after `within_s` seconds."""
         if not self.are_there:
             time.sleep(within_s)
             return []
@@ -87,7 +87,7 @@ class Keys:
 
 
 def _terminal_modes() -> tuple[Any, int] | None:
-    """The module that changes them and the terminal's number; None where there is no terminal, or no such module."""
+    """The termios module and the terminal's file descriptor; None without terminal or module."""
     if not sys.stdin.isatty():
         return None
     try:

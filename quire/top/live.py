@@ -1,4 +1,4 @@
-"""Reading a running scheduler for `quire top`: a few calls each time, and again where it was away."""
+"""Read a running scheduler for `quire top` with a few calls per refresh, reconnecting after failures."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ _NS_PER_S = 1e9
 
 
 class LiveSource:
-    """Reads through `client`, which somebody else owns. Between two reads the scheduler does nothing for it."""
+    """Reads through `client`, which it does not own. Costs the scheduler nothing between two reads."""
 
     def __init__(self, client: AdminClient) -> None:
         self.title, self.is_live = client.target, True
@@ -30,7 +30,7 @@ class LiveSource:
         self._last = State()
 
     def read(self) -> State:
-        """New numbers, or the last ones and why there are no newer; errors that stay are raised."""
+        """New numbers, or the last ones with the problem that prevents newer ones; permanent errors are raised."""
         try:
             self._last = self.last()
         except _AWAY as error:
@@ -40,12 +40,12 @@ class LiveSource:
         return self._last
 
     def last(self) -> State:
-        """As it is now; a scheduler that is away is not waited for, Unavailable."""
+        """The current state; raises Unavailable, without waiting, if the scheduler is not reachable."""
         numbers = self.numbers()
         return State(numbers, _clock(numbers.at_ns), read_s=time.monotonic())
 
     def numbers(self) -> TopNumbers:
-        """As they are now. QuireError."""
+        """The current numbers. Raises QuireError."""
         client = self._client
         answers = Answers(wall_ns(), client.load(), client.requests(at_most=_MOST_LISTED), client.workers())
         since = self._window.since(answers.requests.step)
@@ -61,9 +61,10 @@ def _clock(unix_ns: int) -> str:
 
 
 class Reader:
-    """Reads a source every `interval_s` seconds on a thread of its own, so that keys are heard while a call waits.
+    """Reads a source every `interval_s` seconds on its own thread, so that keys are handled while a call waits.
 
-    Context manager. `state`: the last one. `error`: what ended it. `is_paused`: set to have it wait.
+    Context manager. `state`: the latest one. `error`: what ended the reading. Set `is_paused` to suspend
+    reading.
     """
 
     def __init__(self, source: Source, interval_s: float) -> None:
@@ -84,7 +85,7 @@ class Reader:
         self._thread.join(_JOIN_S)
 
     def has_news(self) -> bool:
-        """Whether something was read since the last call."""
+        """True if there was a read since the last call."""
         found = self._fresh.is_set()
         self._fresh.clear()
         return found

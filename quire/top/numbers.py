@@ -1,4 +1,7 @@
-"""What `quire top` shows, as numbers: made from the scheduler's answers, drawn by quire.top.drawing, printed by `--json`. Pure."""
+"""The numbers that `quire top` shows. Pure.
+
+Made from the scheduler's answers, drawn by quire.top.drawing, printed by `--json`.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,7 +19,7 @@ _NUM_REMEMBERED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a scheduler said at `at_ns` (Unix)."""
+    """A scheduler's answers at `at_ns` (Unix)."""
 
     at_ns: int
     load: admin_pb2.GetLoadResponse
@@ -26,7 +29,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Blocks of one pool: `used` by requests, `cached` = held by nobody and with a reusable prefix, `free` = empty."""
+    """Blocks of one pool: `used` by requests, `cached` = unreferenced with a reusable prefix, `free` = empty."""
 
     tier: str
     total: int
@@ -37,7 +40,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Requests of a queue that wait for the same. `words`: for people."""
+    """Requests of one queue that wait for the same reason. `words`: the reason in words."""
 
     queue: str
     reason: str
@@ -47,7 +50,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A request that has not ended. `age_s`: since it came; `waited_s`: till it was first scheduled, or now."""
+    """An unfinished request. `age_s`: since arrival; `waited_s`: until first scheduled, or until now."""
 
     id: str
     request_id: str
@@ -66,13 +69,13 @@ class RequestRow:
 
     @property
     def is_waiting(self) -> bool:
-        """In a queue of those that wait."""
+        """True if the request is in a waiting queue."""
         return self.queue in WAITING_QUEUES
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What a tenant has here; `name` empty = the default one."""
+    """Load of one tenant; `name` empty = the default tenant."""
 
     name: str
     waiting: int
@@ -81,7 +84,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker. `problem`: why it runs no steps, or what it does on the way there; empty = it runs them."""
+    """A worker. `problem`: why it runs no steps yet; empty = it is ready."""
 
     lane: int
     address: str
@@ -94,7 +97,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Prompt tokens of requests that were seen since they started, and how many of these the cache had."""
+    """Prompt tokens of requests seen since they started, and how many of them were prefix-cache hits."""
 
     num_requests: int
     prompt_tokens: int
@@ -102,16 +105,16 @@ class Prefixes:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share; None of nothing."""
+        """Share of cached prompt tokens; None without any tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class TopNumbers:
-    """One moment of a scheduler. `waits`: the most frequent first. `pools`: empty before a worker has said what it has.
+    """A snapshot of a scheduler. `waits`: most frequent reason first. `pools`: empty until a worker has reported its blocks.
 
-    `requests`: in order of arrival, `num_left_out` more are not listed. `output_tokens_per_s`: as the scheduler counts it.
-    None: a recording does not know it.
+    `requests`: in order of arrival; `num_left_out` more are not listed. `output_tokens_per_s`: as counted
+    by the scheduler. Fields are None if a recording does not contain them.
     """
 
     at_ns: int
@@ -138,13 +141,13 @@ class TopNumbers:
 
 
 class PrefixTally:
-    """Owner of what the cache gave to the last requests that were seen after their start."""
+    """Prefix-cache hits of the most recent requests seen after their start."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def take(self, requests: Iterable[admin_pb2.LiveRequest]) -> None:
-        """Those that started are counted once each, by their id."""
+        """Count each started request once, by its id."""
         for request in requests:
             if request.HasField("started_ns"):
                 self._seen[request.id] = (request.prompt_tokens, request.cached_prompt_tokens)
@@ -153,17 +156,17 @@ class PrefixTally:
             self._seen.popitem(last=False)
 
     def forget(self) -> None:
-        """Another scheduler's requests come next."""
+        """Reset, before requests of another scheduler."""
         self._seen.clear()
 
     def prefixes(self) -> Prefixes:
-        """In sum."""
+        """Totals over the requests remembered."""
         prompt, cached = (sum(pair[i] for pair in self._seen.values()) for i in (0, 1))
         return Prefixes(len(self._seen), prompt, cached)
 
 
 def numbers_of(answers: Answers, steps: StepFigures, prefixes: Prefixes, policy: str) -> TopNumbers:
-    """All of it."""
+    """Combine answers and figures to TopNumbers."""
     load = answers.load
     rows = tuple(_row(request, answers.at_ns) for request in answers.requests.requests)
     return TopNumbers(
@@ -192,19 +195,22 @@ def numbers_of(answers: Answers, steps: StepFigures, prefixes: Prefixes, policy:
 
 
 def numbers_json(numbers: TopNumbers) -> dict[str, Any]:
-    """One JSON object: the fields by their names."""
+    """One JSON object with the fields by name."""
     values = asdict(numbers)
     values["prefixes"]["hit_rate"] = numbers.prefixes.hit_rate
     return values
 
 
 def numbers_dict(numbers: Iterable[admin_pb2.Number]) -> dict[str, Any]:
-    """By name."""
+    """Numbers by name."""
     return {number.name: getattr(number, str(number.WhichOneof("value"))) for number in numbers}
 
 
 def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow]) -> tuple[Wait, ...]:
-    """Those of `counts` (queue, reason, requests) that wait, by frequency, each explained by the numbers of a row that has it."""
+    """The waiting entries of `counts` (queue, reason, requests), most frequent first.
+
+    Each is explained with an example from `rows`.
+    """
     examples: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         examples.setdefault((row.queue, row.reason), row.numbers)
@@ -252,5 +258,5 @@ def _row(request: admin_pb2.LiveRequest, now_ns: int) -> RequestRow:
 
 
 def _seconds(from_ns: int, to_ns: int) -> float:
-    """Never less than nothing, whatever two machines' clocks say."""
+    """Seconds from one time to the other, at least 0 even if the clocks of two machines differ."""
     return round(max(0, to_ns - from_ns) / _NS_PER_S, 3)

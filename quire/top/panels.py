@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A box that only large terminals have; `height` with its frame, `ratio` of its width to others'."""
+    """A box shown only on large terminals; `height` includes its frame, `ratio` is its relative width."""
 
     panel: Panel
     height: int
@@ -47,7 +47,7 @@ def _lines(lines: Sequence[Text]) -> Group:
 
 
 def nothing_yet(text: str) -> Drawn:
-    """Instead of boxes, while there are no numbers."""
+    """Shown instead of boxes while there are no numbers."""
     return Align.center(Text(text, justify="center"), vertical="middle")
 
 
@@ -55,7 +55,7 @@ def nothing_yet(text: str) -> Drawn:
 
 
 def queues(numbers: TopNumbers, width: int) -> Panel:
-    """How many wait, run and are swapped out, as bars of one scale; throughput."""
+    """Running, waiting and swapped requests as bars of one scale, and throughput."""
     counts = {"running": numbers.running, "waiting": numbers.waiting, "swapped": numbers.swapped}
     most, room = max(1, *counts.values()), width - _FRAME - 15
     lines = [
@@ -75,7 +75,7 @@ def queues(numbers: TopNumbers, width: int) -> Panel:
 
 
 def pools(numbers: TopNumbers, width: int) -> Panel:
-    """Blocks as one bar for each pool, and what the prefix cache gave."""
+    """One bar of blocks per pool, and the prefix-cache hit rate."""
     lines = [line for pool in numbers.pools for line in _pool(pool, width - _FRAME)]
     if not numbers.pools:
         lines = [Text("no worker has said yet how many blocks it has")]
@@ -91,7 +91,7 @@ def pools(numbers: TopNumbers, width: int) -> Panel:
 
 
 def _pool(pool: Pool, width: int) -> list[Text]:
-    """The device has two lines, the host's blocks fit into one."""
+    """Two lines for the device pool, one for the host pool."""
     parts = ((pool.used, bars.FULL, _USED), (pool.cached, bars.HALF, _CACHED), (pool.free, bars.EMPTY, _FREE))
     label = Text(f"{pool.tier:<7}")
     if pool.tier == "host":
@@ -113,7 +113,7 @@ def _prefixes(numbers: TopNumbers) -> Text:
 
 
 def why(numbers: TopNumbers, width: int, height: int) -> Panel:
-    """Reasons of those that wait, and the most frequent one in words."""
+    """Waiting reasons by frequency, and the most frequent one in words."""
     if not numbers.waits:
         return _panel(Text("nobody waits", style="green"), "why they wait")
     num_words = 2 + max(0, height - 7) // 3
@@ -133,7 +133,7 @@ def _wait(wait: Wait, most: int, room: int) -> Text:
 
 
 def steps(numbers: TopNumbers, width: int, height: int) -> Panel:
-    """Step times: the last ones as a line, percentiles, where the time goes."""
+    """Step times: a chart of the last ones, percentiles, and shares of each part."""
     figures, room = numbers.steps, width - _FRAME
     if figures.p50_ms is None:
         return _panel(Text("no step yet"), "steps")
@@ -157,7 +157,7 @@ def _short(value: float | None) -> str:
 
 
 def _shares(figures: StepFigures, room: int) -> list[Text]:
-    """Parts with their colours, as many in a line as have room."""
+    """Names of the parts in their colours, as many per line as fit."""
     lines = [Text()]
     for part, colour in zip(PARTS, _PART_COLOURS, strict=True):
         if figures.shares[part] < _LEAST_SHARE:
@@ -170,7 +170,7 @@ def _shares(figures: StepFigures, room: int) -> list[Text]:
 
 
 def _counts(figures: StepFigures) -> Text:
-    """What failed, what moved, how large steps are."""
+    """Counts of failed steps and moved blocks, and the mean step size."""
     counts = [
         (figures.num_failed, f"{figures.num_failed:,} failed", "bold red"),
         (figures.blocks_moved, f"{figures.blocks_moved:,} blocks moved", ""),
@@ -183,7 +183,7 @@ def _counts(figures: StepFigures) -> Text:
 
 
 def details(numbers: TopNumbers) -> list[Detail]:
-    """Workers where they are known, and tenants where there are others than the default one."""
+    """Workers if known, and tenants if there are others than the default one."""
     found = [] if not numbers.workers else [_detail(_workers(numbers), "workers", len(numbers.workers), 2)]
     if any(tenant.name for tenant in numbers.tenants):
         found.append(_detail(_tenants(numbers), "tenants", len(numbers.tenants), 1))
@@ -212,7 +212,7 @@ def _tenants(numbers: TopNumbers) -> Table:
 
 
 def _plain_table(*names: str) -> Table:
-    """Without lines; a name that begins with ">" is one of numbers."""
+    """A table without lines; names that begin with ">" are right-aligned columns of numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), expand=False, header_style="bright_black")
     for name in names:
         right = name.startswith(">")

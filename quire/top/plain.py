@@ -13,7 +13,7 @@ _NUM_REASONS = 5
 
 
 def plain_text(numbers: TopNumbers, view: View, at: str) -> str:
-    """One frame; `at`: what its first line begins with."""
+    """One frame as text; `at` begins its first line."""
     return "\n".join([f"{at}  {_head(numbers)}", *(f"  {line}" for line in _lines(numbers, view))])
 
 

@@ -1,4 +1,4 @@
-"""A recording's moments for `quire top`: it is replayed, and looked at every so many recorded seconds."""
+"""A recording as a source for `quire top`: replays it and shows it at regular intervals of recorded time."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ _NOT_KNOWN_PARTS = 4
 
 
 class RecordedSource:
-    """Reads a recording, `interval_s` recorded seconds further each time; the first look is at its first plan."""
+    """Reads a recording in steps of `interval_s` recorded seconds, starting at its first plan."""
 
     def __init__(self, recording: Recording, interval_s: float) -> None:
         self.title, self.is_live = f"{recording.path.name} (recording)", False
@@ -32,7 +32,7 @@ class RecordedSource:
         self._interval_s = interval_s
 
     def read(self) -> State:
-        """The next moment; the end of the recording is the last one, and stays."""
+        """The next state; at the end of the recording, its last state again."""
         self._replayer.go_on(self._events.until(self._until_s))
         at_s = min(self._until_s, max(self._replayer.now, self._began_s))
         self._until_s += self._interval_s
@@ -44,13 +44,13 @@ class RecordedSource:
         return State(numbers, f"+{at_s - self._began_s:.1f} s", problem, time.monotonic(), is_over)
 
     def last(self) -> State:
-        """Its end."""
+        """The state at the end of the recording."""
         self._until_s = float("inf")
         return self.read()
 
 
 class _Events:
-    """Events that can be had up to a time. `next_s`: when the next one happened, as the recorded clock has it."""
+    """Events up to a given time. `next_s`: recorded time of the next event."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
@@ -58,16 +58,16 @@ class _Events:
 
     @property
     def next_s(self) -> float:
-        """0 where none follows."""
+        """0 if there are no further events."""
         return self._next.at if self._next is not None else 0.0
 
     @property
     def are_over(self) -> bool:
-        """None follows."""
+        """True if there are no further events."""
         return self._next is None
 
     def until(self, at_s: float) -> Iterator[Event]:
-        """Those up to then, in their order."""
+        """The events up to `at_s`, in order."""
         while self._next is not None and self._next.at <= at_s:
             event = self._next
             yield event
@@ -75,7 +75,7 @@ class _Events:
 
 
 class _Watcher:
-    """A `Watcher` of the replay: it owns the window of steps and the reasons, and looks at the core when asked."""
+    """A replay `Watcher` that keeps the window of steps and the reasons, and reads the core when numbers are requested."""
 
     def __init__(self) -> None:
         self.core: Scheduler | None = None
@@ -115,7 +115,7 @@ class _Watcher:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def numbers(self, core: Scheduler, at_s: float) -> TopNumbers:
-        """As they are at that time of the recorded clock."""
+        """The numbers at recorded time `at_s`."""
         at_ns = int(at_s * _NS_PER_S)
         requests = list(core.state.requests.values())
         rows = tuple(self._row(request, at_s) for request in requests)
@@ -178,7 +178,7 @@ def _pool(tier: str, counts: PoolCounts) -> Pool:
 
 
 def _sample(plan: StepPlan, event: Returned | Failed, outcome: StepOutcome) -> StepSample:
-    """Of a step's time a recording knows what the worker took, and how long the step had waited there."""
+    """Sample of a recorded step; recordings contain only the worker's time and the time queued at the worker."""
     result = event.result if isinstance(event, Returned) else None
     duration_ns, queued_ns = (int(s * _NS_PER_S) for s in (result.duration_s, result.queued_s)) if result else (0, 0)
     entries = plan.scheduled

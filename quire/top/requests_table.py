@@ -1,4 +1,4 @@
-"""The list of requests: as many columns and rows as have room."""
+"""The table of requests, with as many columns and rows as fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from quire.top.words import reason_text, short_id
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """`least`: terminals at least so wide have it."""
+    """A column; shown on terminals at least `least` columns wide."""
 
     name: str
     cell: Callable[[RequestRow], str]
@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 def requests_table(numbers: TopNumbers, view: View, width: int, height: int) -> Table:
-    """Sorted as the view says, from its offset on; the last column has reason and numbers."""
+    """Requests sorted by the view, from its offset on; the last column has reason and numbers."""
     has_tenants = any(row.tenant for row in numbers.requests)
     columns = [c for c in _COLUMNS if width >= c.least and (has_tenants or c.name != _TENANT)]
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="reverse", pad_edge=False)
@@ -72,7 +72,7 @@ def _why(row: RequestRow) -> Text:
 
 
 def duration(seconds: float) -> str:
-    """In at most six characters."""
+    """A duration in at most six characters."""
     if seconds < 100:
         return f"{seconds:.1f}s"
     if seconds < 6_000:

@@ -1,4 +1,4 @@
-"""The program around the numbers: a live screen on a terminal, lines of text or JSON elsewhere."""
+"""The main loop of `quire top`: a live screen on a terminal, lines of text or JSON elsewhere."""
 
 import json
 import time
@@ -21,7 +21,7 @@ Write = Callable[[str], None]
 
 
 def show(source: Source, console: Console, *, interval_s: float) -> None:
-    """Until a person ends it. What ends the source is raised."""
+    """Show a live screen until a key ends it. Raises the error that ended the source."""
     keys, view = Keys(), View()
     with (
         Reader(source, interval_s) as reader,
@@ -37,7 +37,7 @@ def show(source: Source, console: Console, *, interval_s: float) -> None:
 
 
 def _turn(reader: Reader, keys: Keys, view: View, console: Console) -> View:
-    """Until there is something else to see: a key, news, another size, or a second hand that moved."""
+    """Handle keys until the screen must be redrawn: a key, new numbers, a resized terminal, or one second."""
     size, deadline_s = console.size, time.monotonic() + 1.0
     while time.monotonic() < deadline_s:
         pressed = keys.pressed(_TICK_S)
@@ -50,13 +50,13 @@ def _turn(reader: Reader, keys: Keys, view: View, console: Console) -> View:
 
 
 def once(source: Source, write: Write, *, as_json: bool) -> None:
-    """One frame. QuireError where there are no numbers."""
+    """Write one frame. Raises QuireError if there are no numbers."""
     state = source.last()
     write(_json_line(state) if as_json else _text(state, source))
 
 
 def lines(source: Source, write: Write, *, interval_s: float, as_json: bool) -> None:
-    """One frame each time, for pipes, until the source is over."""
+    """Write one frame per interval, for pipes, until the source ends."""
     while True:
         began_s = time.monotonic()
         state = source.read()
@@ -67,7 +67,7 @@ def lines(source: Source, write: Write, *, interval_s: float, as_json: bool) -> 
 
 
 def _json_line(state: State) -> str:
-    """`numbers` null and a `problem` where there are none."""
+    """One JSON line; without numbers, `numbers` is null and `problem` says why."""
     if state.problem or state.numbers is None:
         return json.dumps({"problem": state.problem, "numbers": None})
     return json.dumps(numbers_json(state.numbers))

@@ -1,4 +1,4 @@
-"""What a source of numbers says, moment by moment, and what sources have in common. Sources: quire.top.live, quire.top.recorded."""
+"""States read from a source of numbers, and the interface of sources (quire.top.live, quire.top.recorded)."""
 
 import time
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from quire.top.numbers import TopNumbers
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The last numbers there are, read at `read_s` monotonic; None = none yet. `problem`: why there are no newer ones.
+    """The latest numbers, read at `read_s` (monotonic); None = none yet. `problem`: why there are no newer ones.
 
-    `when`: which moment they are of, for people. `is_over`: there will be no others.
+    `when`: the time they are of, as text. `is_over`: there will be no further states.
     """
 
     numbers: TopNumbers | None = None
@@ -22,18 +22,18 @@ class State:
 
     @property
     def age_s(self) -> float:
-        """Since they were read."""
+        """Seconds since the numbers were read."""
         return time.monotonic() - self.read_s
 
 
 class Source(Protocol):
-    """Who reads numbers, once each time it is asked. `title`: what is read, for people. `is_live`: time passes by itself there."""
+    """A source of numbers. `title`: its name. `is_live`: its time advances without reads."""
 
     title: str
     is_live: bool
 
     def read(self) -> State:
-        """The next state. What trying again cannot change is raised."""
+        """The next state. Raises errors that a retry will not change."""
 
     def last(self) -> State:
-        """The newest that there is now. QuireError where there is none."""
+        """The newest state available now. Raises QuireError if there is none."""

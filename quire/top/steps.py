@@ -1,4 +1,4 @@
-"""The last steps of a scheduler in figures: times and their parts, rates. Pure; who reads the steps: quire.top.live."""
+"""Statistics of a scheduler's last steps: times and their parts, rates. Pure; the steps are read by quire.top.live."""
 
 import math
 from collections import deque
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from protos.inference.v1 import admin_pb2
 
 PARTS = ("schedule", "queued", "cache", "prepare", "model", "sample", "other")
-"""Where a step's time goes: planning it, waiting at the worker, swaps and copies, input, model, sampling, the worker's rest."""
+"""Parts of a step's time: planning, waiting at the worker, swaps and copies, inputs, model, sampling, other
+work of the worker."""
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1e6
 _RATE_NS = 10 * _NS_PER_S
 _LEAST_RATE_NS = _NS_PER_S
-# A row of a step's report takes the scheduler about 8 us: these are less than two hundredths of a second in each look.
+# A row of a step's report costs the scheduler about 8 us, so these limits keep each read below 0.02 s.
 _MOST_ROWS, _LEAST_STEPS, _USUAL_ROWS = 2_000, 8, 16
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """What is kept of one step. `parts_ns`: as in PARTS. `num_skipped`: steps before it that were not read."""
+    """What is kept of one step. `parts_ns`: in the order of PARTS. `num_skipped`: unread steps before it."""
 
     step: int
     finished_ns: int
@@ -36,7 +37,7 @@ class StepSample:
 
     @classmethod
     def of(cls, report: admin_pb2.StepReport, *, num_skipped: int = 0) -> "StepSample":
-        """That of a report."""
+        """The sample of a report."""
         times, at_worker = report.times, report.duration_ns
         known = (times.cache_ns, times.prepare_ns, times.model_ns, times.sample_ns)
         return cls(
@@ -56,10 +57,12 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Over the last steps. Times in ms at the worker, oldest first; rates over the last ten seconds or as much of them as is known.
+    """Statistics of the last steps.
 
-    `p50_ms`, `p99_ms`: None without steps. `shares`: of the time of all steps, by part. `prompt_tokens_per_s`: computed ones,
-    those that were computed again too. `blocks_moved`: swapped in or out, or copied. `is_sampled`: some steps were not read.
+    Times in ms at the worker, oldest first; rates over the last 10 s, or less if less is known. `p50_ms`,
+    `p99_ms`: None without steps. `shares`: of the total time of all steps, by part. `prompt_tokens_per_s`:
+    computed ones, recomputed ones included. `blocks_moved`: swapped in or out, or copied. `is_sampled`:
+    some steps were not read.
     """
 
     last_step: int
@@ -79,14 +82,17 @@ class StepFigures:
 
 
 class StepWindow:
-    """Owner of the last `max_steps` steps that were read, in their order. A step counter that fell is another scheduler's."""
+    """The last `max_steps` steps read, in order. Cleared when the step counter decreases, which means another scheduler."""
 
     def __init__(self, max_steps: int = 600) -> None:
         self.policy = ""
         self._samples: deque[StepSample] = deque(maxlen=max_steps)
 
     def since(self, newest: int) -> int:
-        """First step to read where `newest` is the last planned: none twice, and of large steps fewer: their messages are long."""
+        """First step to read if `newest` is the last one planned.
+
+        No step is read twice; fewer are read if steps are large, since their messages are long.
+        """
         last = self._samples[-1] if self._samples else None
         at_most = max(_LEAST_STEPS, _MOST_ROWS // max(1, last.num_requests if last else _USUAL_ROWS))
         first = newest - min(at_most, self._samples.maxlen or at_most) + 1
@@ -95,7 +101,7 @@ class StepWindow:
         return max(1, first)
 
     def take(self, reports: Iterable[admin_pb2.StepReport], *, since: int) -> None:
-        """Reports of steps from `since` on."""
+        """Add reports of steps from `since` on."""
         for report in reports:
             last = self._samples[-1].step if self._samples else 0
             if report.step <= last:
@@ -106,16 +112,16 @@ class StepWindow:
             since = report.step + 1
 
     def add(self, sample: StepSample, policy: str) -> None:
-        """The next step."""
+        """Add the next step."""
         self._samples.append(sample)
         self.policy = policy
 
     def forget(self) -> None:
-        """Another scheduler's steps come next."""
+        """Reset, before steps of another scheduler."""
         self._samples.clear()
 
     def figures(self, now_ns: int) -> StepFigures:
-        """What they say at a Unix time."""
+        """The statistics at Unix time `now_ns`."""
         samples = list(self._samples)
         durations = [sample.duration_ns / _NS_PER_MS for sample in samples if not sample.failed]
         rates = _Rates.of(samples, now_ns)
@@ -145,7 +151,7 @@ class _Rates:
 
     @classmethod
     def of(cls, samples: Sequence[StepSample], now_ns: int) -> "_Rates":
-        """Over the last ten seconds; steps that were not read count as those that were."""
+        """Rates over the last 10 s; skipped steps are extrapolated from those read."""
         recent = [sample for sample in samples if sample.finished_ns > now_ns - _RATE_NS]
         if not recent:
             return cls(0.0, 0.0, 0.0)
@@ -166,7 +172,7 @@ def _shares(samples: Sequence[StepSample]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest of `values` that `share` of them do not exceed; None of none."""
+    """The smallest of `values` that at least `share` of them do not exceed; None if empty."""
     if not values:
         return None
     return round(sorted(values)[max(0, math.ceil(share * len(values)) - 1)], 4)

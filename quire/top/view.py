@@ -1,4 +1,4 @@
-"""What a person chose to see: how requests are sorted, from which on, and whether numbers stand still. Pure."""
+"""What the user chose to see: sort order, scroll offset, pause. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ SORTS: dict[str, Callable[[RequestRow], tuple[float, ...]]] = {
     "preempted": lambda row: (-row.num_preemptions, -row.age_s),
     "priority": lambda row: (-row.priority, -row.age_s),
 }
-"""Names of the orders, and what each goes by: smallest first."""
+"""Sort keys by name; smallest first."""
 _NAMES = tuple(SORTS)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`sort`: one of SORTS. `offset`: rows of the list that are above the first one shown."""
+    """`sort`: one of SORTS. `offset`: rows scrolled past."""
 
     sort: str = _NAMES[0]
     offset: int = 0
@@ -28,7 +28,7 @@ class View:
     is_over: bool = False
 
     def after(self, key: Key) -> "View":
-        """What it is once that key was pressed."""
+        """The view after a key press."""
         change = _CHANGES.get(key)
         return change(self) if change else self
 

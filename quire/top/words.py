@@ -1,4 +1,4 @@
-"""Why requests wait, in plain words for people who look at a running scheduler. What the codes mean: docs/explaining.md."""
+"""Why requests wait, in plain words. Reference of the reasons: docs/explaining.md."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ Numbers = Mapping[str, int | float | str]
 
 
 def sentence(reason: str, numbers: Numbers) -> str:
-    """What it says of those that have it, with one of their numbers and the keys of `--set` that it hangs on."""
+    """A reason in words, with its numbers and the policy keys (`--set`) that influence it."""
     if reason == Reason.BEHIND and "head" in numbers:
         rest = {name: value for name, value in numbers.items() if name not in _OF_BEHIND}
         return f"behind {short_id(str(numbers['head']))}: {sentence(str(numbers.get('head_reason', '')), rest)}"
@@ -56,7 +56,7 @@ def sentence(reason: str, numbers: Numbers) -> str:
 
 
 def reason_text(reason: str, numbers: Numbers) -> str:
-    """ "NEED_BLOCKS need 14, free 3"; of one behind another that one's reason and numbers."""
+    """ "NEED_BLOCKS need 14, free 3"; for BEHIND, the head's reason and numbers."""
     if reason == Reason.BEHIND and "head" in numbers:
         rest = {name: value for name, value in numbers.items() if name not in _OF_BEHIND}
         return f"behind {short_id(str(numbers['head']))}: {reason_text(str(numbers.get('head_reason', '')), rest)}"
@@ -69,7 +69,7 @@ def numbers_text(numbers: Numbers) -> str:
 
 
 def short_id(request_id: str) -> str:
-    """Its end where it is long: the beginnings of ids that are made one after another are alike."""
+    """The end of a long id, since consecutive ids share their beginning."""
     return request_id if len(request_id) <= _ID_WIDTH else f"…{request_id[1 - _ID_WIDTH :]}"
 
 

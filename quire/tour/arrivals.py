@@ -1,4 +1,7 @@
-"""Requests whose order of arrival is certain: the workers stand still while they come, so no step passes meanwhile."""
+"""Requests with a fixed order of arrival.
+
+Workers are stopped while the requests arrive, so that no step completes in between.
+"""
 
 import os
 import signal
@@ -24,11 +27,11 @@ def one_by_one(
     pauses_s: Mapping[str, float] = _NO_PAUSES,
     keep_errors: bool = False,
 ) -> list[RequestOutput]:
-    """Outputs of requests that arrive in this order while the first one's step is under way and takes as long as it takes.
+    """Outputs of requests that arrive in this order while the first one's step is in flight.
 
-    The first is in a step of its own, of which nothing comes back before the last has arrived. `pauses_s`: seconds between a
-    request's arrival and the next one's; all together well below a second.
-    `keep_errors`: an error is in its output, else it is raised.
+    The first request runs in its own step, which completes only after the last one has arrived. `pauses_s`:
+    seconds between the arrival of a request and the next one; their sum must be well below 1 s.
+    `keep_errors`: keep errors in the outputs instead of raising.
     """
     with ExitStack() as opened:
         with standing_still(stack):
@@ -43,12 +46,12 @@ def one_by_one(
 
 
 def queues(stack: TourStack) -> dict[str, str]:
-    """Requests that have not ended, by id, with the queue that each is in."""
+    """Unfinished requests by id, with the queue that each is in."""
     return {request.id: request.queue for request in stack.admin.requests().requests}
 
 
 def has_come(stack: TourStack, name: str) -> bool:
-    """Whether the scheduler knows it, though it may be over."""
+    """True if the scheduler knows the request, finished or not."""
     try:
         return name in queues(stack) or bool(stack.why(name))
     except NotFound:
@@ -56,13 +59,16 @@ def has_come(stack: TourStack, name: str) -> bool:
 
 
 def wait_running(stack: TourStack, name: str) -> None:
-    """Returns when the request is in a plan, though it may be over."""
+    """Wait until the request has been scheduled (it may have finished since)."""
     stack.wait(lambda: has_come(stack, name) and queues(stack).get(name) != "waiting", f"{name} to run")
 
 
 @contextmanager
 def standing_still(stack: TourStack) -> Iterator[None]:
-    """Workers get SIGSTOP, and SIGCONT at the end; sooner where that takes so long that the scheduler would take them for lost."""
+    """Stop the workers with SIGSTOP and continue them with SIGCONT at the end.
+
+    They continue after 1.5 s at the latest, before the scheduler takes them for lost.
+    """
     pids = [pid for name, pid in stack.local.pids.items() if name.startswith("worker")]
     latest = threading.Timer(_LONGEST_S, _signal, (pids, signal.SIGCONT))
     _signal(pids, signal.SIGSTOP)
@@ -80,14 +86,14 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def read_on(readings: Sequence[Iterator[Delta]]) -> None:
-    """Reads streams that were begun to their ends, one after the other."""
+    """Read started streams to their ends, one after the other."""
     for reading in readings:
         for _ in reading:
             pass
 
 
 def ended(stream: Stream, *, keep_error: bool = False) -> RequestOutput:
-    """What has come when the stream is over. Its error is raised, or kept in what is returned."""
+    """Read a stream to its end and return its output. Its error is raised, or kept in the output."""
     try:
         for _ in stream:
             pass

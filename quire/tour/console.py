@@ -1,4 +1,4 @@
-"""The console that screens are printed on: as wide as a screen, and text is text."""
+"""The console that screens are printed on: fixed width, no markup."""
 
 from typing import IO
 
@@ -8,7 +8,7 @@ from quire.tour.screen import WIDTH
 
 
 def screen_console(file: IO[str] | None = None, *, record: bool = False, force_terminal: bool | None = None) -> Console:
-    """A console for `file` (None = standard output), WIDTH columns wide, less where the terminal has less."""
+    """A console for `file` (None = standard output), WIDTH columns wide, or as wide as a narrower terminal."""
     console = Console(
         file=file, record=record, force_terminal=force_terminal, markup=False, highlight=False, emoji=False
     )

@@ -1,4 +1,4 @@
-"""Runs stops one after the other: a screen each, printed and kept for the page, and a last line with its verdict."""
+"""Runs stops one after the other; prints each screen and its verdict, and keeps them for the page."""
 
 import textwrap
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _TROUBLE_WIDTH = 400
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A stop that was visited. `screen`: None where it raised, `trouble` says then how; empty = all is well."""
+    """A completed stop. `screen`: None if it raised. `trouble`: what failed; empty = passed."""
 
     stop: Stop
     screen: Screen | None
@@ -26,12 +26,12 @@ class Visit:
 
     @property
     def passed(self) -> bool:
-        """Its verdict."""
+        """True if the stop passed."""
         return not self.trouble
 
     @property
     def verdict(self) -> str:
-        """Its last line, in one line."""
+        """The verdict as one line."""
         trouble = textwrap.shorten(self.trouble, _TROUBLE_WIDTH, placeholder=" ...")
         return f"tour {self.stop.name}: " + ("PASS" if self.passed else f"FAIL {trouble}")
 
@@ -44,7 +44,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Leads through stops. See Stage for `running`, `steps_folder` and `progress`."""
+    """Runs stops. See Stage for `running`, `steps_folder` and `progress`."""
 
     console: Console
     running: RunningStack | None = None
@@ -52,7 +52,7 @@ class Guide:
     progress: Callable[[str], AbstractContextManager[object]] = lambda text: nullcontext()
 
     def lead(self, stops: Iterable[Stop]) -> list[Visit]:
-        """Visits all of them, whatever becomes of one."""
+        """Run all stops, continuing after failures."""
         return [self._visit(stop) for stop in stops]
 
     def _visit(self, stop: Stop) -> Visit:
@@ -66,6 +66,6 @@ class Guide:
 def _visited(stop: Stop, stage: Stage) -> Visit:
     try:
         screen = stop.show(stage)
-    except Exception as error:  # whatever it is, it is this stop's verdict, and the others go on
+    except Exception as error:  # any error is the verdict of this stop only; the others continue
         return Visit(stop, None, f"{type(error).__name__}: {error}")
     return Visit(stop, screen, screen.trouble)

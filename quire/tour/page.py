@@ -1,4 +1,4 @@
-"""The tour as one page of HTML that needs nothing else: contents, then each screen as it was printed."""
+"""The tour as one self-contained HTML page: contents, then each screen as it was printed."""
 
 import html
 import io
@@ -58,7 +58,7 @@ def _filled(template: str, visit: Visit, picture: str = "") -> str:
 
 
 def _picture(visit: Visit) -> str:
-    """Text with its colours, then drawings; rich escapes what is HTML in it."""
+    """The screen's text with its colours, then its drawings; rich escapes HTML."""
     console = screen_console(io.StringIO(), record=True, force_terminal=True)
     console.print(visit.picture())
     console.print(visit.verdict, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Pictures in text, for screens: timetables of who runs in which step, stacked bars, and two pictures side by side."""
+"""Text pictures for screens: timetables of requests by step, stacked bars, and two pictures side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 Step = Mapping[str, Any]
-"""A step as `quire steps --json` has it."""
+"""A step in the format of `quire steps --json`."""
 Cell = tuple[str, str]
-"""What stands in a place of a timetable, and its style."""
+"""A cell of a timetable: its text and style."""
 
 PREFILL, DECODE, IDLE = "▒", "█", "·"
 PREFILL_STYLE, DECODE_STYLE, IDLE_STYLE = "yellow", "green", "bright_black"
@@ -22,12 +22,12 @@ _RULER_EVERY = 5
 
 
 def share(step: Step, name: str) -> Mapping[str, Any] | None:
-    """What a request has of a step: its entry of `scheduled`; None = nothing."""
+    """A request's entry in the step's `scheduled`; None if it is not in the step."""
     return next((group for group in step["scheduled"] if group["id"] == name), None)
 
 
 def mark_cell(step: Step, name: str) -> Cell:
-    """One column: whether it computes its prompt, decodes, or has no part in the step."""
+    """A one-column cell: prefill, decode, or not in the step."""
     group = share(step, name)
     if group is None:
         return IDLE, IDLE_STYLE
@@ -35,7 +35,7 @@ def mark_cell(step: Step, name: str) -> Cell:
 
 
 def token_cell(width: int) -> Callable[[Step, str], Cell]:
-    """So many columns: how many tokens of it are computed in the step."""
+    """A cell of `width` columns with the number of the request's tokens computed in the step."""
 
     def cell(step: Step, name: str) -> Cell:
         group = share(step, name)
@@ -50,7 +50,7 @@ def token_cell(width: int) -> Callable[[Step, str], Cell]:
 def timetable(
     steps: Sequence[Step], names: Sequence[str], cell: Callable[[Step, str], Cell] = mark_cell, *, width: int = 1
 ) -> Text:
-    """A row for each request, a place of `width` columns for each step, above it a ruler with the steps' numbers."""
+    """One row per request with one cell of `width` columns per step, below a ruler of step numbers."""
     label = max((len(name) for name in names), default=0) + 1
     picture = Text(" " * label + _ruler(steps, width), style="dim")
     for name in names:
@@ -62,7 +62,7 @@ def timetable(
 
 
 def _ruler(steps: Sequence[Step], width: int) -> str:
-    """The number of every fifth step, where it has room, flush right above its place."""
+    """Every fifth step number, if it fits, right-aligned above its cell."""
     line = ""
     for place, step in enumerate(steps, 1):
         number = str(step["step"])
@@ -74,7 +74,7 @@ def _ruler(steps: Sequence[Step], width: int) -> str:
 
 
 def legend(*entries: tuple[str, str, str]) -> Text:
-    """(sign, style, meaning) each, in one line."""
+    """One line of (sign, style, meaning) entries."""
     line = Text()
     for sign, style, meaning in entries:
         line.append(sign, style=style).append(f" {meaning}   ")
@@ -93,7 +93,7 @@ TIMETABLE_LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar. `sign`: the character that it is drawn with, so that colours are not needed."""
+    """A part of a bar. `sign`: the character it is drawn with, so that colours are not needed."""
 
     name: str
     amount: float
@@ -102,8 +102,10 @@ class Part:
 
 
 def bar(parts: Sequence[Part], *, total: float | None = None, width: int = 60) -> Text:
-    """The parts end to end; `width` columns stand for `total` (None = the sum of the parts). Boundaries are rounded, not lengths,
-    so the bar is never longer than what it stands for."""
+    """A stacked bar; `width` columns stand for `total` (None = the sum of the parts).
+
+    Boundaries are rounded, not lengths, so the bar is never longer than its sum.
+    """
     whole = sum(part.amount for part in parts) if total is None else total
     line, so_far, end = Text(), 0.0, 0
     for part in parts:
@@ -115,7 +117,7 @@ def bar(parts: Sequence[Part], *, total: float | None = None, width: int = 60) -
 
 
 def bars(rows: Mapping[str, Sequence[Part]], *, width: int = 60, unit: str | None = "") -> Table:
-    """A labelled bar a row, all on the scale of the longest, with its sum behind it (`unit` None = without)."""
+    """One labelled bar per row, all on the scale of the longest, followed by its sum (`unit` None = without)."""
     total = max((sum(part.amount for part in parts) for parts in rows.values()), default=0.0)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -131,7 +133,7 @@ def bars(rows: Mapping[str, Sequence[Part]], *, width: int = 60, unit: str | Non
 
 
 def side_by_side(*columns: tuple[str, RenderableType]) -> Table:
-    """(heading, picture) each, beside one another."""
+    """(heading, picture) pairs in columns."""
     table = Table.grid(padding=(0, 3))
     for _ in columns:
         table.add_column()

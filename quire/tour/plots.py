@@ -1,4 +1,4 @@
-"""Plots of numbers over steps: in characters for the terminal, as SVG for the page."""
+"""Plots of numbers over steps: as text for the terminal, as SVG for the page."""
 
 import html
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _SVG_WIDTH, _SVG_HEIGHT, _MARGIN = 920, 300, 44
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A number after each step. `style`: of rich, `colour`: of the SVG."""
+    """One number per step. `style`: for rich, `colour`: for the SVG."""
 
     name: str
     values: Sequence[float]
@@ -25,7 +25,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """`area`, filled from 0, under `line`; both over the numbers of `steps`, on a scale from 0 to `top`."""
+    """`area`, filled from 0, and `line` over the step numbers, on a scale from 0 to `top`."""
 
     steps: Sequence[Step]
     area: Series
@@ -36,7 +36,7 @@ class Plot:
     # --- in characters ---------------------------------------------------------------------------------------------
 
     def text(self, *, height: int = 10, width: int = 88) -> Text:
-        """A column for each step, the first `width` of them."""
+        """The plot as text: one column per step, at most `width` steps."""
         columns = list(zip(self.area.values, self.line.values, strict=True))[:width]
         picture = Text()
         for row in reversed(range(height)):
@@ -51,12 +51,12 @@ class Plot:
         return picture.append(_LINE, style=self.line.style).append(f" {self.line.name}")
 
     def _label(self, row: int, height: int) -> str:
-        """The top of every other row, as a value."""
+        """Axis label of every other row: the value at its top."""
         value = f"{self.top * (row + 1) / height:.0f}" if (height - 1 - row) % 2 == 0 else ""
         return f"{value:>6} "
 
     def _cell(self, picture: Text, row: int, filled: float, limit: float) -> None:
-        """`filled` and `limit` in rows from below."""
+        """Draw one cell; `filled` and `limit` are in rows from below."""
         if row < limit <= row + 1:
             picture.append(_LINE, style=self.line.style)
         else:
@@ -66,7 +66,7 @@ class Plot:
     # --- as SVG ----------------------------------------------------------------------------------------------------
 
     def svg(self, title: str) -> str:
-        """One element, with its text; colours are for a white page."""
+        """The plot as an SVG element, with colours for a white page."""
         area = f"{self._path(self.area)} L{self._x(len(self.steps)):.1f},{self._y(0):.1f} L{self._x(0):.1f},{self._y(0):.1f} Z"
         return "\n".join(
             (
@@ -82,7 +82,7 @@ class Plot:
         )
 
     def _path(self, series: Series) -> str:
-        """Level over each step's width."""
+        """SVG path of a step function: constant over each step's width."""
         corners = [(place + edge, value) for place, value in enumerate(series.values) for edge in (0, 1)]
         return "M" + " L".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in corners)
 

@@ -1,4 +1,4 @@
-"""What only the scheduler's own recording shows: its inner state after each step, by a replay of what it recorded."""
+"""The scheduler's internal state after each step, reconstructed by replaying its recording."""
 
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from svc_common.errors import Internal
 
 @dataclass(slots=True)
 class _Views:
-    """A watcher of a replay that keeps what the core shows after each plan. `by_step`: of steps that are no empty ones."""
+    """A replay watcher that keeps the core's view after each plan. `by_step`: of non-empty steps."""
 
     by_step: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     _core: Scheduler | None = None
@@ -27,30 +27,33 @@ class _Views:
     # See scheduler_svc.observe.recording.replay.Watcher.
 
     def began(self, core: Scheduler) -> None:
-        """It goes on with this core."""
+        """Use this core from now on."""
         self._core = core
 
     def arrived(self, request: Request, at: float) -> None:
-        """Of no interest."""
+        """Ignored."""
 
     def planned(self, plan: StepPlan, at: float) -> None:
-        """What there is to see now."""
+        """Keep the core's view."""
         assert self._core is not None
         if not plan.is_empty:
             self.by_step[plan.step] = self._core.view()
 
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """Of no interest."""
+        """Ignored."""
 
     def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
-        """Of no interest."""
+        """Ignored."""
 
     def lost_worker(self, lane: int | None) -> None:
-        """Of no interest."""
+        """Ignored."""
 
 
 def views(admin: AdminClient) -> dict[int, Mapping[str, Any]]:
-    """What the core's parts showed right after each step's schedule(), by step. Internal where the replay decides otherwise."""
+    """Views of the core's parts right after each schedule(), by step.
+
+    Raises Internal if the replay differs from the recording.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tour.rec"
         with written(path) as writer:

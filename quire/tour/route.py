@@ -1,4 +1,4 @@
-"""The stops of the tour, in their order."""
+"""The stops of the tour, in order."""
 
 import difflib
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ STOPS = MappingProxyType({stop.name: stop for stop in _STOPS})
 
 
 def chosen(names: Sequence[str]) -> list[Stop]:
-    """The stops of these names, in their order. ConfigError for a name that no stop has."""
+    """The stops with these names, in the order given. Raises ConfigError for an unknown name."""
     for name in names:
         if name not in STOPS:
             close = difflib.get_close_matches(name, STOPS, n=1)

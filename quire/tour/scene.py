@@ -10,7 +10,7 @@ from quire.tour.screen import Check, Number
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A heading, a picture, what was read and what must hold of it."""
+    """A heading, a picture, numbers read from the stack, and checks on them."""
 
     heading: str
     picture: RenderableType

@@ -1,4 +1,4 @@
-"""What a stop of the tour shows: a picture, numbers with the requirements they are about, and checks that decide its verdict."""
+"""The screen of a stop: a picture, numbers with their requirements, and the checks that decide its verdict."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from rich.text import Text
 from quire.tour.stage import Stage
 
 WIDTH, HEIGHT = 100, 40
-"""Columns and lines that a screen has."""
+"""Columns and lines of a screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that must hold. `seen`: what was read from the live system, for people."""
+    """A condition that must hold. `seen`: what was read from the live system, as text."""
 
     what: str
     passed: bool
@@ -25,7 +25,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of the screen, as it was read or computed from what was read. `requirement`: which one it is about, "R209"."""
+    """A number shown, read from the stack or computed from what was read.
+
+    `requirement`: the requirement it is about, such as "R209".
+    """
 
     what: str
     value: int | float | str
@@ -33,15 +36,15 @@ class Number:
 
     @property
     def text(self) -> str:
-        """As it is printed; whole numbers without separators, others with up to four digits."""
+        """The printed form: integers without separators, floats with up to four digits."""
         return f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """One page of at most WIDTH x HEIGHT. `parts` from top to bottom, a string is a paragraph; then the numbers, then the checks.
+    """One page of at most WIDTH x HEIGHT: `parts` from top to bottom (a string is a paragraph), then numbers, then checks.
 
-    `drawings`: SVG elements that the HTML page has below it.
+    `drawings`: SVG elements that the HTML page shows below it.
     """
 
     title: str
@@ -53,18 +56,18 @@ class Screen:
 
     @property
     def passed(self) -> bool:
-        """Whether there are checks and all of them hold."""
+        """True if there are checks and all of them hold."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
     def trouble(self) -> str:
-        """What does not hold, for the verdict; empty = everything does."""
+        """The checks that failed, as text for the verdict; empty = none."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{check.what}: {check.seen}" for check in self.checks if not check.passed)
 
     def picture(self) -> RenderableType:
-        """All of it but the verdict."""
+        """Everything but the verdict."""
         head = Rule(f"{self.title}  ({' '.join(self.requirements)})", align="left", style="cyan")
         numbers = [_number_table(self.numbers)] if self.numbers else []
         return _Sections([[head, *self.parts[:1]], self.parts[1:], numbers, [_check_table(self.checks)]])
@@ -72,7 +75,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Sections:
-    """Parts one under the other, with a blank line between sections as far as the page has room, the verdict's line left free."""
+    """Sections one below the other, separated by blank lines as far as the page has room; leaves the verdict's line free."""
 
     sections: Sequence[Sequence[RenderableType]]
 
@@ -87,7 +90,7 @@ class _Sections:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop of the tour. `show` drives a stack of the stage and returns what it saw; its errors are the stop's failure."""
+    """A stop of the tour. `show` drives a stack of the stage and returns what it saw; an error fails the stop."""
 
     name: str
     summary: str
@@ -96,7 +99,7 @@ class Stop:
 
 
 def _number_table(numbers: Sequence[Number]) -> Table:
-    """Two numbers a line, so that a page has room."""
+    """Two numbers per line, to save space."""
     table = Table.grid(padding=(0, 2))
     for _ in range(2):
         table.add_column(max_width=34)

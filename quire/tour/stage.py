@@ -1,4 +1,4 @@
-"""The stack that a stop drives and reads: started for it, or a running one where the stop wants nothing special of it."""
+"""The stack that a stop drives and reads: started for it, or a running one if the stop needs no special options."""
 
 import json
 import time
@@ -25,16 +25,16 @@ from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError
 _POLL_S = 0.005
 _QUEUED_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 300.0
-"""A busy machine is no reason for a verdict."""
+"""Long, since a busy machine should not fail a stop."""
 EXACT = ("--device", "cpu", "--dtype", "float32")
-"""Options of a worker where equal requests are to make equal tokens, whatever runs beside them and whatever machine this is."""
+"""Worker options with which equal requests give equal tokens, whatever else is in the batch and on any machine."""
 GATE = "gate"
-"""Id of the request that holds the door in `TourStack.at_once`."""
+"""Id of the request that fills the batch in `TourStack.at_once`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to submit. Its `id` is the public one and, as no tenants are served here, the one in steps and tables."""
+    """A request to submit. Without tenants, its `id` is both the public id and the one in steps and tables."""
 
     id: str
     prompt: Prompt
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that runs already: the gateway's gRPC door and the operators' API, HOST:PORT each, and what lets in there."""
+    """A stack that is already running: HOST:PORT of its gRPC API and its operators' API, and credentials for them."""
 
     grpc_address: str
     admin_address: str
@@ -53,27 +53,27 @@ class RunningStack:
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Something that a start came to: seconds after its beginning, and what."""
+    """An event of a stack's startup, `at_s` seconds after its beginning."""
 
     at_s: float
     what: str
 
 
 class _Start:
-    """Notes the milestones of a start, each when it is reached first."""
+    """Records the milestones of a startup, each when first reached."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self.milestones: list[Milestone] = []
 
     def note(self, what: str) -> None:
-        """It is there now."""
+        """Record a milestone, unless it was recorded before."""
         if all(milestone.what != what for milestone in self.milestones):
             self.milestones.append(Milestone(time.monotonic() - self._began_s, what))
 
 
 class TourStack:
-    """A stack to drive and to read. `since`: first step that is the stop's. `local`: None where it is not the stop's own."""
+    """A stack to drive and read. `since`: the stop's first step. `local`: None if the stack was already running."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TourStack:
         since: int,
         milestones: Sequence[Milestone] = (),
     ) -> None:
-        """`milestones`: how its start went, where it is the stop's own."""
+        """`milestones`: of the startup, if the stack was started for the stop."""
         self.client = client
         self.admin = admin
         self.milestones = milestones
@@ -94,14 +94,14 @@ class TourStack:
 
     @property
     def local(self) -> LocalStack:
-        """Its processes; FailedPrecondition where the stack is somebody else's."""
+        """The stack's processes. Raises FailedPrecondition if it was not started by the tour."""
         if self._local is None:
             raise FailedPrecondition("this stack was running before the tour: its processes are not the tour's")
         return self._local
 
     @property
     def records(self) -> OtlpReceiver:
-        """Spans of the services; FailedPrecondition where they were not asked for (`traced`)."""
+        """Spans of the services. Raises FailedPrecondition unless the stack is `traced`."""
         if self._receiver is None:
             raise FailedPrecondition("this stack's spans go elsewhere: ask for a traced one")
         return self._receiver
@@ -109,15 +109,16 @@ class TourStack:
     # --- driving --------------------------------------------------------------------------------------------------
 
     def start(self, request: Request) -> Stream:
-        """Submits one request and returns at once; iterate over the stream for its deltas."""
+        """Submit one request and return at once; iterate over the stream for its deltas."""
         return self.client.generate_stream(
             request.prompt, request.params, options=request.options, request_id=request.id
         )
 
     def together(self, requests: Sequence[Request], *, keep_errors: bool = False) -> list[RequestOutput]:
-        """Submits all, in order, without waiting for one another; returns when all have ended, their outputs in the same order.
+        """Submit all requests in order without waiting in between; return their outputs, in order, when all have ended.
 
-        The first error is raised and the others are ended; with `keep_errors` it is in its output's `error` instead.
+        Raises the first error and ends the other requests; with `keep_errors`, errors are in the outputs'
+        `error` instead.
         """
         with ExitStack() as opened:
             streams = [opened.enter_context(self.start(request)) for request in requests]
@@ -126,9 +127,10 @@ class TourStack:
     def at_once(
         self, requests: Sequence[Request], *, gate_stays: bool = False, keep_errors: bool = False
     ) -> list[RequestOutput]:
-        """`together`, but no step is planned before all of them wait, in their order: a request GATE holds every place meanwhile.
+        """`together`, but no step is planned before all of them wait, in order: a request GATE fills the batch meanwhile.
 
-        It shows in a few steps at the beginning and is ended then; with `gate_stays` it decodes on until the others have ended.
+        GATE appears in a few steps at the beginning and is then ended; with `gate_stays` it decodes until
+        the others have ended.
         """
         places = max(request.params.best_of or request.params.n for request in requests)
         with ExitStack() as opened:
@@ -143,18 +145,18 @@ class TourStack:
             return [_whole(stream, keep_error=keep_errors) for stream in streams]
 
     def _start_next(self, request: Request, opened: ExitStack, number: int) -> Stream:
-        """Starts the `number`th one and waits until it is in the queue."""
+        """Start request number `number` and wait until it is in the queue."""
         stream = opened.enter_context(self.start(request))
         self.wait(lambda: self.admin.load().num_waiting >= number, f"{request.id} to wait in the queue")
         return stream
 
     def _set(self, key: str, value: str) -> str:
-        """Sets a key of the policy and returns what it was."""
+        """Set a policy key and return its previous value."""
         changes = self.admin.set_policy([f"{key}={value}"]).changes
         return next((change.old_value for change in changes if change.key == key), value)
 
     def wait(self, condition: Callable[[], object], what: str, timeout_s: float = _QUEUED_TIMEOUT_S) -> None:
-        """Returns as soon as the condition holds; DeadlineExceeded naming `what` was waited for."""
+        """Wait until the condition holds. Raises DeadlineExceeded naming `what`."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -164,32 +166,38 @@ class TourStack:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def steps(self, *, tables: bool = False) -> list[dict[str, Any]]:
-        """The stop's steps so far, as `quire steps --json` (with `tables` as `quire steps --json --tables`) has them."""
+        """The stop's steps so far, in the format of `quire steps --json`.
+
+        With `tables`, in that of `quire steps --json --tables`.
+        """
         return [step_json(report, tables=tables) for report in self.admin.steps(since=self._since, tables=tables)]
 
     def why(self, request_id: str, *, needs: bool = False) -> dict[str, Any]:
-        """A request's timeline, as `quire why --json` has it."""
+        """A request's timeline, in the format of `quire why --json`."""
         return why_json(self.admin.explain(request_id, needs=needs))
 
     def blocks(self) -> dict[str, Any]:
-        """Pools, tables and reference counts at this instant, as `quire blocks --json` has them."""
+        """Pools, tables and reference counts at this instant, in the format of `quire blocks --json`."""
         return blocks_json(self.admin.blocks())
 
     def cached_blocks(self) -> list[str]:
-        """Device blocks that nobody holds and that hold a reusable prefix, next to be evicted first; named as in tables."""
+        """Unreferenced device blocks with a reusable prefix, next to be evicted first; named as in tables."""
         return list(self.admin.blocks(cached=True).cached_blocks)
 
     def memory_after(self) -> tuple[int, dict[str, Any]]:
-        """How well the memory is used at this instant, as `quire blocks --memory --json` has it, and the step it was read after."""
+        """Memory use at this instant, and the step after which it was read.
+
+        The format is that of `quire blocks --memory --json`.
+        """
         response = self.admin.blocks(memory=True)
         return response.step, memory_json(response)
 
 
 class Stage:
-    """Where one stop plays: starts its stacks and keeps their steps.
+    """Provides one stop with stacks and saves their steps.
 
-    `steps_folder`: where to write the steps of each stack, NAME.json, NAME-2.json and so on. `progress(text)`: a context in which
-    that text says what is waited for.
+    `steps_folder`: folder for the steps of each stack, NAME.json, NAME-2.json and so on. `progress(text)`:
+    a context that shows the text while the stop waits.
     """
 
     def __init__(
@@ -208,9 +216,10 @@ class Stage:
 
     @contextmanager
     def stack(self, *, traced: bool = False, tables: bool = False, **options: Any) -> Iterator[TourStack]:
-        """A stack with these fields of StackOptions; without any, and untraced, the running one if there is one.
+        """A stack with these StackOptions fields; the running one, if any, when no options and no tracing are wanted.
 
-        `traced`: its spans come to `TourStack.records`. `tables`: its steps are written with their block tables.
+        `traced`: its spans are collected in `TourStack.records`. `tables`: its steps are saved with their
+        block tables.
         """
         with ExitStack() as opened:
             if self._running is not None and not traced and not options:
@@ -220,13 +229,13 @@ class Stage:
             try:
                 yield stack
             except BaseException:
-                with suppress(QuireError):  # what went wrong is the news, not that the stack is gone
+                with suppress(QuireError):  # report the original error, not that the stack is gone
                     self.keep_steps(stack.steps, tables=tables)
                 raise
             self.keep_steps(stack.steps, tables=tables)
 
     def keep_steps(self, read: Callable[..., list[dict[str, Any]]], *, tables: bool = False) -> None:
-        """Writes what `read(tables=...)` returns into the stop's next file, a step a line; nothing where no folder is wanted."""
+        """Write the steps from `read(tables=...)` to the stop's next file, one per line; no-op without folder."""
         if self._steps_folder is None:
             return
         self._num_written += 1
@@ -235,7 +244,7 @@ class Stage:
         (self._steps_folder / f"{self._name}{suffix}.json").write_text(lines, encoding="utf-8")
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
-        """A context in which people see that the stop is at something."""
+        """A context that shows that the stop is busy with `text`."""
         return self._progress(f"{self._name}: {text}")
 
     def _started(self, opened: ExitStack, options: dict[str, Any], *, traced: bool) -> TourStack:
@@ -259,7 +268,7 @@ class Stage:
 
 
 def _attached(opened: ExitStack, running: RunningStack) -> TourStack:
-    """Steps count from the next one on."""
+    """Attach to a running stack; steps count from its next one on."""
     client = opened.enter_context(Client(running.grpc_address, credentials=running.credentials))
     admin = opened.enter_context(AdminClient(running.admin_address, credentials=running.credentials))
     since = admin.blocks().step + 1
@@ -267,7 +276,7 @@ def _attached(opened: ExitStack, running: RunningStack) -> TourStack:
 
 
 def _gate(places: int) -> Request:
-    """Runs until it is cancelled."""
+    """A request that runs until it is cancelled."""
     return Request(GATE, [7, 8], SamplingParams(n=places, max_tokens=1_000, ignore_eos=True, temperature=0.0))
 
 

@@ -1,4 +1,4 @@
-"""Block tables of a step: whose blocks they are, who shares them, how they were before the step's copies."""
+"""Block tables of a step: ownership, sharing, and their state before the step's copies."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 Step = Mapping[str, Any]
-"""A step as `quire steps --json --tables` has it."""
+"""A step in the format of `quire steps --json --tables`."""
 Tables = Mapping[str, Sequence[str]]
 """Names of blocks ("g3" = device block 3) in logical order, by sequence ("A/0" = the first choice of request A)."""
 
@@ -17,12 +17,12 @@ def tables_of(step: Step, request_id: str) -> dict[str, list[str]]:
 
 
 def references(tables: Tables) -> Counter[str]:
-    """In how many tables each block is."""
+    """Number of tables that each block is in."""
     return Counter(chain.from_iterable(set(blocks) for blocks in tables.values()))
 
 
 def before_copies(step: Step, request_id: str) -> dict[str, list[str]]:
-    """Its tables before the step's copies: the source where the destination stands now."""
+    """A request's tables before the step's copies: each destination replaced by its source."""
     sources = {f"g{dst}": f"g{src}" for src, dst in step["copy"]}
     return {
         name: [sources.get(block, block) for block in blocks] for name, blocks in tables_of(step, request_id).items()
@@ -30,15 +30,15 @@ def before_copies(step: Step, request_id: str) -> dict[str, list[str]]:
 
 
 def num_logical(tables: Tables) -> int:
-    """Entries of all tables."""
+    """Number of entries in all tables."""
     return sum(len(blocks) for blocks in tables.values())
 
 
 def num_physical(tables: Tables) -> int:
-    """Different blocks among them."""
+    """Number of distinct blocks in all tables."""
     return len(set(chain.from_iterable(tables.values())))
 
 
 def is_scattered(blocks: Iterable[str]) -> bool:
-    """Whether the blocks do not lie one behind the other."""
+    """True if the blocks are not contiguous."""
     return any(int(after[1:]) != int(before[1:]) + 1 for before, after in pairwise(blocks))

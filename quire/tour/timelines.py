@@ -1,4 +1,4 @@
-"""Times of steps in pictures: lanes over one axis, a mark for each step while it was planned, waited, and ran."""
+"""Timelines of steps as text: rows over one time axis, with marks for planning, waiting and running."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in Unix ns, drawn with one sign."""
+    """An interval in Unix ns, drawn with one sign."""
 
     start_ns: int
     end_ns: int
@@ -23,7 +23,7 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
-        """Its length."""
+        """Length in ns."""
         return self.end_ns - self.start_ns
 
 
@@ -31,43 +31,43 @@ class Span:
 
 
 def planned(step: Step) -> Span:
-    """schedule() for it."""
+    """The step's schedule()."""
     times = step["times"]
     return Span(times["planned_ns"], times["planned_ns"] + times["schedule_ns"], SCHEDULES)
 
 
 def run(step: Step) -> Span:
-    """The worker was at it: caches, inputs, model and sampling."""
+    """The step's execution on the worker: caches, inputs, model and sampling."""
     times = step["times"]
     busy_ns = sum(times[f"{part}_ns"] for part in ("cache", "prepare", "model", "sample"))
     return Span(times["started_ns"], times["started_ns"] + busy_ns, RUNS)
 
 
 def queued(step: Step) -> Span:
-    """It lay at the worker, which was not ready for it."""
+    """The step's time in the worker's queue."""
     times = step["times"]
     return Span(times["started_ns"] - times["queued_ns"], times["started_ns"], WAITS)
 
 
 def under_way(step: Step) -> Span:
-    """From its planning until its result was taken."""
+    """The step in flight: from its planning until its result was processed."""
     return Span(step["times"]["planned_ns"], step["times"]["finished_ns"], RETURNS)
 
 
 def gaps(spans: Sequence[Span]) -> list[int]:
-    """ns between the end of each and the start of the next; 0 where they touch or overlap."""
+    """ns between the end of each span and the start of the next; 0 if they touch or overlap."""
     ordered = sorted(spans, key=lambda span: span.start_ns)
     return [max(0, after.start_ns - before.end_ns) for before, after in pairwise(ordered)]
 
 
 def idle_share(spans: Sequence[Span]) -> float:
-    """The part of the time from the first start to the last end that no span covers."""
+    """Share of the time from first start to last end that no span covers."""
     whole = max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
     return sum(gaps(spans)) / whole if whole else 0.0
 
 
 def most_at_once(spans: Iterable[Span]) -> int:
-    """The largest number of them that cover one instant; an end at another's start does not count."""
+    """Largest number of spans that cover one instant; spans that only touch do not overlap."""
     edges = sorted((at, change) for span in spans for at, change in ((span.start_ns, 1), (span.end_ns, -1)))
     most = here = 0
     for _, change in edges:
@@ -80,7 +80,7 @@ def most_at_once(spans: Iterable[Span]) -> int:
 
 
 def lanes(rows: Mapping[str, Sequence[Span]], start_ns: int, end_ns: int, *, width: int = 88) -> Text:
-    """A line for each row; later spans cover earlier ones, and each takes a column at least. Below it the axis in ms."""
+    """One line per row; later spans cover earlier ones, each at least one column wide. The axis below is in ms."""
     label = max(len(name) for name in rows) + 1
     picture = Text()
     for name, spans in rows.items():

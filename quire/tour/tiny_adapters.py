@@ -1,4 +1,4 @@
-"""LoRA adapters of the built-in model for the tour, as PEFT saves them, made of random numbers without torch."""
+"""Random LoRA adapters of the built-in model for the tour, in PEFT's format, made without torch."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ _SCALE = 0.3
 
 
 def make_adapter(base: Path, folder: Path, seed: int) -> Path:
-    """Writes an adapter of the Llama in `base` into `folder`, which it makes and returns. Every matrix is random."""
+    """Write an adapter with random matrices for the Llama in `base` to the new folder `folder`, and return it."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     draw = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Two scenes of the stop `policy-v0`: a prompt that can never fit (R23, R50, R51), an adapter without a slot (R53)."""
+"""Two scenes of the stop `policy-v0`: a prompt that can never fit, and an adapter without a slot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from svc_common.errors import QuireError
 
 MAX_LORAS = 2
 _TOO_LARGE, _TOO_LONG = 232, 300
-"""Tokens that take more blocks than are not kept back; tokens that the model cannot take."""
+"""Tokens that need more blocks than exist above the watermark; tokens beyond the model's limit."""
 _USERS = {"a": ("one", 14), "b": ("two", 6), "c": ("three", 6), "d": ("", 8)}
 """Adapter and output tokens of each request, in order of arrival."""
 _WIDTH = 40
 
 
 def ignored(stack: TourStack) -> Scene:
-    """One that never fits stands before one that does."""
+    """A request that never fits is queued before one that does."""
     names = ["first", "huge", "next"]
     sizes = {"first": 8, "huge": _TOO_LARGE, "next": 8}
     requests = [Request(name, _prompt(name, sizes[name]), _params(4)) for name in names]
@@ -53,7 +53,7 @@ def ignored(stack: TourStack) -> Scene:
 
 
 def adapter_slots(stack: TourStack) -> Scene:
-    """Three adapters want to run where two may."""
+    """Requests of three adapters where two may run at a time."""
     numbers = {adapter.name: adapter.adapter_id for adapter in stack.admin.list_adapters()} | {"": 0}
     requests = [
         Request(name, _prompt(name, 8), _params(length), RequestOptions(model=adapter))
@@ -84,7 +84,7 @@ def adapter_slots(stack: TourStack) -> Scene:
 
 
 def num_adapters(step: Step, adapter_ids: Mapping[str, int]) -> int:
-    """Different adapters of those that run in it."""
+    """Number of distinct adapters in a step."""
     return len({adapter_ids[name] for name in step_facts.ids(step)} - {0})
 
 
@@ -93,7 +93,7 @@ def _tells(told: Sequence[Mapping[str, Any]], adapter_id: int) -> bool:
 
 
 def _ordered(steps: Sequence[Step], adapter_ids: Mapping[str, int]) -> tuple[bool, str]:
-    """R47."""
+    """True if each step is ordered by adapter and request id; and the longest order as text."""
     orders = [[(adapter_ids[name], name) for name in step_facts.ids(step)] for step in steps]
     longest = max(orders, key=len)
     return all(order == sorted(order) for order in orders), " ".join(f"{name}:{number}" for number, name in longest)

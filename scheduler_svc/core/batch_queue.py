@@ -1,11 +1,11 @@
-"""The batch queue: who waits for which result when several plans are under way at once (R147, R153).
+"""The batch queue: tracks plans in flight and which result must be awaited next.
 
-A pure object over a `Scheduler`; whoever drives it sends plans off and awaits results. One step is
+A pure object over a `Scheduler`; its caller sends plans and awaits results. One step is
 
-    plan = queue.plan(now)                  # sent off at once; an empty one has an empty result
-    if queue.due: queue.update(result)      # of exactly that plan, once it is there
+    plan = queue.plan(now)                 # send at once; an empty plan has an empty result
+    if queue.due: queue.update(result)     # the result of exactly that plan
 
-At depth 1 this is the plain loop: every plan is due as soon as it is made.
+At depth 1 every plan is due as soon as it is made.
 """
 
 from collections import deque
@@ -16,10 +16,10 @@ from scheduler_svc.core.scheduler import Scheduler
 
 
 class BatchQueue:
-    """Owner of the order of plans under way, empty ones too, and of aborts that wait for the next update.
+    """Owner of the order of plans in flight, empty ones included, and of aborts deferred to the next update.
 
-    It holds as many plans as the core may have under way (`Scheduler.depth`). Filling it comes first: a result is awaited only when
-    it is full, or when there was nothing to schedule.
+    It holds up to `Scheduler.depth` plans. Filling it takes precedence: a result is awaited only when the queue
+    is full or when there was nothing to schedule.
     """
 
     def __init__(self, core: Scheduler) -> None:
@@ -29,22 +29,22 @@ class BatchQueue:
         self._aborts: dict[str, None] = {}
 
     def __len__(self) -> int:
-        """Plans under way."""
+        """Number of plans in flight."""
         return len(self._under_way)
 
     @property
     def is_idle(self) -> bool:
-        """No request is left and no result is to come."""
+        """True if no request is left and no result is pending."""
         return not (self._core.has_unfinished or self._under_way)
 
     @property
     def due(self) -> StepPlan | None:
-        """The plan whose result must be awaited before the next step; None: go on and plan."""
+        """The plan to await a result of before the next step; None: plan first."""
         is_full = len(self._under_way) == self._core.depth
         return self._under_way[0] if self._under_way and (is_full or self._is_dry) else None
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next plan, to be sent off. None: nothing is left to schedule or to tell the workers, or the queue is full."""
+        """Make the next plan. None if there is nothing to schedule or to tell the workers, or the queue is full."""
         if len(self._under_way) == self._core.depth:
             return None
         if not (self._core.has_unfinished or self._core.has_endings_to_tell):
@@ -56,11 +56,14 @@ class BatchQueue:
         return plan
 
     def abort_later(self, request_ids: Iterable[str]) -> None:
-        """Keeps aborts that arrive while a plan is executed; they are applied as one batch just before the next update (R153)."""
+        """Defer aborts that arrive during a step; they are applied together just before the next update."""
         self._aborts.update(dict.fromkeys(request_ids))
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
-        """Applies kept aborts, then the oldest plan's result, as `Scheduler.update`. ValueError for the result of another plan."""
+        """Apply deferred aborts, then the oldest plan's result, as `Scheduler.update` does.
+
+        ValueError for the result of another plan.
+        """
         if not self._under_way or self._under_way[0].step != result.step:
             raise ValueError(f"step {result.step} is not the oldest under way")
         self._under_way.popleft()

@@ -1,8 +1,8 @@
-"""Beam search as decisions to fork, continue and drop (R21): the best hypotheses of one group survive each step.
+"""Beam search as decisions to fork, continue and drop sequences of one group.
 
-A hypothesis is finished or live. Scores are sums of logprobs over output length ** penalty (`BeamRules`); the rules are those of
-transformers, so that the hypotheses are those of `generate(num_beams=...)`. The worker gives for each live beam enough of its best
-next tokens that as many live ones as beams are left when some finish.
+Scores are sums of logprobs divided by output length ** penalty (`BeamRules`). The rules are those of
+transformers, so the hypotheses equal those of `generate(num_beams=...)`. For each live beam the worker returns
+enough of its best next tokens to keep as many live beams as the width even if some finish.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class _Continuation:
 
 
 def decide(group: Group, candidates: Candidates, max_total_tokens: int) -> Children:
-    """Tokens (with logprobs) by live beam: the first continues it, the others fork it, none drops it."""
+    """(token, logprob) pairs by live beam: the first continues it, the others fork it, an empty list drops it."""
     width, rules = group.width, group.request.beam or BeamRules()
     found = [
         c for beam in group.live for c in _continuations(beam, candidates.get(beam.name, []), rules, max_total_tokens)
@@ -58,13 +58,13 @@ def _continuations(
 
 
 def _best_finished(found: list[_Continuation], done: list[float], width: int) -> list[_Continuation]:
-    """Those of the best continuations that finish now and are among the `width` best finished ones of all times."""
+    """Of the best continuations, those that finish now and are among the `width` best finished ones overall."""
     finishing = [c for c in found if c.finishes]
     return [c for i, c in enumerate(finishing) if i + sum(score >= c.score for score in done) < width]
 
 
 def _is_over(best: _Continuation, worst: float, group: Group, rules: BeamRules, max_total_tokens: int) -> bool:
-    """Whether no live beam can still beat the worst of the best finished ones."""
+    """True if no live beam can beat the worst of the best finished hypotheses any more."""
     if rules.early_stopping is True:
         return True
     attainable = best.score

@@ -1,4 +1,4 @@
-"""What plans and outcomes are made of: a sequence's share of a step, its new tokens, its end, and moves of blocks."""
+"""The elements of plans and outcomes: a sequence's share of a step, its new tokens, its end, and block moves."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,18 @@ from scheduler_svc.core.request import SequenceStatus
 class ScheduledSequence:
     """One sequence's share of a step.
 
-    `num_tokens` tokens from offset `computed_before` are computed, the last `num_drafts` of them guesses. `fresh`: the worker holds
-    nothing of it, or a table that is not right any more, and must get `token_ids` (all known ones) and all blocks; else
-    `new_block_ids` are only those appended since the last plan. `resumed`: it was preempted before. `samples`: the step reaches
-    the last token and yields one (under v0 a group of n yields n at its prompt's end). `is_prefill`: more than a plain decode.
-    `num_cached_blocks`: leading blocks that need no computing although they are scheduled (v0 with prefix caching).
-    `num_children`: sequences that its next sample makes (R94), itself included. `told_token_ids`: known tokens that the worker did
-    not make by itself: a beam's choice.
+    - `num_tokens` tokens from offset `computed_before` are computed, the last `num_drafts` of them draft
+      tokens.
+    - `fresh`: the worker holds no state of it, or an outdated block table, and gets `token_ids` (all tokens so
+      far) and all block ids; otherwise `new_block_ids` holds only those appended since the last plan.
+    - `resumed`: it was preempted before.
+    - `samples`: the step reaches the last token and samples a new one (under v0 a group of n samples n at the
+      end of its prompt).
+    - `is_prefill`: more than a plain decode.
+    - `num_cached_blocks`: leading blocks that need no computing although their tokens are scheduled (v0 with
+      prefix caching).
+    - `num_children`: sequences that its next sample yields, itself included.
+    - `told_token_ids`: tokens that the worker did not sample itself: the beam search's choice.
     """
 
     name: str
@@ -38,7 +43,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class EndedSequence:
-    """A sequence that came to its end. `request_done`: it was the last of its request."""
+    """A sequence that ended. `request_done`: it was the last of its request."""
 
     name: str
     request_id: str
@@ -52,19 +57,19 @@ class EndedSequence:
 
 @dataclass(slots=True)
 class BlockMoves:
-    """(source, destination) pairs in order, and how many of them each request has."""
+    """(source, destination) block pairs in order, and the number of pairs of each request."""
 
     pairs: list[tuple[int, int]] = field(default_factory=list)
     by_request: dict[str, int] = field(default_factory=dict)
 
     def add(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
-        """A request's pairs behind the others."""
+        """Append a request's pairs."""
         if pairs:
             self.pairs += pairs
             self.by_request[request_id] = self.by_request.get(request_id, 0) + len(pairs)
 
     def discard(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
-        """Takes pairs of a request out again."""
+        """Remove pairs of a request."""
         for pair in pairs:
             self.pairs.remove(pair)
             self.by_request[request_id] -= 1
@@ -74,9 +79,10 @@ class BlockMoves:
 
 @dataclass(slots=True)
 class TokenRun:
-    """New output tokens of one sequence from `offset` on, after stop rules; what lies behind a stop is cut off.
+    """New output tokens of one sequence from output offset `offset` on, after stop rules; tokens behind a stop are
+    cut off.
 
-    `forked_from`: the sequence is new and has the first `offset` tokens of that one.
+    `forked_from`: the sequence is new, and its first `offset` output tokens are those of the named sequence.
     """
 
     name: str

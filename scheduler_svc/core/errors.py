@@ -1,13 +1,13 @@
-"""What can go wrong in the core besides bad input."""
+"""Errors of the core other than invalid input."""
 
 from svc_common.errors import ResourceExhausted
 
 
 class StepFailed(ResourceExhausted):
-    """The step could not be planned: the host has no room for a group that must be swapped out (R75).
+    """The step cannot be planned: no host blocks are free for a group that must be swapped out.
 
-    `request_id`: whose. `preempted`: (request id, mode) of those that had left in this step already. What was decided is lost: the
-    core goes on after `reset_sequences_of_lost_worker()` only.
+    `request_id`: of that group. `preempted`: (request id, mode) of those already preempted in this step. The
+    step's decisions are lost: call `reset_sequences_of_lost_worker()` before planning again.
     """
 
     def __init__(self, request_id: str, preempted: list[tuple[str, str]]) -> None:
@@ -17,10 +17,11 @@ class StepFailed(ResourceExhausted):
 
 
 class TaskDoesNotFit(ResourceExhausted):
-    """A task is larger than the whole cache, and the policy fails then, as recorded (R171, R173).
+    """A task is larger than the whole cache, and the policy, like Chitu, fails the step for that.
 
-    `kind`: "prefill_does_not_fit" or "decode_cannot_finish". `num_tokens`: known ones. `evicted`: (request id, threshold after it)
-    of those that had left in this step already. What was decided is lost, as with `StepFailed`.
+    `kind`: "prefill_does_not_fit" or "decode_cannot_finish". `num_tokens`: prompt and output tokens so far.
+    `evicted`: (request id, block threshold after it) of tasks already preempted in this step. The step's
+    decisions are lost, as with `StepFailed`.
     """
 
     def __init__(self, kind: str, request_id: str, num_tokens: int, evicted: list[tuple[str, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Plans under way: what each will give results for."""
+"""Plans in flight: the shares for which each will return results."""
 
 from scheduler_svc.core.outputs import Flight
 from scheduler_svc.core.plan import StepPlan
@@ -8,7 +8,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class Flights:
-    """Owner of the shares of all plans under way but the steady ones, which `SteadyRows` keeps by step as well."""
+    """Owner of the shares of all plans in flight, except fast-decode rows, which `SteadyRows` keeps by step."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -16,11 +16,11 @@ class Flights:
         self._moved: dict[int, list[str]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any plan is under way."""
+        """True if any plan is in flight."""
         return bool(self._by_step)
 
     def take_off(self, plan: StepPlan, draft: StepDraft) -> None:
-        """A plan with work goes out."""
+        """Record a plan with work as in flight."""
         if plan.steady is not None:
             self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
         if plan.swap_out:
@@ -31,25 +31,25 @@ class Flights:
         ]
 
     def land(self, step: int) -> list[Flight]:
-        """The shares of a plan that is back; its steady ones stay with the rows until they are applied."""
+        """Remove and return the shares of a finished plan; its fast-decode rows stay until they are applied."""
         self._moved.pop(step, None)
         return self._by_step.pop(step, [])
 
     def land_as_objects(self, step: int) -> list[Flight]:
-        """All shares, of a plan that will not be applied: its rows become objects."""
+        """Remove and return all shares of a plan when its result will not be applied; its rows become objects."""
         self._state.steady.dissolve()
         left = self._state.steady.land(step)
         rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*self.land(step), *rows], key=lambda flight: flight.ticket)
 
     def clear(self) -> None:
-        """Nothing is under way any more."""
+        """Drop all plans in flight."""
         self._state.steady.dissolve()
         self._by_step.clear()
         self._moved.clear()
 
     def clear_lane(self, lane: int) -> None:
-        """Nothing is under way for that lane, which has a worker; plans whose shares were all discarded are any lane's."""
+        """Drop the plans in flight for that lane, and those without remaining shares (their lane is unknown)."""
         self._state.steady.dissolve()
         for step, flights in list(self._by_step.items()):
             if not flights or flights[0].sequence.lane == lane:
@@ -57,15 +57,18 @@ class Flights:
                 self._moved.pop(step, None)
 
     def discard(self, sequences: list[Sequence]) -> None:
-        """What comes for these is ignored; the plans stay under way."""
+        """Ignore the results for these sequences; their plans stay in flight."""
         names = {sequence.name for sequence in sequences}
         for step, flights in self._by_step.items():
             self._by_step[step] = [flight for flight in flights if flight.sequence.name not in names]
         self._state.steady.discard([sequence.group for sequence in sequences])
 
     def groups_built_on(self, failed: list[Flight]) -> list[Group]:
-        """Other groups, in order, that are in plans still under way, hold blocks that these were to fill, or may have copies of
-        such blocks on the host, as a plan still under way swaps them."""
+        """Other groups, in order, that may depend on the KV that these shares were to compute.
+
+        They are in plans still in flight, hold blocks that were to be filled, or may have copies of such blocks
+        on the host because a plan in flight swaps them out.
+        """
         own = {flight.sequence.name for flight in failed}
         names, unfilled = self._names(), self._blocks_to_fill(failed)
         tables = self._state.cache.ledger.tables
@@ -82,7 +85,7 @@ class Flights:
         ]
 
     def _names(self) -> set[str]:
-        """First sequences of all groups in plans under way."""
+        """Names of the first sequences of all groups in plans in flight."""
         groups = [flight.sequence.group for flights in self._by_step.values() for flight in flights]
         rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
         return {group.sequences[0].name for group in [*groups, *rows]}

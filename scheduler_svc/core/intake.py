@@ -1,4 +1,4 @@
-"""What the core takes in, and how a request becomes groups."""
+"""Validate requests and split them into groups."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ Grouping = Callable[[Request], None]
 
 
 class Intake:
-    """Checks a request and groups its samples.
+    """Validates a request and groups its samples.
 
-    `refuses_misfits`: what can never run is refused at once (v1); else it ends as ignored when its turn comes (v0, R50).
-    `deadlines`: None = nobody looks at them.
+    `refuses_misfits`: reject at once what can never run (v1); otherwise it ends as ignored when it reaches the
+    head of the queue (v0). `deadlines`: None = deadlines are ignored.
     """
 
     def __init__(self, grouping: Grouping, deadlines: Deadlines | None, *, refuses_misfits: bool) -> None:
@@ -23,8 +23,11 @@ class Intake:
         self._refuses_misfits = refuses_misfits
 
     def check(self, request: Request, state: CoreState) -> None:
-        """AlreadyExists for a live id, InvalidArgument for fields that are wrong, OutOfRange when it can never run,
-        DeadlineExceeded when it cannot be done in time."""
+        """Validate and group a request.
+
+        AlreadyExists for an id in use, InvalidArgument for invalid fields, OutOfRange when it can never run,
+        DeadlineExceeded when it cannot finish in time.
+        """
         if request.request_id in state.requests:
             raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
         num_tokens = max(sequence.num_tokens for sequence in request.sequences)

@@ -1,20 +1,22 @@
-"""What the scheduler says about its decisions while it makes them. Costs one call per examined group, whatever waits behind it."""
+"""Record why groups wait while decisions are made. Costs one call per examined group, however long the queue is."""
 
 import functools
 
 from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 
-# A NamedTuple's own constructor takes several times as long, and these are told in every step.
+# A NamedTuple's own constructor takes several times as long, and events are made in every step.
 _event = functools.partial(tuple.__new__, Event)
 _WAITING, _RUNNING = Place.WAITING.value, Place.RUNNING.value
 _ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status in SequenceStatus}
 
 
 class Journal:
-    """Owner of the events since they were last taken. A reason is told when it changes, with the numbers of that moment.
+    """Owner of the events since they were last taken. A reason is recorded when it changes, with the numbers of
+    that moment.
 
-    The numbers of the head of each queue are kept up to date all the same (`head_numbers`): they change from step to step.
+    The numbers of each queue's head of line are kept current in `head_numbers` as they change from step to
+    step.
     """
 
     __slots__ = ("_events", "_heads", "_num_heads", "_numbers", "now", "step")
@@ -28,22 +30,22 @@ class Journal:
         self._numbers: dict[Place, Numbers] = {}
 
     def begin(self, step: int, now: float) -> None:
-        """Events from now on belong to the plan of that step."""
+        """Attribute later events to the plan of that step."""
         self.step, self.now = step, now
 
     def take(self) -> list[Event]:
-        """The events since the last time, in order."""
+        """Remove and return the events so far, in order."""
         taken, self._events = self._events, []
         return taken
 
     def head_numbers(self) -> dict[str, Numbers]:
-        """By queue: the numbers with which its head was last held up, since any group moved."""
+        """By queue: the numbers that last held up its head, since any group moved."""
         return {place.value: numbers for place, numbers in self._numbers.items()}
 
     def arrived(self, group: Group) -> None:
-        """A group came in; the next plan may look at it."""
+        """A group arrived; the next plan may examine it."""
         self._numbers.pop(Place.WAITING, None)
-        self._heads.pop(Place.WAITING, None)  # what holds the queue up is told again, for the newcomer
+        self._heads.pop(Place.WAITING, None)  # the reason for the whole queue is recorded again, to cover the new group
         group.waits_for = None
         request = group.request
         self._events.append(
@@ -62,13 +64,13 @@ class Journal:
         )
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
-        """It was looked at and stays where it is; those behind it may pass."""
+        """The group was examined and stays in its queue; those behind it may pass."""
         if group.waits_for is not reason or group.seen_heads != self._num_heads:
             group.waits_for, group.seen_heads = reason, self._num_heads
             self._tell(group, reason, numbers, of_queue=False)
 
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
-        """It was looked at and stays where it is, and with it all behind it."""
+        """The group was examined and stays in its queue, and all groups behind it wait for the same."""
         head = (group.request.request_id, _sample(group), reason)
         self._numbers[group.place] = numbers
         if self._heads.get(group.place) != head:
@@ -78,7 +80,7 @@ class Journal:
             self._tell(group, reason, numbers, of_queue=True)
 
     def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
-        """Nobody of that queue was looked at."""
+        """No group of that queue was examined."""
         self._numbers[place] = numbers
         if self._heads.get(place) != ("", 0, reason):
             self._heads[place] = ("", 0, reason)
@@ -86,16 +88,16 @@ class Journal:
             self._events.append(_event((self.step, self.now, place.value, reason, "", 0, True, numbers)))
 
     def runs(self, group: Group, computed_tokens: int) -> None:
-        """It has blocks, so many tokens of which need no computing, and its first share of a step."""
+        """The group has blocks, with `computed_tokens` that need no computing, and its first share of a step."""
         numbers = {"computed_tokens": computed_tokens} if computed_tokens else NOTHING
         self._moves(group, _RUNNING, Reason.RUNNING, numbers)
 
     def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
-        """It ran, or was about to come back, and waits again in the queue of that place."""
+        """The group was running, or about to be resumed, and waits again in the queue of that place."""
         self._moves(group, place.value, reason, numbers)
 
     def ended(self, group: Group, status: SequenceStatus) -> None:
-        """Its last sequence came to its end."""
+        """The group's last sequence ended."""
         group.waits_for = None
         request = group.request
         self._events.append(
@@ -128,6 +130,6 @@ class Journal:
 
 
 def _sample(group: Group) -> int:
-    """Which group of its request it is."""
+    """Index of the group within its request."""
     groups = group.request.groups
     return 0 if len(groups) == 1 else groups.index(group)

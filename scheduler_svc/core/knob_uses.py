@@ -1,6 +1,6 @@
-"""Which knobs a policy reads. A knob without effect is refused where it is given, and shown as null where values are listed.
+"""Which settings a policy reads. A setting without effect is rejected where given, and shown as null in listings.
 
-Not here: values that contradict each other (`PolicySpec`).
+Settings that contradict each other are checked by `PolicySpec`.
 """
 
 from collections.abc import Mapping
@@ -10,30 +10,33 @@ from typing import Any
 from scheduler_svc.core.spec import PolicySpec
 
 _ANY = object()
-"""A knob has no value that says what holds without it."""
+"""Marks a setting for which no value means "not used"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A knob that no part of a policy reads. `off`: the value that says what the policy does anyway. `why`: what it would need."""
+    """A setting that no part of the policy reads.
+
+    `off`: the value that matches what the policy does anyway. `why`: what the setting would need.
+    """
 
     off: Any
     why: str
 
 
 def unused_knobs(spec: PolicySpec) -> dict[str, Unused]:
-    """The knobs without effect under this policy, by name."""
+    """Settings without effect under this policy, by name."""
     return {name: Unused(off, why) for name, reads, off, why in _uses(spec) if not reads}
 
 
 def without_effect(spec: PolicySpec, given: Mapping[str, Any]) -> dict[str, str]:
-    """The given knobs that the policy does not read, each with the reason."""
+    """Given settings that the policy does not read, each with the reason."""
     unused = unused_knobs(spec)
     return {name: unused[name].why for name, value in given.items() if name in unused and value != unused[name].off}
 
 
 def _uses(spec: PolicySpec) -> list[tuple[str, bool, Any, str]]:
-    """(knob, whether a part reads it, the value that holds without it, what it needs)."""
+    """(setting, whether a part reads it, the value that matches its absence, what it needs)."""
     ages, by_loss, restrained = spec.policy == "aged", spec.victims == "least_lost", spec.restraint is not None
     sorts = not spec.schedules_tasks and spec.phases != "decode_then_prefill"
     has_fast_path = spec.phases == "mixed" and spec.cache in ("v1_pool", "quire") and spec.sliding_window is None
@@ -62,7 +65,7 @@ _TASKS = {"max_reqs": None, "prefill_chunk_size": None, "num_scheduler_groups": 
 
 
 def _uses_of_batches(spec: PolicySpec) -> list[tuple[str, bool, Any, str]]:
-    """The same for the numbers of prefills and decodes of a batch, which Chitu derives from each other (R180)."""
+    """The same for the numbers of prefills and decodes in a batch, which Chitu derives from each other."""
     batches = spec.phases == "scored"
     shared = batches and spec.pp_size > 1
     prefills, decodes = shared and spec.max_prefill_tasks is None, shared and spec.max_decode_tasks is None

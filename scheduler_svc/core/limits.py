@@ -1,4 +1,4 @@
-"""Numbers that a scheduler is built with: what the worker has, and what the operator allows."""
+"""Limits of a scheduler: what the worker has and what the operator allows."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ from svc_common.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """Limits of one core, under the names that vLLM's users know.
+    """Limits of one core, under vLLM's names.
 
-    `num_gpu_blocks` counts the null block where the cache rules reserve one. `max_num_batched_tokens`: token budget of a step.
-    `long_prefill_token_threshold`: most prompt tokens of one request in a step, 0 = no such limit.
+    `num_gpu_blocks` includes the null block where the cache rules reserve one. `max_num_batched_tokens`: token
+    budget of a step. `long_prefill_token_threshold`: maximum prompt tokens of one request in a step, 0 = no
+    limit.
     """
 
     block_size: int

@@ -1,4 +1,4 @@
-"""Changing a scheduler while it runs: its ordering, admission and preemption, and its limits, over the same requests and blocks."""
+"""Change a running scheduler's ordering, admission, preemption and limits, keeping its requests and blocks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -29,7 +29,7 @@ LIVE_KNOBS = (
     "margin_s",
     "watermark_blocks",
 )
-"""Knobs of ordering, admission and preemption; all others are fixed at start."""
+"""Settings of ordering, admission and preemption; all others are fixed at start."""
 LIVE_TASK_KNOBS = (
     "scheduler_type",
     "max_reqs",
@@ -41,7 +41,7 @@ LIVE_TASK_KNOBS = (
     "max_prefill_tasks",
     "max_decode_tasks",
 )
-"""The same of policies that schedule tasks in lanes."""
+"""Settings of task policies (Chitu) that can be changed live."""
 _ORDER_KNOBS = frozenset({"policy", "patience_s", "tenant_fairness"})
 LIVE_LIMITS = (
     "num_gpu_blocks",
@@ -55,10 +55,12 @@ _OUR_PARTS = "scheduler_svc.core."
 
 
 def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
-    """From the next plan on the core decides by these; all or nothing. What parts have learned stays (their `MEMORY`).
+    """Apply a new spec and limits from the next plan on, or change nothing. Parts keep what they have learned
+    (`MEMORY`).
 
-    ConfigError for what is fixed at start, naming what is not; for limits that contradict the policy; for pools that would lose
-    blocks in use. None of 1 % for `watermark_blocks`: the blocks kept free stay as many as they are.
+    ConfigError for settings that are fixed at start, for limits that contradict the policy, and for pools that
+    would lose blocks in use. `watermark_blocks` = None keeps the current number of blocks, also when the pool
+    size changes.
     """
     state = core.state
     _check(core.spec, spec, state.limits, limits)
@@ -75,7 +77,7 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
         task_policies.retune(core, spec, limits)
         core.spec = spec
     state.limits = limits
-    state.guard.on_tokens()  # what led nowhere so far may lead somewhere now
+    state.guard.on_tokens()  # preemptions that were fruitless so far may help under the new settings
     if spec != core.spec:
         _change_parts(core, spec, state)
 
@@ -126,7 +128,7 @@ def _check_pool(name: str, pool: BlockPool, wanted: int) -> None:
 
 
 def _check_reserved(spec: PolicySpec, state: CoreState, limits: CoreLimits) -> None:
-    """Where whoever enters is promised room to its end, free blocks may be promised."""
+    """Refuse to shrink a pool while its free blocks are reserved for groups that already entered (skew, ranks)."""
     shrinks = limits.num_gpu_blocks < state.limits.num_gpu_blocks
     groups = (group for request in state.requests.values() for group in request.groups if not group.is_finished)
     if spec.phases in _RESERVING and shrinks and any(group.lane is not None for group in groups):
@@ -139,7 +141,7 @@ def _check_reserved(spec: PolicySpec, state: CoreState, limits: CoreLimits) -> N
 
 
 def _change_parts(core: Scheduler, spec: PolicySpec, state: CoreState) -> None:
-    """New parts for the old ones, but for those that are fixed; they go on with what those have learned."""
+    """Replace the changeable parts by new ones, which take over the state of the old (`MEMORY`)."""
     old, changed = list(_parts_with_memory(core.parts)), _changed(core.spec, spec)
     ordering = presets.ordering_of(spec, state.costs)
     progress, outputs, phases = presets.parts(spec, ordering, state, core.deadlines)
@@ -154,7 +156,7 @@ def _change_parts(core: Scheduler, spec: PolicySpec, state: CoreState) -> None:
 
 
 def _resorted(old: GroupQueue, new: GroupQueue) -> GroupQueue:
-    """All in order of arrival into the new one, which may have an order of its own; who was put back first comes first again."""
+    """Move all groups to the new queue in order of arrival (ties keep their order); its own ordering applies."""
     if isinstance(old, FairQueue) and isinstance(new, FairQueue):
         new.shares = old.shares
     for group in sorted(old, key=lambda g: g.request.arrival_time):
@@ -163,7 +165,7 @@ def _resorted(old: GroupQueue, new: GroupQueue) -> GroupQueue:
 
 
 def _parts_with_memory(parts: Iterable[object]) -> Iterator[Any]:
-    """Those parts, and parts of theirs, that remember something from step to step."""
+    """The parts, including parts of parts, that keep state from step to step (`MEMORY`)."""
     seen: dict[int, object] = {}
     todo = list(parts)
     while todo:

@@ -1,6 +1,6 @@
-"""What has to be computed again: after a step that failed, a worker that was lost, or for prefixes that are to be forgotten.
+"""Recompute lost work: after a failed step, after the loss of a worker, or when prefixes must be dropped.
 
-Preemption, which makes room for others, is `preemption`'s; here nobody gains anything.
+Preemption to free blocks for others is in `parts/preemption.py`.
 """
 
 from scheduler_svc.core.flights import Flights
@@ -11,8 +11,11 @@ from scheduler_svc.core.state import CoreState
 
 
 def fail(step: int, why: str, state: CoreState, flights: Flights) -> list[EndedSequence]:
-    """The worker could not run that plan: its sequences end with `why`, of beams all. Who was planned behind it, and may have
-    built on what it was to compute, is computed again."""
+    """Handle a plan that the worker could not run: end its sequences with the error `why` (beams: the whole
+    group).
+
+    Sequences in later plans that may have built on the KV it was to compute are recomputed.
+    """
     shares = flights.land_as_objects(step)
     alive = [flight for flight in shares if not flight.sequence.status.is_finished]
     later = flights.groups_built_on(alive)
@@ -29,7 +32,7 @@ def fail(step: int, why: str, state: CoreState, flights: Flights) -> list[EndedS
 
 
 def send_back(groups: list[Group], state: CoreState, flights: Flights) -> None:
-    """They wait again before all others, in their order; what is under way of them is ignored."""
+    """Requeue groups at the front of the waiting queue, in their order; their results in flight are ignored."""
     sequences = [sequence for group in groups for sequence in group.live]
     for group in reversed(groups):
         state.take_out(group)
@@ -41,7 +44,7 @@ def send_back(groups: list[Group], state: CoreState, flights: Flights) -> None:
 
 
 def lose_memory(state: CoreState, flights: Flights) -> None:
-    """All that ran waits again, in its order; nothing is under way, no worker holds anything, no prefix is known."""
+    """Requeue all running and swapped groups in order; drop plans in flight, worker state and cached prefixes."""
     flights.clear()
     for group in reversed([*state.running, *state.swapped]):
         restart(group, state)
@@ -56,7 +59,10 @@ def lose_memory(state: CoreState, flights: Flights) -> None:
 
 
 def lose_lane(lane: int, state: CoreState, flights: Flights) -> None:
-    """As if what was its had never had a lane. Its caches forget it before it has none: they are asked by lane."""
+    """Requeue the groups of a lost lane as if they had never been placed on one.
+
+    Cache state is dropped before `group.lane` is cleared, because the caches find it by lane.
+    """
     flights.clear_lane(lane)
     lost = [group for request in state.requests.values() for group in request.groups if group.lane == lane]
     for group in reversed([g for g in (*state.running, *state.swapped) if g.lane == lane]):
@@ -72,7 +78,10 @@ def lose_lane(lane: int, state: CoreState, flights: Flights) -> None:
 
 
 def restart(group: Group, state: CoreState) -> None:
-    """It waits as the first of all, without blocks and with its tokens. Whoever had it in a queue has taken it out."""
+    """Requeue a group at the head of the waiting queue, without blocks and with its tokens.
+
+    The caller has removed it from its queue.
+    """
     for sequence in group.live:
         state.cache.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED

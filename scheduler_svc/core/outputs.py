@@ -1,6 +1,7 @@
-"""What a step's result does to its sequences: tokens are appended, stop rules asked, samples forked, losers dropped (R94-R97).
+"""Apply step results to sequences: append tokens, check stop rules, fork samples, drop losing beams.
 
-`OutputRules` is the seam. `AtOnce` handles a result when it arrives, `late_outputs.OneStepLate` while the next step runs.
+`OutputRules` is the protocol. `AtOnce` handles a result when it arrives, `late_outputs.OneStepLate` during the
+next step.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ Children = dict[str, list[tuple[int, float]]]
 
 @dataclass(slots=True)
 class Flight:
-    """One sequence's share of a plan that is under way. `ticket`: its group's at that time, ascending in plans of v1."""
+    """One sequence's share of a plan in flight. `ticket`: its group's at that time; ascending within plans of v1."""
 
     sequence: Sequence
     num_tokens: int
@@ -28,7 +29,9 @@ class Flight:
 
     @property
     def has_left(self) -> bool:
-        """Its sequence was preempted since: the blocks that it was to fill are others' now, or free and still found."""
+        """True if the sequence was preempted since: the blocks it was to fill are reused, or are free and still
+        cached.
+        """
         return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
 
 
@@ -36,44 +39,44 @@ class OutputRules(Protocol):
     """When and how results are applied."""
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
-        """A step is going to be planned; sequences whose end was open and is handled now."""
+        """Handle pending ends before a step is planned; returns the sequences that ended."""
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """A plan's result is here."""
+        """Apply the result of a plan."""
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """Whether a running group must not be scheduled again, as only its end is not handled yet (R59)."""
+        """True if a running group must not be scheduled again because its end is decided but not yet handled."""
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
-        """Handles what is open of a group before it is preempted; its sequences that ended by that (R60)."""
+        """Handle pending results of a group before it is preempted; returns its sequences that ended."""
 
     def reset(self) -> None:
-        """Results of plans under way will never come."""
+        """Results of plans in flight will never arrive."""
 
 
 class AtOnce:
-    """A result is handled completely when it arrives."""
+    """Output rules that handle a result completely when it arrives."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
-        """Nothing is open."""
+        """Return an empty list: no end is ever pending."""
         return []
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """Never."""
+        """Return False: no end is ever pending."""
         return False
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
-        """Nothing is open."""
+        """Return an empty list: no result is ever pending."""
         return []
 
     def reset(self) -> None:
-        """Nothing is open."""
+        """No-op: no result is ever pending."""
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """Group by group, in scheduled order. Vanished sequences are skipped (R139)."""
+        """Apply a result group by group, in scheduled order. Sequences that are gone are skipped."""
         outcome = StepOutcome()
         for group, members in by_group(flights):
             for flight in members:
@@ -88,7 +91,7 @@ class AtOnce:
         return outcome
 
     def _children(self, group: Group, flights: list[Flight], result: StepResult, state: CoreState) -> Children:
-        """Where the group branches: what the result says, or what its beams' candidates make of it."""
+        """The group's branches: those in the result, or those that beam search chooses from its candidates."""
         names = [flight.sequence.name for flight in flights]
         if any(name in result.candidates for name in names):
             return beam_search.decide(group, result.candidates, state.max_total_tokens)
@@ -100,7 +103,7 @@ class AtOnce:
         return children
 
     def _continue(self, flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> None:
-        """Appends to all of a group, then ends those that stop."""
+        """Append tokens to all sequences of a group, then end those that stop."""
         ended = []
         for flight in flights:
             sequence = flight.sequence
@@ -116,7 +119,7 @@ class AtOnce:
 
 
 def by_group(flights: list[Flight]) -> list[tuple[Group, list[Flight]]]:
-    """Unfinished sequences by group, in order of the first of each."""
+    """Unfinished sequences by group, ordered by the first sequence of each."""
     groups: dict[int, tuple[Group, list[Flight]]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:
@@ -128,7 +131,7 @@ def by_group(flights: list[Flight]) -> list[tuple[Group, list[Flight]]]:
 def append(
     sequence: Sequence, tokens: list[int], result: StepResult, state: CoreState, outcome: StepOutcome
 ) -> SequenceStatus | None:
-    """Appends until a stop rule says so, and reports the run; the final status, or None."""
+    """Append tokens up to a stop and report them. Returns the final status, or None."""
     offset = sequence.num_output_tokens
     status = None
     for token in tokens:
@@ -141,14 +144,14 @@ def append(
 
 
 def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOutcome) -> None:
-    """Notes what was appended to a sequence from `offset` on."""
+    """Report the tokens of a sequence from output offset `offset` on, and add their logprobs to its total."""
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
     sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
     outcome.entries.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
 
 
 def note_first_tokens(flights: list[Flight], outcome: StepOutcome, now: float) -> None:
-    """Times the first output of those requests that had none before this result (R98)."""
+    """Set `first_token_time` of requests that got their first token with this result."""
     without = [f.sequence.request for f in flights if f.sequence.request.first_token_time is None]
     given = {run.request_id for run in outcome.entries} if without else ()
     for request in without:
@@ -157,7 +160,7 @@ def note_first_tokens(flights: list[Flight], outcome: StepOutcome, now: float) -
 
 
 def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> list[Flight]:
-    """Ends what failed alone (of beams all, as they compete); the flights of the others."""
+    """End the sequences that failed (beams: all, as they compete). Returns the shares of the others."""
     why = next((result.failed[f.sequence.name] for f in flights if f.sequence.name in result.failed), None)
     if why is None:
         return flights
@@ -175,9 +178,10 @@ def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outc
 
 
 def branch(group: Group, children: Children, state: CoreState, outcome: StepOutcome) -> None:
-    """`children`: (token, logprob) by parent: the first continues it, the others are forks of it, none drops it.
+    """Branch a group. `children`: (token, logprob) pairs by parent: the first continues it, the others fork it;
+    empty drops it.
 
-    Where nobody is left the parents end, so that the request ends with them.
+    Where no child is left at all the parents end instead, so that the request ends with them.
     """
     parents = [sequence for sequence in group.live if sequence.name in children]
     if not any(children.values()):
@@ -194,7 +198,7 @@ def branch(group: Group, children: Children, state: CoreState, outcome: StepOutc
 
 
 def _settle_fates(pairs: list[tuple[Sequence, Sequence]], state: CoreState, outcome: StepOutcome) -> None:
-    """Children join the group and share blocks unless they are over at once; who is over is freed last."""
+    """Add children to the group, sharing blocks unless they ended at once; free the ended ones last."""
     statuses = [check_stop(child, state.max_total_tokens) for child, _ in pairs]
     for (child, parent), status in zip(pairs, statuses, strict=True):
         if child is not parent:
@@ -209,7 +213,7 @@ def _settle_fates(pairs: list[tuple[Sequence, Sequence]], state: CoreState, outc
 def _offspring(
     parent: Sequence, tokens: list[tuple[int, float]], outcome: StepOutcome
 ) -> list[tuple[Sequence, Sequence]]:
-    """(child, parent) pairs, the parent itself last. Forks copy the past before the parent goes on."""
+    """(child, parent) pairs, the parent itself last. Forks copy the parent before its own token is appended."""
     family = [parent, *(parent.fork(parent.group.new_index()) for _ in tokens[1:])]
     offset = parent.num_output_tokens
     for child, (token, logprob) in zip(family, tokens, strict=True):

@@ -1,7 +1,8 @@
-"""What the core decides and learns: plans out, results in. `SchedulerOutputs` and `WorkerOutputs` are their wire form.
+"""Plans and results: what the core decides and what it learns. The wire forms are `SchedulerOutputs` and
+`WorkerOutputs`.
 
-Sequences are named `<request id>/<c>`. Block ids are zero-based per device; device ids start at 1 under rules that keep block 0
-as the null block.
+Sequences are named `<request id>/<index>`. Block ids are zero-based per device; under rules that reserve block
+0 as the null block, device ids start at 1.
 """
 
 from collections.abc import Mapping
@@ -27,18 +28,24 @@ __all__ = [
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step for one lane, in scheduling order. Pairs are (source, destination).
+    """One step for one lane, in scheduling order. Block pairs are (source, destination).
 
-    `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), told once (R126, R135).
-    `finished`: requests that ended since the last plan, told once (R135).
-    `preempted`: (request id, "recompute" | "swap") in order of happening; `num_preempted` of them for lack of blocks (R46);
-    `num_cumulative_preemptions`: all since the start, these included (R80).
-    `lookups`: (request id, cached tokens found) in order. `ended`: sequences whose end was decided while planning; it is told
-    here and nowhere else. `num_batched_tokens`: what the step takes of the token budget. `late`: requests whose end is
-    only not handled yet and that are scheduled no more (R59).
-    `num_decode_steps`: decode steps that the worker runs for it, above 1 only where all decode (R91).
-    A plan without work may still carry `left` and `ended`. `entries` are the shares but the `steady` ones, with the `tickets`
-    that say where they stand among those; `scheduled` is all of them. `events`: changes of state and reason since the last plan.
+    - `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), sent
+      once.
+    - `finished`: requests that ended since the last plan, sent once.
+    - `preempted`: (request id, "recompute" | "swap") in order; `num_preempted` of them for lack of blocks.
+    - `num_cumulative_preemptions`: all since the start, these included.
+    - `lookups`: (request id, cached tokens found) in order.
+    - `ended`: sequences that ended while planning; reported only here.
+    - `num_batched_tokens`: tokens taken from the budget.
+    - `late`: requests that are no longer scheduled while their end is pending (`async_output`).
+    - `num_decode_steps`: decode steps that the worker runs for this plan; above 1 only if all shares are
+      decodes.
+    - `entries`: all shares except the fast-decode ones in `steady`, with `tickets` giving their positions among
+      those; `scheduled` has all.
+    - `events`: changes of state and reason since the last plan.
+
+    A plan without work may still carry `left` and `ended`.
     """
 
     step: int
@@ -72,7 +79,7 @@ class StepPlan:
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:
-        """All shares in scheduling order; the steady ones are written out for who asks first."""
+        """All shares in scheduling order; fast-decode rows are expanded on first access."""
         if self.steady is None:
             return self.entries
         if self.written_out is None:
@@ -82,20 +89,23 @@ class StepPlan:
 
     @property
     def course(self) -> tuple[object, int] | None:
-        """Of plans that have steady rows alone; equal where these are the same, each one token further for each step."""
+        """Batch signature of a plan that consists of fast-decode rows only, else None.
+
+        Plans with equal signatures have the same rows, each one token further for each step between them.
+        """
         if self.steady is None or self.entries or not len(self.steady):
             return None
         return self.steady.course, int(self.steady.computed_before[0]) - self.step
 
     @property
     def grown(self) -> list[ScheduledSequence]:
-        """Shares with new blocks or that are fresh; those with a new block alone may come last."""
+        """Shares that are fresh or have new blocks; fast-decode rows with a new block come last."""
         loose = [entry for entry in self.entries if entry.new_block_ids or entry.fresh]
         return loose if self.steady is None else loose + self.steady.grown()
 
     @property
     def num_scheduled(self) -> int:
-        """How many sequences have a share."""
+        """Number of sequences with a share."""
         return len(self.entries) + (0 if self.steady is None else len(self.steady))
 
     @property
@@ -106,36 +116,41 @@ class StepPlan:
 
     @property
     def swap_in(self) -> list[tuple[int, int]]:
-        """Host to device pairs."""
+        """(host, device) pairs."""
         return self.swap_in_moves.pairs
 
     @property
     def swap_out(self) -> list[tuple[int, int]]:
-        """Device to host pairs."""
+        """(device, host) pairs."""
         return self.swap_out_moves.pairs
 
     @property
     def copy(self) -> list[tuple[int, int]]:
-        """Device to device pairs of copy-on-write."""
+        """(device, device) pairs of copy-on-write."""
         return self.copy_moves.pairs
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to execute (R6)."""
+        """True if the worker has nothing to execute."""
         return not (self.num_scheduled or self.swap_in or self.swap_out or self.copy)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came back for a plan, by sequence name.
+    """Result of a plan, by sequence name.
 
-    `tokens`: those that continue it. `children`: where it branches, one token for each child: the first continues the sequence, the
-    others are forks of it, none drops it (R94). `candidates`: (token, logprob) guesses of a beam, best first; the core chooses.
-    `logprobs`: of `tokens` or `children`, where samples are ranked. `failed`: sequences that failed alone, and why.
-    `mask_s`: seconds by which a sequence's grammar held the step up beyond what grammars usually take (`mask_pace`).
-    `column`: instead of `tokens` for the plan's `steady` rows: int64, one token for each in order, -1 = none.
-    `duration_s`: how long the worker took, 0 = it did not say: it pays for masks and decides nothing else. `queued_s`: how long the
-    plan had waited there; for recordings alone.
+    - `tokens`: tokens that continue a sequence.
+    - `children`: one token per child where a sequence branches: the first continues the sequence, the others
+      fork it, an empty list drops it.
+    - `candidates`: (token, logprob) continuations of a beam, best first; the core chooses.
+    - `logprobs`: of `tokens` or `children`, where samples are ranked.
+    - `failed`: error messages of sequences that failed while the step succeeded.
+    - `mask_s`: seconds by which a sequence's grammar delayed the step beyond what grammars usually take
+      (`mask_pace`).
+    - `column`: given instead of `tokens` for the plan's fast-decode rows: int64, one token per row in order, -1
+      = none.
+    - `duration_s`: time the worker took, 0 = unknown; used only to pay off mask time.
+    - `queued_s`: time the plan waited at the worker; for recordings only.
     """
 
     step: int
@@ -152,9 +167,10 @@ class StepResult:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What `update()` did with a result; `runs[i]` of a sequence precede its entry in `ended`. `dropped`: beams that lost.
+    """What `update()` did with a result. A sequence's run precedes its entry in `ended`. `dropped`: losing beams.
 
-    `entries` are the runs but the `steady` ones, with the `tickets` that say where they stand among those.
+    `entries`: all runs except the fast-decode ones in `steady`, with `tickets` giving their positions among
+    those.
     """
 
     entries: list[TokenRun] = field(default_factory=list)
@@ -165,12 +181,12 @@ class StepOutcome:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether anybody gained a token."""
+        """True if any sequence gained a token."""
         return bool(self.entries) or (self.steady is not None and len(self.steady.rows) > 0)
 
     @property
     def runs(self) -> list[TokenRun]:
-        """All runs in the plan's order; the steady ones are written out for it."""
+        """All runs in the plan's order; fast-decode rows are expanded."""
         if self.steady is None:
             return self.entries
         if not self.entries:

@@ -1,4 +1,4 @@
-"""The seams that see the whole state: phases, which plan a step, and admission and preemption, which they ask (design.md 4)."""
+"""Protocols of the parts that see the whole state: phases, admission and preemption."""
 
 import enum
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ class Phase(Protocol):
     """One stage of planning a step. Only phases move groups between queues."""
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """Adds to the draft what this phase schedules, within its budget."""
+        """Add to the draft what this phase schedules, within its budget."""
 
 
 class Verdict(enum.Enum):
-    """What admission says of a waiting group."""
+    """Answer of an admission check for a waiting group."""
 
     ENTER = "enter"
     SKIP = "skip"
@@ -26,35 +26,38 @@ class Verdict(enum.Enum):
 
 
 class Admission(Protocol):
-    """Whether waiting groups may start."""
+    """Decides whether waiting groups may start."""
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
-        """Asked before each look at the head of the queue: may anybody start at all?"""
+        """Whether any group may start; asked before each look at the head of the queue."""
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """Asked for the head of the queue."""
+        """Whether this group, the head of the queue, may start."""
 
     def close(self, num_started: int) -> None:
-        """The phase is over; so many groups started."""
+        """End of the phase, in which `num_started` groups started."""
 
 
 class Preemption(Protocol):
-    """Who leaves when blocks run out, and how."""
+    """Chooses the group to preempt when blocks run out, and how (recompute or swap)."""
 
     def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
-        """Who leaves for `needy`: one of them (not empty), in running order, or itself."""
+        """The group to preempt for `needy`: one of `candidates` (not empty, in running order) or `needy` itself."""
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
-        """Takes its blocks and notes the event; "recompute" or "swap": the queue it belongs to. The caller moves it there."""
+        """Take the group's blocks and record the event.
+
+        Returns "recompute" or "swap": the queue to which the caller moves the group.
+        """
 
 
 def gates_open(checks: Iterable[Admission], state: CoreState, draft: StepDraft) -> bool:
-    """Whether all gates are; every part is asked, as asking may be counted (R57)."""
+    """Whether all gates are open; each is asked even after one is closed, as a check may keep state per call."""
     return all([check.gate(state, draft) for check in checks])
 
 
 def first_refusal(checks: Iterable[Admission], group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-    """The first verdict that is not ENTER, else ENTER."""
+    """The first verdict other than ENTER, else ENTER."""
     for check in checks:
         verdict = check.check(group, state, draft)
         if verdict is not Verdict.ENTER:

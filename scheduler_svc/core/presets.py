@@ -1,4 +1,4 @@
-"""Presets: which parts make which scheduler. A preset is a `PolicySpec`; `build` puts the parts together, the same way for all."""
+"""Presets: named policy specs, and `build`, which assembles a scheduler from a spec."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,21 +84,22 @@ _PRESETS = {
 
 
 def policy_names() -> list[str]:
-    """Names that `preset` knows."""
+    """Names that `preset` accepts."""
     return sorted(_PRESETS)
 
 
 def preset(name: str, /, **knobs: Any) -> PolicySpec:
-    """The spec of that name, with other knobs. ConfigError names what exists."""
+    """The spec of that name with settings replaced. ConfigError for an unknown name, listing the known ones."""
     if name not in _PRESETS:
         raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(policy_names())}", reason="UNKNOWN_POLICY")
     return _PRESETS[name].with_knobs(**knobs)
 
 
 def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | None = None, **knobs: Any) -> Scheduler:
-    """The scheduler of a preset or spec. ConfigError for limits that contradict it.
+    """Build the scheduler of a preset or spec. ConfigError for limits that contradict it.
 
-    `rename`: other names under which prefixes are hashed, those of the recording.
+    `rename`: maps token ids and salts before prefixes are hashed, to reproduce a recording made under other
+    names.
     """
     spec = preset(policy, **knobs) if isinstance(policy, str) else policy.with_knobs(**knobs)
     spec.check(limits)
@@ -126,7 +127,7 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | N
 
 
 def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
-    """What the spec says, but for the parts in the state: over a new one, or over one that lives (`live_change`)."""
+    """Progress, output rules and phases of a spec, over a new state or, for `live_change`, an existing one."""
     progress, outputs, phases = _mixed(spec, ordering, state) if spec.phases == "mixed" else _v0(spec, ordering)
     if spec.sliding_window is not None and isinstance(state.cache, V1PoolRules):
         outputs = BehindWindow(outputs, state.cache, spec.sliding_window)
@@ -136,19 +137,19 @@ def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Dea
 
 
 def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
-    """The queue of those that wait; v0 sorts its own now and then."""
+    """The waiting queue; v0 sorts its own when it needs to."""
     if spec.tenant_fairness:
         return FairQueue(ordering)
     return queue_for(ordering) if spec.phases == "mixed" else ArrivalQueue()
 
 
 def account_of(waiting: GroupQueue) -> ServiceAccount:
-    """Who is told of what tenants are served: the queue that goes by it, where it does."""
+    """The account of service per tenant: the queue itself if it is fair between tenants, else a no-op."""
     return waiting if isinstance(waiting, FairQueue) else NobodyCounts()
 
 
 def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
-    """Who comes first."""
+    """The ordering that the spec names."""
     if spec.policy == "aged":
         return Aged(spec.patience_s, costs)
     return Priority() if spec.policy == "priority" else Fcfs()

@@ -1,7 +1,8 @@
-"""Why a request waits, and the events that say so (design.md 4, Explain): codes, numbers, and the knob that each hangs on.
+"""Why a request waits, and the events that report it: codes, numbers, and the settings behind each
+(docs/explaining.md).
 
-An event is made when an *examined* request changes state or reason. The rest of a queue stands behind its head, so one event
-about the queue says it for all of them; `timelines` puts both together when somebody asks.
+An event is recorded when an *examined* request changes state or reason. The rest of a queue waits behind its
+head, so one event about the queue covers all of it; `timelines` joins both on demand.
 """
 
 import enum
@@ -14,54 +15,54 @@ WAITING_QUEUES = ("waiting", "swapped")
 
 
 class Reason(enum.StrEnum):
-    """States and reasons. Those of waiting are in `KEYS`."""
+    """States and reasons of a request. Reasons for waiting that a setting can relieve are in `KEYS`."""
 
     ARRIVED = "ARRIVED"
-    """It came while a step was under way; the next plan looks at it."""
+    """It arrived during a step; the next plan examines it."""
     NO_WORKER = "NO_WORKER"
-    """No worker could run steps. The service's, never the core's."""
+    """No worker could run steps. Set by the service, never by the core."""
     NEED_BLOCKS = "NEED_BLOCKS"
     TOKEN_BUDGET = "TOKEN_BUDGET"
     MAX_SEQS = "MAX_SEQS"
     LORA_SLOTS = "LORA_SLOTS"
     DELAY = "DELAY"
     BATCH_UNDER_WAY = "BATCH_UNDER_WAY"
-    """Static batching: nobody joins a batch."""
+    """Static batching: no request joins a running batch."""
     STEP_PREEMPTS = "STEP_PREEMPTS"
-    """Nobody starts, or comes back, in a step that made somebody leave (R132, R5)."""
+    """No group starts or is swapped in during a step that preempted a group."""
     DECODE_FIRST = "DECODE_FIRST"
-    """The step is one of decodes, or of those that run."""
+    """The step runs decodes, or running groups, only."""
     SWAPPED_FIRST = "SWAPPED_FIRST"
-    """Groups on the host come before new prompts (R41)."""
+    """Groups swapped out to the host are resumed before new prompts start."""
     OUTRANKED = "OUTRANKED"
-    """It is on the host, and a more important one that waits for its first blocks comes before it."""
+    """It is swapped out, and a higher-ranked waiting request goes first."""
     PREFILL_FIRST = "PREFILL_FIRST"
-    """The step is one of prompts (R41)."""
+    """The step runs prompts only."""
     RESULT_PENDING = "RESULT_PENDING"
-    """A step from before its preemption is under way still (R154)."""
+    """A step from before its preemption is still in flight."""
     MAKES_WAY = "MAKES_WAY"
-    """Everybody makes way for one that is stuck (progress guard)."""
+    """All other groups wait for one that makes no progress (progress guard)."""
     RESERVED = "RESERVED"
-    """The slot, rank or policy keeps room for those that run."""
+    """The slot, rank or policy keeps room for running requests."""
     THRESHOLD = "THRESHOLD"
-    """More blocks than prompts may use at present (Chitu's adaptive threshold, R170)."""
+    """It needs more blocks than prompts may use at present (Chitu's adaptive threshold)."""
     SLOT_TYPE = "SLOT_TYPE"
-    """Its lane takes only work of another type now (R184)."""
+    """Its slot currently accepts only tasks of another type."""
     LANE_BUSY = "LANE_BUSY"
-    """Every lane that could take it is under way or full."""
+    """Every slot or rank that could take it is in flight or full."""
     PREFIX_AFFINITY = "PREFIX_AFFINITY"
-    """It was given to the rank that knows how its prompt begins."""
+    """It was assigned to the rank that has its prompt prefix cached."""
     TENANT_SHARE = "TENANT_SHARE"
-    """It is the next of a tenant that was served more than others that wait; one of theirs starts before it."""
+    """It is the head of a tenant that was served more than other waiting tenants; one of theirs starts first."""
     MADE_ROOM = "MADE_ROOM"
-    """Others left for it in this step; it starts in the next (R85)."""
+    """Other groups were preempted for it in this step; it starts in the next."""
     PREEMPTED = "PREEMPTED"
     WORKER_LOST = "WORKER_LOST"
-    """What its worker held is gone, or must be computed again; it waits again with its tokens."""
+    """Its KV was lost with its worker, or must be recomputed; it waits again with its tokens."""
     RUNNING = "RUNNING"
     ENDED = "ENDED"
     BEHIND = "BEHIND"
-    """Not examined: somebody before it could not start. Composed, never an event."""
+    """Not examined: a request before it in the queue could not start. Derived by `timelines`, never an event."""
 
 
 KEYS: dict[Reason, tuple[str, ...]] = {
@@ -77,15 +78,15 @@ KEYS: dict[Reason, tuple[str, ...]] = {
     Reason.RESERVED: ("num_gpu_blocks",),
     Reason.THRESHOLD: ("num_gpu_blocks",),
 }
-"""What more of would have admitted it, the likeliest first. Reasons that are not here hang on no number."""
+"""Settings that would have to be larger to admit it, most likely first. Reasons not listed depend on no setting."""
 
 
 class Event(NamedTuple):
     """A change of state or reason, in the step that decided it. `now`: seconds on the clock of `schedule`.
 
-    `queue`: where the group stands from then on, "" = it is over. `sample`: which group of its request it is. `of_queue`: all
-    that stand behind it in that queue and were not examined wait for the same; `request_id` is then the head's, "" where none
-    was looked at.
+    `queue`: the group's queue from then on, "" = finished. `sample`: index of the group within its request.
+    `of_queue`: the reason also applies to all unexamined groups behind it in that queue; `request_id` is then
+    the head's, or "" if none was examined.
     """
 
     step: int

@@ -1,9 +1,12 @@
-"""What is scheduled: requests, their groups and sequences. Pure data with the counters that rules are written in.
+"""Requests, groups and sequences: the data that the scheduler works on.
 
-A *request* is what the client sent. A *group* is what is scheduled as a whole: all its live sequences act together (R28). Under v0
-a request is one group; under v1 each sample is a group of its own, and only beams share one (`grouping`). A *sequence* is one
-token stream. Counters replace mode flags: `num_tokens` known tokens, `num_computed_tokens` of them with KV in blocks (or promised
-by a step under way), `num_placeholders` tokens that steps under way will make, `prefill_end` where the prefill is over.
+A *request* is what the client sent. A *group* is scheduled as a whole: all its live sequences act together.
+Under v0 a request is one group; under v1 each sample is its own group, and only beams share one (`grouping`). A
+*sequence* is one token stream.
+
+Counters replace mode flags: `num_tokens` prompt and output tokens so far; `num_computed_tokens` of them have KV
+in blocks (or will, by a step in flight); `num_placeholders` tokens that steps in flight will generate;
+`prefill_end` the offset at which prefill ends.
 """
 
 import enum
@@ -15,7 +18,7 @@ from scheduler_svc.core.request_rules import BeamRules, StopRules
 
 
 class SequenceStatus(enum.IntEnum):
-    """Where a sequence stands; finished means any value beyond SWAPPED (R23)."""
+    """Status of a sequence; every value above SWAPPED is final."""
 
     WAITING = 0
     RUNNING = 1
@@ -33,7 +36,7 @@ class SequenceStatus(enum.IntEnum):
 
     @property
     def finish_reason(self) -> str | None:
-        """The article's words; an ignored request reports "length" (R23). None while it lives."""
+        """The API's finish reason; an ignored request reports "length". None while unfinished."""
         return _FINISH_REASONS.get(self)
 
 
@@ -47,10 +50,10 @@ _FINISH_REASONS = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One token stream. Owned by the scheduler core; `token_ids` is the prompt followed by the output.
+    """One token stream; `token_ids` is the prompt followed by the output.
 
-    `draft_token_ids`: guesses that the next step verifies. `num_scheduled_tokens`: its share of the step last planned.
-    `num_shared_tokens`: those that an older sequence of its group computes for it, when all are computed again.
+    `draft_token_ids`: draft tokens that the next step verifies. `num_scheduled_tokens`: its tokens in the step
+    planned last. `num_shared_tokens`: tokens that the group's oldest sequence recomputes on behalf of this one.
     """
 
     group: "Group"
@@ -80,27 +83,27 @@ class Sequence:
 
     @property
     def cache_salt(self) -> str:
-        """The request's: only equal salts share prefix blocks."""
+        """The request's cache salt; only sequences with equal salts share prefix blocks."""
         return self.group.request.cache_salt
 
     @property
     def lora_id(self) -> int:
-        """The request's adapter, 0 = none."""
+        """The request's LoRA adapter; 0 = none."""
         return self.group.request.lora_id
 
     @property
     def lane(self) -> int | None:
-        """Its group's: which of several caches holds its blocks."""
+        """The lane of its group: selects the cache that holds its blocks."""
         return self.group.lane
 
     @property
     def no_cache_reuse(self) -> bool:
-        """The request's: compute everything afresh."""
+        """True if the request must not use cached blocks."""
         return self.group.request.no_cache_reuse
 
     @property
     def sibling_names(self) -> tuple[str, ...]:
-        """Older samples of its request that are scheduled apart from it and may hold blocks of the same prompt."""
+        """Names of older samples of the request that are scheduled separately and may hold blocks of the same prompt."""
         groups = self.group.request.groups
         if len(groups) == 1:
             return ()
@@ -108,26 +111,26 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: prompt and output."""
+        """Prompt and output tokens so far."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far; they survive preemption (R27)."""
+        """Tokens generated so far; preemption keeps them."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def in_prefill(self) -> bool:
-        """Its prompt, or what it must compute again, is not all computed yet (R26)."""
+        """True while its prompt, or the tokens it must recompute, are not all computed."""
         return self.num_computed_tokens < self.prefill_end
 
     def restart(self) -> None:
-        """Nothing of it is computed any more; generated tokens are kept (R27)."""
+        """Reset the computed counters for recomputation; generated tokens are kept."""
         self.num_computed_tokens = self.num_shared_tokens = self.num_scheduled_tokens = 0
         self.prefill_end = len(self.token_ids)
 
     def fork(self, index: int) -> "Sequence":
-        """A sequence of the same group with the same past (R94)."""
+        """A new sequence of the same group with a copy of this one's tokens and counters."""
         return Sequence(
             self.group,
             index,
@@ -141,7 +144,7 @@ class Sequence:
 
 
 class Place(enum.Enum):
-    """Which queue holds a group."""
+    """The queue that holds a group."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -151,14 +154,19 @@ class Place(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sequences scheduled as a whole. `width`: how many there will be once the prompt is done (R25).
+    """Sequences that are scheduled as a whole.
 
-    `num_fruitless`: preemptions in one situation since anybody gained a token; the progress guard counts it. `ticket`: order of
-    coming into running. `is_steady`: its counters are in the columns of the fast path (`steady.rows.SteadyRows`).
-    `lane`: where it was planned last, or stays for life, as its placement has it.
-    `num_charged`: output tokens that its tenant's account has of it, from its start to its end (`tenant_shares`).
-    `mask_debt_s`, `is_paused`: seconds that its masks held others up, and whether it sits out for that (`mask_pace`).
-    `waits_for`, `seen_heads`: what the journal told of it last, and how often it had told of heads of queues by then.
+    - `width`: number of sequences once the prompt is computed.
+    - `num_fruitless`: preemptions in the same situation since any sequence gained a token; maintained by the
+      progress guard.
+    - `ticket`: order of entering the running queue.
+    - `is_steady`: its counters are held by the fast decode path (`SteadyRows`).
+    - `lane`: where it was planned last; some placements never change it.
+    - `num_charged`: output tokens charged to its tenant while it runs (`tenant_shares`).
+    - `mask_debt_s`, `is_paused`: seconds by which its grammar masks delayed steps, and whether it sits out
+      steps for that (`mask_pace`).
+    - `waits_for`, `seen_heads`: the last reason reported for it, and the journal's head-of-line counter at that
+      time.
     """
 
     request: "Request"
@@ -178,58 +186,63 @@ class Group:
 
     @property
     def live(self) -> list[Sequence]:
-        """Sequences that still produce tokens, oldest first."""
+        """Unfinished sequences, oldest first."""
         return [s for s in self.sequences if s.status <= SequenceStatus.SWAPPED]
 
     @property
     def is_finished(self) -> bool:
-        """All its sequences are (R30)."""
+        """True if all its sequences have finished."""
         return all(s.status.is_finished for s in self.sequences)
 
     @property
     def needs_result(self) -> bool:
-        """What it does next depends on what its last step gave: it cannot be scheduled ahead. Of a beam, too, that is alone: its
-        next token is not the worker's to draw."""
+        """True if it cannot be scheduled ahead of its last result.
+
+        That holds for groups of several sequences and for every beam search, even of one beam, as the core and
+        not the worker chooses the next token.
+        """
         return self.width > 1 or self.request.beam is not None
 
     @property
     def num_children(self) -> int:
-        """Sequences that its next sample makes: all of them at the end of the prompt (R25); beams fork by choice."""
+        """Sequences that its next sample yields: all of them at the end of the prompt; beams fork by choice instead."""
         return self.width if len(self.sequences) == 1 and self.request.beam is None else 1
 
     @property
     def max_num_running_seqs(self) -> int:
-        """Sequences it takes of `max_num_seqs`: all it will have while in its prompt, then those alive; beams, which come back
-        when others finish, always all (R25)."""
+        """Sequences that it counts for in `max_num_seqs`: `width` during the prompt, then the live ones.
+
+        A beam search always counts its full width, as new beams replace finished ones.
+        """
         if self.request.beam is not None or self.width > len(self.sequences):
             return self.width
         return len(self.live)
 
     @property
     def in_prefill(self) -> bool:
-        """Decided by live sequences alone, whatever their finished siblings were (R203)."""
+        """True if any live sequence is in prefill; finished siblings do not count."""
         return any(s.in_prefill for s in self.live)
 
     def new_index(self) -> int:
-        """The next index for a forked sequence; indexes count creations and are never used twice."""
+        """The next index for a forked sequence; indexes are never reused."""
         self.num_indexes += 1
         return self.num_indexes - 1
 
     def find(self, index: int) -> Sequence:
-        """The sequence of that index. ValueError when there is none (R30)."""
+        """The sequence with that index. ValueError if there is none."""
         for sequence in self.sequences:
             if sequence.index == index:
                 return sequence
         raise ValueError(f"request {self.request.request_id} has no sequence {index}")
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a forked sequence in. ValueError for an index that is there (R30)."""
+        """Add a forked sequence. ValueError if its index is taken."""
         if any(s.index == sequence.index for s in self.sequences):
             raise ValueError(f"request {self.request.request_id} has a sequence {sequence.index} already")
         self.sequences.append(sequence)
 
     def remove(self, index: int) -> None:
-        """Drops a sequence that lost (R94). ValueError when there is none (R30)."""
+        """Remove a losing beam. ValueError if there is none with that index."""
         self.sequences.remove(self.find(index))
 
 
@@ -237,12 +250,19 @@ class Group:
 class Request:
     """A client's request as the core sees it.
 
-    `priority`: lower = sooner (R24). `arrival_time`: seconds on the caller's clock. `n` of `best_of` samples are wanted (default: n
-    of n); `beam`: they are beams. `lora_id`: adapter, 0 = none; `long_lora_max_len`: the prompt that it was made for, under v0 in
-    place of the usual limit (R50). `cache_salt`: only equal salts share prefix blocks (R138).
-    `committed`: output tokens made in an earlier life, one sample's behind the other's; `committed_counts`: of each sample, empty =
-    they are the first one's; `over`: samples that had ended then. `deadline`: when its client stops waiting, seconds on the same
-    clock, None = never. `tenant`: whose share it takes, where a policy is fair between tenants; a word that means nothing here.
+    - `priority`: lower = sooner.
+    - `arrival_time`: seconds on the clock of `Scheduler.schedule`.
+    - `n`: number of samples to return, of `best_of` generated (None: n).
+    - `beam`: the samples are beams.
+    - `lora_id`: adapter, 0 = none.
+    - `long_lora_max_len`: the context length of a long-context adapter, which under v0 replaces the usual
+      prompt limit.
+    - `cache_salt`: only requests with equal salts share prefix blocks.
+    - `committed`: output tokens generated before this submission, sample after sample.
+    - `committed_counts`: how many belong to each sample, empty = all to the first.
+    - `over`: indexes of samples that had already ended.
+    - `deadline`: when the client stops waiting, seconds on the same clock, None = never.
+    - `tenant`: key of the account that fair queueing charges; otherwise opaque.
     """
 
     request_id: str
@@ -272,33 +292,35 @@ class Request:
 
     @property
     def num_samples(self) -> int:
-        """Sequences it makes: `best_of` replaces n (R25)."""
+        """Number of sequences to generate: `best_of`, or `n` where that is None."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All it has, those of one group together."""
+        """All sequences, group by group."""
         return [s for group in self.groups for s in group.sequences]
 
     @property
     def is_finished(self) -> bool:
-        """All sequences are."""
+        """True if all sequences have finished."""
         return all(group.is_finished for group in self.groups)
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Sequences that still produce tokens."""
+        """Unfinished sequences."""
         return [s for s in self.sequences if not s.status.is_finished]
 
     def as_one_group(self) -> None:
-        """One group, with one sequence until the prompt is done (R29), or with all that were made in an earlier life."""
+        """Make one group, with one sequence until the prompt is computed, or with all sequences that
+        `committed_counts` lists.
+        """
         num_known = self.num_samples if self.committed_counts else 1
         group = Group(self, width=self.num_samples, num_indexes=num_known)
         group.sequences += [self._sequence(group, index) for index in range(num_known)]
         self.groups = [group]
 
     def as_samples(self) -> None:
-        """A group for each sample; beams stay together, as they compete."""
+        """Make one group per sample; beams stay in one group, as they compete."""
         if self.beam is not None or self.num_samples == 1:
             return
         self.groups = [Group(self) for _ in range(self.num_samples)]
@@ -315,13 +337,16 @@ class Request:
         return sequence
 
     def score(self, sequence: Sequence) -> float:
-        """What its samples are ranked by: logprob, with beams over output length ** penalty."""
+        """The score that ranks its samples: cumulative logprob, for beams divided by output length ** length_penalty."""
         if self.beam is None:
             return sequence.cumulative_logprob
         return sequence.cumulative_logprob / math.pow(max(1, sequence.num_output_tokens), self.beam.length_penalty)
 
     def best_sequences(self) -> list[Sequence]:
-        """The `n` best finished samples, best first; ties: older first. Ignored and aborted ones come last."""
+        """The `n` best samples, best first, ties by index; ignored and aborted ones rank last.
+
+        Where all samples are returned and none are beams, they come in index order.
+        """
         failed = (SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_IGNORED)
         ranked = sorted(self.sequences, key=lambda s: (s.status in failed, -self.score(s), s.index))
         return ranked[: self.n] if self.num_samples > self.n or self.beam else sorted(ranked, key=lambda s: s.index)

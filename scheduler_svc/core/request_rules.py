@@ -1,11 +1,11 @@
-"""What a client asked of its sequences: when they end by themselves, and whether they are beams."""
+"""Stop and beam-search parameters of a request."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When a sequence ends by itself (R95, R140). `max_tokens` >= 1 output tokens; ids are vocabulary ids."""
+    """When a sequence stops. `max_tokens` >= 1 output tokens; token ids are vocabulary ids."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -16,10 +16,11 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Beam search of `best_of` beams: score = sum of logprobs / output tokens ** `length_penalty`, as in transformers.
+    """Beam search with `best_of` beams: score = sum of logprobs / output tokens ** `length_penalty`, as in
+    transformers.
 
-    `early_stopping`: True = end when enough hypotheses are finished; False = when no live beam can beat the worst of them by
-    today's length; "never" = when it cannot at any length.
+    `early_stopping`: True = end when enough hypotheses are finished; False = when no live beam can beat the
+    worst of them at its current length; "never" = when it cannot at any length.
     """
 
     length_penalty: float = 1.0

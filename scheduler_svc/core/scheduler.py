@@ -1,7 +1,9 @@
-"""The scheduler core: a pure state machine (design.md 4).
+"""The scheduler core: a pure state machine.
 
-`add` and `abort` change queues, `schedule(now)` decides the next step, `update` applies its result. No I/O, no clock, no iteration
-over hashes: equal calls give equal plans (R201). Queues and tables are `state`; the rules are parts (`parts.py`, `policy.py`).
+`add` and `abort` change the queues, `schedule(now)` decides the next step, `update` applies its result. No I/O,
+no clock, no iteration over hash-ordered collections: equal calls give equal plans. Queues and block tables live
+in `state`; the policy is made of the parts in `parts/` and `policies/` (protocols in `parts/interfaces.py` and
+`policy.py`).
 """
 
 from collections.abc import Iterable
@@ -32,7 +34,8 @@ from svc_common.errors import InvalidArgument, ResourceExhausted
 class Scheduler:
     """Owner of all queues and, through the cache rules, of all block tables.
 
-    Every request that `add` takes ends exactly once: in `EndedSequence`s of a plan, an outcome, `abort` or `stop_at`.
+    Every request accepted by `add` ends exactly once: its `EndedSequence`s are in a plan, in an outcome, or
+    returned by `abort` or `stop_at`.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Scheduler:
         outputs: OutputRules,
         views: Iterable[View] = (),
     ) -> None:
-        """Parts come from `presets.build`; `views`: those of them that have something to show."""
+        """`presets.build` supplies the parts; `views`: those of them that implement `View`."""
         self.spec = spec
         self._state = state
         self.step = 0
@@ -67,45 +70,52 @@ class Scheduler:
 
     @property
     def state(self) -> CoreState:
-        """Queues and what belongs to them, all counters up to date; for looking in, as that writes every row back."""
+        """The full state with all counters up to date. For inspection only: it writes back every fast-decode row."""
         self._state.steady.sync_all()
         return self._state
 
     @property
     def depth(self) -> int:
-        """Plans that may be under way at once."""
+        """Plans that may be in flight at once."""
         return self._placement.depth
 
     @property
     def has_worker_per_lane(self) -> bool:
-        """Whether each lane is a worker with a memory of its own; else one worker has them all."""
+        """True if each lane is a worker with its own memory; False if one worker serves all lanes."""
         return self._placement.has_worker_per_lane
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is left (R36)."""
+        """True while any request is unfinished."""
         return bool(self._state.requests)
 
     @property
     def has_endings_to_tell(self) -> bool:
-        """Whether requests ended since the last plan: one more plan tells the workers, even if it schedules nothing (R135)."""
+        """True if requests ended since the last plan.
+
+        One more plan must then be made to inform the workers, even if it schedules nothing.
+        """
         return bool(self._state.finished)
 
     @property
     def num_unfinished_groups(self) -> int:
-        """Groups in all three queues (R36)."""
+        """Groups in the waiting, running and swapped queues."""
         return len(self._state.waiting) + len(self._state.running) + len(self._state.swapped)
 
     def request(self, request_id: str) -> Request | None:
-        """The live request of that id, its counters up to date."""
+        """The unfinished request with that id, its counters up to date; None if there is none."""
         request = self._state.requests.get(request_id)
         for group in request.groups if request else ():
             self._state.steady.sync(group)
         return request
 
     def add(self, request: Request) -> None:
-        """Queues a request. AlreadyExists for a live id, InvalidArgument for no tokens, OutOfRange when it can never run,
-        DeadlineExceeded when it cannot be done in time (policies that look at deadlines)."""
+        """Queue a request.
+
+        Raises AlreadyExists for an id in use, InvalidArgument for an empty prompt, OutOfRange for a request
+        that can never run, and, under policies with deadlines, DeadlineExceeded for one that cannot finish in
+        time.
+        """
         self._intake.check(request, self._state)
         self._state.journal.begin(self.step + 1, self._state.journal.now)
         self._state.requests[request.request_id] = request
@@ -118,10 +128,12 @@ class Scheduler:
             self._state.waiting.push(group)
 
     def add_prefilled(self, request: Request) -> None:
-        """Takes over a request whose known tokens but the last were computed elsewhere: it decodes at once (R167).
+        """Accept a request after its prefill on another worker (disaggregated prefill); it decodes at once.
 
-        It is one sequence, with `committed` tokens. Their KV must be brought into its blocks (`block_tables`) before its first plan
-        runs. Errors as `add`; InvalidArgument for another shape, ResourceExhausted without room for its blocks.
+        It must be one sequence with at least one token in `committed`; all its tokens but the last count as
+        computed. Their KV must be written into its blocks (see `block_tables`) before its first plan runs.
+        Raises what `add` raises; InvalidArgument for another shape or where each lane has its own worker;
+        ResourceExhausted when its blocks do not fit.
         """
         if request.num_samples > 1 or not request.committed:
             raise InvalidArgument.field("committed", "must hold the first token of the only sample, which is prefilled")
@@ -142,7 +154,7 @@ class Scheduler:
         self._state.start(sequence.group, self._state.journal.now)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
-        """Ends requests, wherever they stand; their blocks are free at once. Unknown ids are ignored (R35, R141)."""
+        """End requests in any queue and free their blocks at once. Unknown ids are ignored."""
         ended: list[EndedSequence] = []
         for request_id in request_ids:
             request = self._state.requests.get(request_id)
@@ -151,7 +163,11 @@ class Scheduler:
         return ended
 
     def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
-        """Ends a sequence after `num_output_tokens` outputs: a stop string was found there. Unknown or over: nothing."""
+        """End a sequence after `num_output_tokens` output tokens, where a stop string was found, and drop those
+        behind.
+
+        Returns nothing for a sequence that is unknown, has ended or has fewer output tokens.
+        """
         sequence = self._find(name)
         if sequence is None or num_output_tokens > sequence.num_output_tokens:
             return []
@@ -159,20 +175,21 @@ class Scheduler:
         return [self._state.retire(sequence, SequenceStatus.FINISHED_STOPPED)]
 
     def observe_costs(self, costs: Costs) -> None:
-        """What work was measured to cost on the worker; decisions from now on go by it."""
+        """Record measured costs of work on the worker; later decisions use them."""
         self._state.costs.observe(costs)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[StepPlan]:
-        """One plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
+        """Make one plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
         lanes = self._placement.free_lanes()
         return [self._plan(lane, now, is_last=lane == lanes[-1]) for lane in lanes]
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
-        """Applies what came back for a plan: appends tokens, ends what is over. Vanished sequences are skipped (R139).
+        """Apply the result of a plan: append tokens and end finished sequences. Sequences that are gone are
+        skipped.
 
-        `now`: when it came back, on the clock of `schedule`; None: no request's first token is timed.
+        `now`: when the result arrived, on the clock of `schedule`; None: do not record time to first token.
         """
         self._placement.on_result(result.step)
         flights = self._flights.land(result.step)
@@ -187,26 +204,31 @@ class Scheduler:
         return outcome
 
     def warm_up(self, *, on: bool) -> None:
-        """The workers warm up, or are done with it: prompts come first, or alone (R168, R193)."""
+        """Tell whether the workers are warming up; meanwhile policies may put prompts first or schedule them alone."""
         self._state.is_warming_up = on
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
-        """Guesses at the next tokens, by sequence name; the next step verifies them. Unknown or over: ignored (R158)."""
+        """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored."""
         for name, tokens in drafts.items():
             if (sequence := self._find(name)) is not None:
                 sequence.draft_token_ids = list(tokens)
 
     def fail_step(self, step: int, why: str) -> StepOutcome:
-        """The worker could not run that plan: its sequences end with `why`, of beams all. Who was planned behind it, and may have
-        built on what it was to compute, is computed again."""
+        """Handle a plan that the worker could not run: end its sequences with the error `why` (beams: the whole
+        group).
+
+        Sequences in later plans that may have built on the KV it was to compute are recomputed.
+        """
         self._placement.on_result(step)
         return StepOutcome(ended=lost_work.fail(step, why, self._state, self._flights))
 
     def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
-        """The worker's memory is gone: all that ran waits again, in its order, with its tokens; no prefix is known.
+        """Requeue all running sequences with their tokens, in order, after a worker lost its memory; drop all
+        cached prefixes.
 
-        `lane`: that worker's alone, where each lane has one; it gets no plan with work until `take_lane_back`, and what was its may
-        go on elsewhere. None: of all, which are there again.
+        `lane`: only that lane's worker is lost (where each lane has its own). The lane gets no plan with work
+        until `take_lane_back`, and its sequences may continue on other lanes. None: all workers lost their
+        memory and are back.
         """
         if lane is not None:
             self._placement.lose(lane)
@@ -217,14 +239,14 @@ class Scheduler:
         lost_work.lose_memory(self._state, self._flights)
 
     def take_lane_back(self, lane: int) -> None:
-        """The lost worker of a lane is there again, or another one, with an empty memory."""
+        """Mark a lost lane as served again, by a worker with empty memory."""
         self._placement.take_back(lane)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forgets all prefixes; False, and nothing forgotten, while a block is in use (R142).
+        """Drop all cached prefixes. Returns False, and drops nothing, while a block is in use.
 
-        `preempt_running`: all that run wait again first, in their order. Their tokens under way are discarded: they are made again,
-        and would come twice (R154).
+        `preempt_running`: first requeue all running and swapped sequences, in order, at the front. Their tokens
+        in flight are discarded; they are generated again and would otherwise be delivered twice.
         """
         if preempt_running:
             self._state.steady.dissolve()
@@ -234,52 +256,52 @@ class Scheduler:
     # --- live changes ---------------------------------------------------------------------------------------------
 
     def change(self, spec: PolicySpec, progress: Progress, outputs: OutputRules, phases: list[Phase]) -> None:
-        """Plans by these parts from now on; only `live_change` knows which may be put in the others' place."""
+        """Swap policy parts; `live_change` checks compatibility."""
         self.spec, self._progress, self._outputs, self._phases = spec, progress, outputs, phases
 
     @property
     def parts(self) -> list[object]:
-        """What `change` puts in place."""
+        """The parts that `change` replaces."""
         return [self._progress, self._outputs, *self._phases]
 
     @property
     def deadlines(self) -> Deadlines | None:
-        """Who watches deadlines, where the policy looks at them."""
+        """The deadline watch; None if the policy ignores deadlines."""
         return self._intake.deadlines
 
-    # --- looking in ----------------------------------------------------------------------------------------------
+    # --- inspection ----------------------------------------------------------------------------------------------
 
     def block_tables(self) -> dict[str, list[str]]:
-        """`{"r0/0": ["g3", "c0"]}` of all sequences that hold blocks."""
+        """Block tables of all sequences that hold blocks, as `{"r0/0": ["g3", "c0"]}`."""
         return self._state.cache.ledger.named_tables()
 
     def pool_report(self) -> PoolReport:
-        """Pools and reference counts."""
+        """Pool sizes and reference counts."""
         return self._state.cache.ledger.report()
 
     def cached_blocks(self) -> list[str]:
-        """Free device blocks that hold a known prefix, by name."""
+        """Names of the free device blocks that hold a cached prefix."""
         return self._state.cache.ledger.cached_blocks()
 
     @property
     def pool_counts(self) -> tuple[PoolCounts, PoolCounts]:
-        """Of the device's pool and of the host's."""
+        """Counts of the device pool and of the host pool."""
         return self._state.cache.ledger.counts()
 
     @property
     def queue_lengths(self) -> tuple[int, int, int]:
-        """Groups that wait, run and are swapped out."""
+        """Number of waiting, running and swapped groups."""
         return len(self._state.waiting), len(self._state.running), len(self._state.swapped)
 
     def check_integrity(self) -> list[str]:
-        """Violations of the ledger's invariants; empty when all is well (R200)."""
+        """Check the ledger's invariants; returns violations, empty if there are none."""
         return integrity.check(self._state.cache.ledger)
 
     def view(self) -> dict[str, Any]:
-        """What the parts of this policy remember, by name: thresholds, lanes, cursors."""
+        """Internal state of the policy's parts, by name: thresholds, slots, round-robin positions."""
         return {name: value for part in self._views for name, value in part.view().items()}
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------------------------
 
     def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
         limits = self._state.limits
@@ -310,10 +332,10 @@ class Scheduler:
             self._flights.take_off(plan, draft)
 
     def _end_what_is_stuck(self, draft: StepDraft) -> None:
-        """Nothing runs and nothing can: the first in line ends, so that those behind it are served.
+        """End the head of line when nothing runs and nothing can, so that the requests behind it are served.
 
-        What was swapped is computed again first: swapped in the middle of a prompt it must come back in one step (R86), and what is
-        left of that prompt may be more than a step takes.
+        A swapped group is first recomputed instead: if it was swapped out during its prefill, the rest of its
+        prompt must be computed in the step that swaps it in, and that may exceed the token budget of a step.
         """
         idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
         idle = idle and not self._state.is_warming_up
@@ -328,7 +350,7 @@ class Scheduler:
             draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
 
     def _charge_masks(self, name: str, seconds: float) -> None:
-        """The sequence's group owes the others that time, and its tenant pays for it."""
+        """Charge mask time to the sequence's group, and to its tenant as an equivalent number of tokens."""
         request_id, _, index = name.rpartition("/")
         request = self._state.requests.get(request_id)
         for group in request.groups if request else ():

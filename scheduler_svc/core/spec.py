@@ -1,4 +1,7 @@
-"""A policy as data: which parts, and their knobs. `presets` names the known ones and builds schedulers of them."""
+"""Policy specifications: the parts of a policy and their settings, as data.
+
+`presets` names the known policies and builds schedulers from specs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -31,23 +34,36 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec(TaskKnobs):
-    """Parts by name, then the knobs under the names of the articles (R48).
+    """Parts by name, then settings under vLLM's names where vLLM has them.
 
-    `policy`: order of the queues. `preemption_mode`: None = by number of sequences (R76). `delay_factor` (R57), `max_loras`: None =
-    no limit (R53), `num_lookahead_slots` and `num_scheduler_steps` (R68, R91), `watermark_blocks`: None = 1 % of the pool (R52),
-    `sliding_window` in tokens (R105), `async_output` (R59), `num_spec_tokens` (R150), `batch_queue`: plans under way (R147),
-    `fast_path`: steady decode in columns (equal decisions, for comparison).
-    `tenant_fairness`: tenants that wait are served in turn, by tokens (`tenant_queue`).
-    Of `quire`: `patience_s`: what one class of priority is worth in waiting time (`policy` = aged). `victims`: who leaves when
-    blocks run out: by the order of the queue, or the least important that loses least, computed again or swapped by cost.
-    `makes_way`: less important ones leave for the head of the queue when `margin_s` behind it (`policy` = aged). `restraint`:
-    prompts wait while those that run are expected to need the blocks, by output lengths seen so far times `caution`. `deadlines`:
-    refused when infeasible, dropped when passed. `step_s`, `compute_token_s`, `swap_block_s`: costs until some are measured, 0 =
-    not known.
-    `defects`: what v0 does when host blocks run out (fails the whole step, R75), with groups too large to come back (loses their
-    host blocks) and with cached prompts in chunks (all their blocks count as computed at the first, R93): "recorded" like that;
-    "repaired": the group is computed again, its blocks are freed, and blocks count once they are filled. And what Chitu does with
-    tasks that do not fit (fails the step), with those evicted under decode_only and with starving ranks (they stand for ever).
+    - `policy`: queue order.
+    - `preemption_mode`: None = by the number of sequences.
+    - `max_loras`: None = no limit.
+    - `watermark_blocks`: None = 1 % of the pool.
+    - `sliding_window`: tokens.
+    - `async_output`: v0's output handling one step late.
+    - `num_spec_tokens`: draft tokens per step.
+    - `batch_queue`: maximum number of plans in flight.
+    - `fast_path`: fast decode, which makes equal decisions; can be turned off for comparison.
+    - `tenant_fairness`: waiting tenants are served in turn, by tokens (`tenant_queue`).
+
+    Settings of the policy `quire`:
+
+    - `patience_s`: waiting time that one priority class is worth (`policy` = aged).
+    - `victims`: which group is preempted when blocks run out: "by_order", the last in queue order;
+      "least_lost", the one of lowest priority that loses the least work, recomputed or swapped by cost.
+    - `makes_way`: groups more than `margin_s` behind the head of the queue may be preempted for it (`policy` =
+      aged).
+    - `restraint`: prompts wait while running requests are expected to need the blocks, by observed output
+      lengths times `caution`.
+    - `deadlines`: requests are rejected when their deadline is infeasible and dropped when it has passed.
+    - `step_s`, `compute_token_s`, `swap_block_s`: costs in seconds until measured, 0 = unknown.
+
+    `defects`: "recorded" reproduces flaws of the original schedulers. vLLM v0 fails the whole step when host
+    blocks run out, loses the host blocks of groups too large to be swapped in, and counts all cached blocks of
+    a chunked prompt as computed at its first chunk. Chitu fails the step for tasks that do not fit, and leaves
+    tasks evicted under decode_only and starving ranks waiting forever. "repaired": the group is recomputed, its
+    blocks are freed, and blocks count once they are filled.
     """
 
     name: str
@@ -94,7 +110,7 @@ class PolicySpec(TaskKnobs):
             raise _bad(self, field, wrong)
 
     def with_knobs(self, **knobs: Any) -> "PolicySpec":
-        """The same with other values. Room for the important (`makes_way`) ends with the order that it needs, unless given.
+        """A copy with other values. `makes_way`, unless given, is turned off when `policy` becomes other than aged.
 
         ConfigError for values that contradict each other.
         """
@@ -103,34 +119,34 @@ class PolicySpec(TaskKnobs):
 
     @property
     def is_v0(self) -> bool:
-        """A step is planned as by v0."""
+        """True if steps are planned as in vLLM v0."""
         return self.phases in V0_PHASES
 
     @property
     def schedules_tasks(self) -> bool:
-        """A step is planned as by Chitu."""
+        """True if steps are planned as in Chitu."""
         return self.phases in TASK_PHASES
 
     def runs_whole(self, limits: CoreLimits) -> bool:
-        """Prompts are never cut."""
+        """True if prompts are never chunked."""
         if self.schedules_tasks:
             return self.prefill_chunk_size is None
         return self.phases == "prefill_or_decode" or not limits.chunked_prefill
 
     @property
     def is_multi_step(self) -> bool:
-        """Several decode steps per plan (R91)."""
+        """True if one plan runs several decode steps."""
         return self.num_scheduler_steps > 1
 
     @property
     def can_swap(self) -> bool:
-        """Whether any victim's blocks may move to the host (R76)."""
+        """True if a preempted group's blocks may be swapped to the host."""
         if self.phases == "mixed":
             return self.cache == "quire" and self.victims == "least_lost" and self.preemption_mode != "recompute"
         return self.is_v0 and self.preemption_mode != "recompute" and self.cache != "none"
 
     def check(self, limits: CoreLimits) -> None:
-        """ConfigError where the limits contradict the policy (R48, R52, R87)."""
+        """Raise ConfigError if the limits contradict the policy."""
         budget = limits.max_num_batched_tokens
         if self.runs_whole(limits) and budget < limits.max_model_len:
             raise ConfigError(
@@ -155,11 +171,11 @@ class PolicySpec(TaskKnobs):
             raise _bad(self, "watermark_blocks", why)
 
     def frees_behind_window(self, *, prefix_caching: bool) -> bool:
-        """Whether it goes with a sliding window (R105): the block managers of v0 do not with prefix caching."""
+        """True if the cache rules support a sliding window: those of v0 do not together with prefix caching."""
         return not (self.is_v0 and prefix_caching)
 
     def _contradictions(self) -> list[tuple[str, str]]:
-        """(field, why it does not go with another)."""
+        """(field, reason) for every field that contradicts another."""
         v0 = self.is_v0
         rules = (
             *((why is not None, field, why) for field, why in self.wrong_knobs(self.phases)),
@@ -204,7 +220,7 @@ class PolicySpec(TaskKnobs):
         return [(field, why) for wrong, field, why in rules if wrong]
 
     def _contradictions_of_tasks(self) -> list[tuple[bool, str, str]]:
-        """(whether it is so, field, why it does not go with another)."""
+        """(contradicts, field, reason) for settings of task policies."""
         tasks = self.schedules_tasks
         return [
             (
@@ -222,7 +238,7 @@ class PolicySpec(TaskKnobs):
         ]
 
     def _contradictions_of_mixed(self) -> list[tuple[bool, str, str]]:
-        """The same for parts that only mixed phases have, with whether it is so."""
+        """(contradicts, field, reason) for parts that only mixed phases have."""
         other = self.phases != "mixed"
         needs_blocks = self.restraint is not None or self.makes_way
         return [
@@ -266,7 +282,7 @@ def knob_names() -> list[str]:
 
 
 def as_written(value: Any, otherwise: Callable[[Any], str] = repr) -> str:
-    """A value as an operator writes it (null, true, false); others as `otherwise` says."""
+    """A value as an operator writes it (null, true, false); other values formatted by `otherwise`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return otherwise(value)

@@ -1,4 +1,4 @@
-"""Queues and what belongs to them: the state that phases work on. Owned by the `Scheduler`."""
+"""The state that phases work on: queues, cache, counters. Owned by the `Scheduler`."""
 
 from dataclasses import dataclass, field
 
@@ -19,15 +19,22 @@ from scheduler_svc.core.request import Group, Place, Request, Sequence, Sequence
 
 @dataclass(slots=True)
 class CoreState:
-    """All requests and where their groups stand.
+    """All requests and the queues of their groups.
 
-    `left`: sequences that the worker has not been told to forget yet, with their lanes. `on_worker`: names of those it holds.
-    `finished`: requests that ended since the last plan. `num_wide`: unfinished groups of several sequences.
-    `max_total_tokens`: a sequence that has so many tokens ends. `num_cumulative_preemptions`: in all plans so far (R80).
-    `lengths`: of outputs that ended; `costs`: of work on the worker; `masks`: which groups sit out for what their grammars cost.
-    `steady`: running sequences whose counters are in columns. `num_started`: groups that came into running so far.
-    `num_lost_tokens`: computed ones that preempted groups compute again.
-    `is_warming_up`: the workers are; said by `Scheduler.warm_up`. `account`: of what tenants were served, where that counts.
+    - `left`: sequences that the worker must still be told to forget, with their lanes.
+    - `on_worker`: names of sequences that the worker holds.
+    - `finished`: requests that ended since the last plan.
+    - `num_wide`: unfinished groups of several sequences.
+    - `max_total_tokens`: length at which a sequence ends.
+    - `num_cumulative_preemptions`: over all plans so far.
+    - `lengths`: observed output lengths.
+    - `costs`: of work on the worker.
+    - `masks`: groups that sit out steps because of mask time.
+    - `steady`: the fast-decode rows.
+    - `num_started`: number of times a group entered the running queue.
+    - `num_lost_tokens`: computed tokens that preempted groups must recompute.
+    - `is_warming_up`: set by `Scheduler.warm_up`.
+    - `account`: service per tenant, under policies with tenant fairness.
     """
 
     limits: CoreLimits
@@ -55,11 +62,11 @@ class CoreState:
 
     @property
     def num_running_seqs(self) -> int:
-        """Sequences that the running groups have or will have (R25)."""
+        """Sequences that the running groups have or will have."""
         return sum(group.max_num_running_seqs for group in self.running)
 
     def take_out(self, group: Group) -> None:
-        """Removes it from whichever queue it is in."""
+        """Remove a group from its queue."""
         if group.place is Place.RUNNING:
             self.running.remove(group)
         elif group.place is Place.SWAPPED:
@@ -69,12 +76,12 @@ class CoreState:
         group.place = Place.NOWHERE
 
     def leave_worker(self, sequence: Sequence) -> None:
-        """The worker will be told to forget it with the next plan."""
+        """Have the worker forget a sequence with the next plan."""
         if self.on_worker.pop(sequence.name, 0) is None:
             self.left[sequence.name] = sequence.lane
 
     def start(self, group: Group, now: float) -> None:
-        """A waiting group was given blocks: its sequences run. The caller puts it into `running`."""
+        """Mark a waiting group that was given blocks as running. The caller appends it to `running`."""
         group.place = Place.RUNNING
         group.ticket = self.num_started
         self.num_started += 1
@@ -86,17 +93,20 @@ class CoreState:
         self.journal.runs(group, group.live[0].num_computed_tokens)
 
     def shortage(self, need: int) -> Numbers:
-        """So many blocks, and what there is: the numbers of NEED_BLOCKS."""
+        """The numbers of NEED_BLOCKS: blocks needed, free, and kept free by the watermark."""
         return {"need": need, "free": self.cache.num_free_gpu, "watermark": self.cache.watermark_blocks}
 
     def retire(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
-        """Ends a sequence, wherever it stands: blocks free, worker to forget it; its group leaves with its last (R17, R35)."""
+        """End a sequence in any queue: free its blocks and have the worker forget it.
+
+        With its last sequence the group leaves its queue.
+        """
         self.steady.leave(sequence.group)
         self.cache.release(sequence)
         return self.end(sequence, status, error)
 
     def end(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
-        """The same for one whose blocks are not to be freed, or are already."""
+        """End a sequence without freeing blocks: they are freed already, or must not be."""
         if sequence.group.live[:1] == [sequence]:
             leave_to_siblings(sequence.group)
         self.cache.forget(sequence)
@@ -126,11 +136,11 @@ class CoreState:
         )
 
     def retire_group(self, group: Group, status: SequenceStatus, error: str | None = None) -> list[EndedSequence]:
-        """Ends all live sequences of a group."""
+        """End all live sequences of a group."""
         return [self.retire(sequence, status, error) for sequence in group.live]
 
     def drop(self, sequence: Sequence) -> None:
-        """A beam lost: it leaves its group and is no candidate any more (R94). Its group must have another."""
+        """Drop a losing beam from its group, which must have another sequence."""
         self.cache.release(sequence)
         self.cache.forget(sequence)
         self.leave_worker(sequence)
@@ -142,7 +152,7 @@ _NATURAL = (SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CAPP
 
 
 def leave_to_siblings(group: Group) -> None:
-    """What its oldest sequence has not computed yet of what others share with it, they compute themselves."""
+    """Let siblings compute their shared tokens themselves from where the oldest sequence stopped."""
     elder, *siblings = group.live
     for sibling in siblings:
         if sibling.num_computed_tokens < sibling.num_shared_tokens:

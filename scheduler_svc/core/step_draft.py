@@ -1,4 +1,4 @@
-"""A step while it is being planned; thrown away once it is a `StepPlan`."""
+"""A step while it is being planned; discarded once it is a `StepPlan`."""
 
 from dataclasses import dataclass, field
 
@@ -25,12 +25,17 @@ class DraftEntry:
 
 @dataclass(slots=True)
 class StepDraft:
-    """Entries in scheduling order (dicts keep it), preemptions and lookups in order of happening.
+    """Entries in scheduling order, preemptions and lookups in order of occurrence.
 
-    `lora_ids`: adapters in the batch so far. `growth`: what tables gained in this step. `lane`: that it is planned for;
-    `takes_lane`: also if nothing is scheduled; `has_own_worker`: it is told of its own sequences only. `in_need`: for whom the next
-    victim leaves; `favoured`: for whom others left so that it starts in this step. `torn`: names of withdrawn sequences with blocks
-    whose copies were not made. `num_caught_up`: tokens of running groups that are computed again in several steps.
+    - `lora_ids`: adapters in the batch so far.
+    - `growth`: changes of block tables in this step.
+    - `lane`: the lane planned for.
+    - `takes_lane`: the lane is occupied even if nothing is scheduled.
+    - `has_own_worker`: only this lane's sequences are reported in `left`.
+    - `in_need`: the group for which the next victim is preempted.
+    - `favoured`: the group for which others were preempted so that it starts in this step.
+    - `torn`: withdrawn sequences without their copy-on-write copies.
+    - `num_caught_up`: tokens of running groups that are recomputed over several steps.
     """
 
     now: float
@@ -58,13 +63,13 @@ class StepDraft:
     num_lookahead_slots: int = 0
 
     def extend(self, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0) -> None:
-        """Gives a running sequence room for `num_tokens` more."""
+        """Give a running sequence blocks for `num_tokens` more tokens."""
         growth = state.cache.extend(sequence, num_tokens, num_lookahead)
         self.growth[sequence.name] = growth
         self.copy.add(sequence.request.request_id, growth.copies)
 
     def add(self, sequence: Sequence, num_tokens: int, num_drafts: int = 0) -> None:
-        """Schedules `num_tokens` of a sequence."""
+        """Schedule `num_tokens` tokens of a sequence."""
         sequence.num_scheduled_tokens = num_tokens
         reach = sequence.num_computed_tokens + num_tokens
         target = sequence.num_tokens + sequence.num_placeholders
@@ -78,7 +83,10 @@ class StepDraft:
         )
 
     def withdraw(self, sequence: Sequence, state: CoreState) -> int:
-        """Takes a sequence out again, what it was to compute is no prefix of anybody; the tokens it had, 0 when not in."""
+        """Remove a sequence from the draft, so that the KV it was to compute is not reused as a prefix.
+
+        Returns the tokens it had been given, 0 if it was not scheduled.
+        """
         entry = self.entries.pop(sequence.name, None)
         if entry is None:
             return 0
@@ -91,7 +99,7 @@ class StepDraft:
         return entry.num_tokens
 
     def commit(self, state: CoreState) -> None:
-        """The step is decided: what caches count as computed, and when blocks were used, is written (R92, R93)."""
+        """Commit the step to the cache: record which blocks count as computed and when they were accessed."""
         by_group: dict[int, list[DraftEntry]] = {}
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
@@ -104,7 +112,7 @@ class StepDraft:
         state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
 
     def _idle_siblings(self, planned: list[Sequence]) -> list[Sequence]:
-        """Live sequences of groups in the step that compute nothing in it: what they hold is no more computed than it was."""
+        """Live sequences without a share in groups that have one; their scheduled token count is set to 0."""
         idle: dict[str, Sequence] = {}
         for group in (sequence.group for sequence in planned if sequence.group.width > 1):
             idle.update((s.name, s) for s in group.live if s.name not in self.entries)
@@ -113,7 +121,7 @@ class StepDraft:
         return list(idle.values())
 
     def seal(self, step: int, state: CoreState) -> StepPlan:
-        """The plan, with the queues as they stand now."""
+        """The finished plan, with the current queue lengths."""
         scheduled = [self._freeze(entry, state) for entry in self.entries.values()]
         left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
         for name in left:
@@ -151,7 +159,9 @@ class StepDraft:
         )
 
     def _num_decode_steps(self, state: CoreState) -> int:
-        """As many as the blocks in hand allow, where every share is a plain decode whose result nobody waits for in between."""
+        """Decode steps that the reserved blocks allow; 1 unless every share is a plain decode with a result that is not
+        needed in between.
+        """
         entries = self.entries.values()
         if not self.num_lookahead_slots or not entries or any(e.is_prefill or not e.samples for e in entries):
             return 1
@@ -161,7 +171,7 @@ class StepDraft:
         return max(1, min(1 + self.num_lookahead_slots, room))
 
     def _freeze(self, entry: DraftEntry, state: CoreState) -> ScheduledSequence:
-        """An entry's form in the plan. A sequence whose table changed in the middle goes to the worker anew."""
+        """A plan entry. A sequence with a rewritten block table is sent to the worker as fresh."""
         sequence = entry.sequence
         growth = self.growth.get(sequence.name)
         if growth is not None and growth.rewritten:
@@ -191,7 +201,7 @@ class StepDraft:
 
 
 def _told(entry: DraftEntry) -> list[int]:
-    """A beam's last token was chosen here; what it was to compute before is known at the worker."""
+    """The last token of a beam, which the core chose; the worker knows the tokens before it."""
     sequence = entry.sequence
     is_chosen = sequence.request.beam is not None and entry.samples and sequence.num_output_tokens > 0
     return sequence.token_ids[-1:] if is_chosen else []

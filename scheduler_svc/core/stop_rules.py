@@ -1,6 +1,6 @@
-"""When a sequence ends by itself (R95, R140): below min_tokens never, then EOS, stop ids, lengths.
+"""Stop rules: never below min_tokens; then EOS, stop token ids and length limits.
 
-Only the model's length is stronger than min_tokens: one more token would have no place in its memory.
+Only the model's length limit overrides min_tokens, as there is no KV slot for one more token.
 """
 
 from scheduler_svc.core.request import Sequence, SequenceStatus
@@ -10,7 +10,7 @@ from scheduler_svc.core.request_rules import StopRules
 def stop_status(
     stop: StopRules, last: int, num_output: int, num_tokens: int, max_total_tokens: int
 ) -> SequenceStatus | None:
-    """The final status that a last token brings to a sequence of that many tokens, or None."""
+    """Final status of a sequence of that length with that last token, or None if it continues."""
     if num_output == 0:
         return None
     if num_output >= stop.min_tokens:
@@ -22,7 +22,7 @@ def stop_status(
 
 
 def check_stop(sequence: Sequence, max_total_tokens: int) -> SequenceStatus | None:
-    """The final status that its last token brings, or None. Sets `stop_token_id` when a token stopped it."""
+    """Final status that the last token of a sequence brings, or None. Sets `stop_token_id` when a token stopped it."""
     last = sequence.token_ids[-1]
     status = stop_status(sequence.request.stop, last, sequence.num_output_tokens, sequence.num_tokens, max_total_tokens)
     if status is SequenceStatus.FINISHED_STOPPED:

@@ -1,4 +1,4 @@
-"""Sliding windows under the cache rules of v1 and later: blocks that no step will look at again are given back (R105)."""
+"""Sliding windows under the cache rules of v1 and later: free blocks that no later step attends to."""
 
 from typing import Protocol
 
@@ -10,17 +10,17 @@ from scheduler_svc.core.state import CoreState
 
 
 class WindowCache(Protocol):
-    """What cache rules can do for models all of whose layers look back so many tokens and no further."""
+    """Cache rules that can free blocks outside a window, for models that use the same window in all layers."""
 
     def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """See `V1PoolRules.drop_unseen`."""
+        """Free blocks outside the window; see `V1PoolRules.drop_unseen`."""
 
 
 class BehindWindow:
-    """Output rules that hand a result on, and then free what its sequences have left behind.
+    """Output rules that delegate to others and then free blocks behind the window.
 
-    Only what results have shown to be computed counts: tokens that are under way may come to nothing (R151), and the blocks of a
-    step that failed must still be there to be forgotten.
+    Only tokens that a result has confirmed as computed count: tokens in flight may be discarded, and the
+    blocks of a failed step must still be in the table to be retracted.
     """
 
     def __init__(self, inner: OutputRules, cache: WindowCache, window: int) -> None:
@@ -29,23 +29,23 @@ class BehindWindow:
         self._window = window
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
-        """As the inner rules."""
+        """Delegate to the inner rules."""
         return self._inner.before_plan(state)
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """As the inner rules."""
+        """Delegate to the inner rules."""
         return self._inner.set_aside(group, state)
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
-        """As the inner rules."""
+        """Delegate to the inner rules."""
         return self._inner.drain(group, state)
 
     def reset(self) -> None:
-        """As the inner rules."""
+        """Delegate to the inner rules."""
         self._inner.reset()
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """As the inner rules; then all before the window of the step that came back is free."""
+        """Apply the result by the inner rules, then free the blocks before the window of the finished step."""
         outcome = self._inner.apply(flights, result, state)
         for flight in flights:
             if not flight.has_left:

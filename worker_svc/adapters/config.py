@@ -1,6 +1,7 @@
-"""adapter_config.json of a PEFT adapter: which modules it changes, with what rank and scale, and what is refused.
+"""adapter_config.json of a PEFT adapter: the modules it changes, with rank and scale, and what is refused.
 
-The rules of matching are PEFT's own (`LoraConfig`, `check_target_module_exists`, `get_pattern_key`). No torch, no files.
+Matching follows PEFT (`LoraConfig`, `check_target_module_exists`, `get_pattern_key`). Uses neither torch nor
+files.
 """
 
 import math
@@ -16,9 +17,9 @@ _SUPPORTED = (
     "Served are plain LoRA adapters of Linear and Conv1D modules (r, lora_alpha, use_rslora, target_modules, rank_pattern, "
     "alpha_pattern) in adapter_model.safetensors"
 )
-# Ways to begin training that change the base's own weights: the adapter alone is not what was trained.
+# Initialisations that change the base's own weights: the adapter alone is not what was trained.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Fields that make an adapter something else than y + scale * B A x, when they are set.
+# Fields that, when set, make an adapter something else than y + scale * B A x.
 _REFUSED = {
     "use_dora": "is DoRA",
     "use_qalora": "is QALoRA",
@@ -37,7 +38,7 @@ _REFUSED = {
 
 
 def refused(reason: str, what: str, **metadata: str) -> InvalidArgument:
-    """The refusal of an adapter's folder; `what` goes on after "path: "."""
+    """The error for a refused adapter folder; `what` follows "path: "."""
     return InvalidArgument(
         f"path: {what}",
         reason=reason,
@@ -47,15 +48,15 @@ def refused(reason: str, what: str, **metadata: str) -> InvalidArgument:
 
 
 def unsupported(what: str) -> InvalidArgument:
-    """The adapter is of a kind that is not served."""
+    """The error for an adapter kind that is not supported."""
     return refused("ADAPTER_UNSUPPORTED", f"the adapter {what}. {_SUPPORTED}")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What adapter_config.json says of a plain LoRA adapter.
+    """Settings of a plain LoRA adapter from adapter_config.json.
 
-    `targets`, `excluded`: a regular expression for whole module names, or endings of names; None = not said.
+    `targets`, `excluded`: a regular expression for whole module names, or suffixes of names; None = not set.
     """
 
     rank: int
@@ -70,22 +71,22 @@ class AdapterConfig:
     alphas: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        """Rank of the matrices of a module."""
+        """Rank of a module's matrices."""
         return self.ranks.get(_pattern_for(module, self.ranks), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Factor of a module's change."""
+        """Scale factor of a module's change."""
         rank = self.rank_of(module)
         alpha = self.alphas.get(_pattern_for(module, self.alphas), self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     @property
     def is_all_linear(self) -> bool:
-        """Every linear module but the output embedding."""
+        """True if the adapter targets every linear module but the output embedding."""
         return isinstance(self.targets, str) and self.targets.lower() == ALL_LINEAR
 
     def may_change(self, module: str) -> bool:
-        """The configuration targets a module of this name, or does not say which it targets."""
+        """True if the configuration targets a module of this name, or does not set any targets."""
         if self.excluded is not None and _matches(module, self.excluded):
             return False
         if self.targets is None or self.is_all_linear:
@@ -116,7 +117,7 @@ def _matches(module: str, targets: str | tuple[str, ...]) -> bool:
 
 
 def read_config(raw: Mapping[str, Any]) -> AdapterConfig:
-    """The configuration in a JSON object; InvalidArgument saying which field is wrong, or what is not served."""
+    """Parse the configuration. Raises InvalidArgument saying which field is wrong or not supported."""
     _check_kind(raw)
     config = AdapterConfig(
         rank=_get(raw, "r", 8, "a whole number above 0", _is_count),

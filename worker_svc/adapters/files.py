@@ -1,4 +1,4 @@
-"""The folder of a PEFT adapter: adapter_config.json and adapter_model.safetensors. Nothing here knows a model.
+"""The folder of a PEFT adapter: adapter_config.json and adapter_model.safetensors. Independent of the model.
 
 Only safetensors are read: a pickled file can run any code when it is opened.
 """
@@ -24,14 +24,14 @@ _CONVERT = (
 )
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-# Parts of names that say what else an adapter may hold.
+# Name parts that identify other kinds of adapter weights.
 _OTHERS = {"lora_magnitude_vector": "is DoRA", "lora_embedding_": "changes an embedding", ".bias": "has biases"}
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
 class PairShapes:
-    """Shapes of one module's two matrices as stored: `down` (lora_A) [rank, in], `up` (lora_B) [out, rank]."""
+    """Stored shapes of one module's two matrices: `down` (lora_A) [rank, in], `up` (lora_B) [out, rank]."""
 
     down: tuple[int, ...]
     up: tuple[int, ...]
@@ -39,13 +39,13 @@ class PairShapes:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter on disk whose headers are in order. `pairs`: by name of the module in the base model."""
+    """An adapter on disk with valid headers. `pairs`: by name of the module in the base model."""
 
     path: Path
     config: AdapterConfig
     pairs: Mapping[str, PairShapes]
     base: str
-    """Name of the base it was trained on, for people; may be empty."""
+    """Name of the base model it was trained on, for messages; may be empty."""
 
     def digest(self) -> str:
         """SHA-256 (hex) over both files."""
@@ -56,7 +56,7 @@ class AdapterFolder:
         return total.hexdigest()
 
     def matrices(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """(module, down, up) in the order of names, as stored, on the host."""
+        """(module, down, up) in name order, as stored, on the host."""
         with _opened(self.path) as file:
             for module in sorted(self.pairs):
                 down, up = (file.get_tensor(f"{_PREFIX}{module}{end}") for end in (_DOWN, _UP))
@@ -64,7 +64,7 @@ class AdapterFolder:
 
 
 def open_adapter(path: Path) -> AdapterFolder:
-    """Looks at a folder. InvalidArgument saying what is missing, broken or not served."""
+    """Check a folder. Raises InvalidArgument saying what is missing, broken or not supported."""
     if not path.is_dir():
         raise refused("ADAPTER_NOT_FOUND", f"{path} is no folder on the worker; give the folder of a PEFT adapter")
     raw = _read_json(path)
@@ -112,7 +112,7 @@ def _shape(file: Any, key: str) -> tuple[int, ...]:
 
 
 def _pairs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, PairShapes]:
-    """Both matrices of each module; the names in the file are all accounted for."""
+    """Both matrices of each module. Refuses any other name in the file."""
     for key in shapes:
         if not key.startswith(_PREFIX) or not key.endswith((_DOWN, _UP)):
             what = next((what for part, what in _OTHERS.items() if part in key), "has weights that no plain LoRA has")

@@ -1,7 +1,8 @@
-"""Low-rank changes applied to a packed row: each token gets its own adapter's, in one pass over several adapters.
+"""Applies low-rank adapters to a packed row: each token gets its own adapter, several adapters per pass.
 
-Tokens are grouped by adapter once per pass; each targeted module then gathers the tokens of an adapter, multiplies, and adds the
-result in place. Modules have hooks only while the passes have adapters that change them: a pass without adapters runs none of this.
+Tokens are grouped by adapter once per pass; each targeted module then gathers an adapter's tokens,
+multiplies, and adds the result in place. Modules have hooks only while a pass uses adapters that change them:
+a pass without adapters runs none of this.
 """
 
 import logging
@@ -40,7 +41,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """An adapter in memory. `changes` by module name; `rank`: the largest; `num_bytes`: what its tensors take."""
+    """An adapter in memory. `changes`: by module name. `rank`: the largest. `num_bytes`: size of its tensors."""
 
     changes: Mapping[str, LowRank]
     rank: int
@@ -50,7 +51,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Rows of a packed tensor that one adapter changes: `places` (int64) are those, `gathered` the same, padded by repetition."""
+    """Rows of a packed tensor that one adapter changes: `places` (int64), and `gathered`, the same padded by repetition."""
 
     places: torch.Tensor
     gathered: torch.Tensor
@@ -60,7 +61,7 @@ Shares = dict[int, list[_Share]]
 
 
 def share_out(ids: AdapterIds, rules: Mapping[int, RowRule], device: torch.device) -> Shares:
-    """Which rows each adapter of `rules` changes, cut and padded by its rule. `ids` [rows]: adapter of each, 0 = none."""
+    """Rows that each adapter of `rules` changes, split and padded by its rule. `ids` [rows]: adapter of each, 0 = none."""
     return {
         adapter_id: [_share(places[begin:end], rule, device) for begin, end in rule.pieces(len(places))]
         for adapter_id, rule in rules.items()
@@ -79,7 +80,7 @@ def _share(places: NDArray[np.int64], rule: RowRule, device: torch.device) -> _S
 class ProductRules:
     """Row rules of the adapters' own products, measured once per shape (`invariance.measure`).
 
-    Before `settle` everything goes: nobody computes yet.
+    Until `settle` is called there are no restrictions, since nothing is computed yet.
     """
 
     _max_rows: int = 0
@@ -87,15 +88,18 @@ class ProductRules:
     _measured: dict[tuple[torch.Size, torch.dtype], RowRule | None] = field(default_factory=dict)
 
     def settle(self, max_rows: int, *, strict: bool) -> None:
-        """Steps have up to `max_rows` tokens and keep the invariance contract; 0 = they need not.
+        """Require batch invariance for steps of up to `max_rows` tokens; 0 = not required.
 
-        `strict`: adapters that cannot keep it are refused instead of served without it.
+        `strict`: refuse adapters that cannot be batch invariant, rather than serve them without it.
         """
         self._max_rows, self._strict = max_rows, strict
         self._measured.clear()
 
     def rule_of(self, adapter: LoraAdapter) -> RowRule:
-        """The rule under which its products keep a row's bits. FailedPrecondition: there is none, and there must be."""
+        """The rule under which its products keep a row's bits.
+
+        Raises FailedPrecondition if there is none and `strict` is set.
+        """
         rule: RowRule | None = FREE
         for matrix in self._matrices(adapter):
             measured = self._measure(matrix)
@@ -129,7 +133,7 @@ def _probe(matrix: torch.Tensor) -> RowProbe:
 
 
 class AdapterLayers:
-    """Owner of the hooks on a model's modules. `begin` before each forward pass; `changed` when adapters come or go."""
+    """Owner of the hooks on a model's modules. Call `begin` before each forward pass, `changed` when adapters change."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.targets = Targets(model)
@@ -143,17 +147,17 @@ class AdapterLayers:
         self._logits: Shares = {}
 
     def changed(self, adapters: Mapping[int, LoraAdapter], rules: Mapping[int, RowRule]) -> None:
-        """From now on these are the adapters that passes may name, each with the rule of its products."""
+        """Replace the adapters that passes may use, each with the rule of its products."""
         self._hook(frozenset())
         self._adapters, self._rules = dict(adapters), dict(rules)
 
     @property
     def is_used(self) -> bool:
-        """The pass that was begun has tokens of adapters: modules change what they make."""
+        """True if the current pass has tokens with adapters."""
         return bool(self._hooked)
 
     def begin(self, ids: AdapterIds | None, logit_rows: torch.Tensor) -> None:
-        """The next pass has packed tokens of these adapters: int32 [T], 0 = none; None = none has one.
+        """Announce the adapters of the next pass's packed tokens: int32 [T], 0 = none; None if no token has one.
 
         `logit_rows`: int64, the tokens that the LM head will see, in order, without padding.
         """
@@ -196,5 +200,5 @@ class AdapterLayers:
             for share in shares[adapter_id]:
                 reduced = functional.linear(rows.index_select(0, share.gathered), change.down).mul_(change.scale)
                 added = functional.linear(reduced, change.up)[: len(share.places)]
-                # In place: the module's own result, which nobody else has seen yet.
+                # In place: this is the module's own result, not yet used elsewhere.
                 results.index_add_(0, share.places, added.to(results.dtype))

@@ -1,7 +1,9 @@
-"""PEFT adapters of one loaded model: read, checked against the model, kept on its device. User page: docs/adapters.md.
+"""PEFT adapters of one loaded model: read, checked against the model, kept on its device.
 
-Composition; the parts: `files.py` and `config.py` (the folder), `targets.py` (does it fit the model),
-`table.py` (ids), `layers.py` (arithmetic).
+User page: docs/adapters.md.
+
+Composes `files.py` and `config.py` (the folder), `targets.py` (fit with the model), `table.py` (ids) and
+`layers.py` (arithmetic).
 """
 
 from collections.abc import Callable
@@ -18,13 +20,13 @@ from worker_svc.adapters.table import AdapterTable
 from worker_svc.adapters.targets import Target
 from worker_svc.rows.table import RowTable
 
-# Ranks are filled up with zeros to multiples of this: products with one or a few columns are summed in ways of their own.
+# Ranks are zero-padded to multiples of this: products with few columns are summed in different orders.
 _RANK_UNIT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """How many adapters may be loaded at a time, and the largest rank of one."""
+    """Maximum number of loaded adapters, and maximum rank of one."""
 
     max_adapters: int
     max_rank: int
@@ -33,7 +35,7 @@ class AdapterLimits:
 class Adapters:
     """Loaded adapters of the model behind `layers`. Called from the engine's thread, between steps.
 
-    `free_bytes`: of the memory that the model is in.
+    `free_bytes`: free memory of the model's device.
     """
 
     def __init__(self, layers: AdapterLayers, limits: AdapterLimits, free_bytes: Callable[[], int]) -> None:
@@ -42,18 +44,18 @@ class Adapters:
         self._table: AdapterTable[LoraAdapter] = AdapterTable(self._read, max_adapters=limits.max_adapters)
 
     def settle(self, max_rows: int, *, strict: bool) -> None:
-        """How rows must be padded is known: see `ProductRules.settle`. Holds for adapters loaded already too."""
+        """Set how rows must be padded, also for loaded adapters; see `ProductRules.settle`."""
         self._rules.settle(max_rows, strict=strict)
         self._announce()
 
     def load(self, adapter_id: int, path: str) -> LoraAdapter:
-        """See AdapterTable; a folder is refused with InvalidArgument, lack of memory is ResourceExhausted."""
+        """See AdapterTable. Raises InvalidArgument for a refused folder, ResourceExhausted if memory is short."""
         adapter = self._table.load(adapter_id, path)
         self._announce()
         return adapter
 
     def unload(self, adapter_id: int, rows: RowTable | None) -> None:
-        """See AdapterTable. Its memory is free when this returns."""
+        """See AdapterTable. The adapter's memory is free on return."""
         if self._table.unload(adapter_id, rows):
             self._announce()
 
@@ -62,7 +64,7 @@ class Adapters:
         self._table.begin_owner()
 
     def guard(self, rows: RowTable) -> None:
-        """From now on no row joins `rows` with an adapter that is not loaded."""
+        """Refuse rows of `rows` that name an adapter that is not loaded."""
         rows.guard(self._table.check_rows)
 
     def _announce(self) -> None:
@@ -123,7 +125,7 @@ def _padded(rank: int) -> int:
 
 
 def _filled(stored: torch.Tensor, shape: tuple[int, int], target: Target) -> torch.Tensor:
-    """The matrix in the module's dtype and on its device, filled up with zeros to `shape`."""
+    """The matrix in the module's dtype and on its device, zero-padded to `shape`."""
     made = torch.zeros(shape, dtype=target.dtype, device=target.device)
     made[: stored.shape[0], : stored.shape[1]] = stored
     return made

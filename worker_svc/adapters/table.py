@@ -1,4 +1,4 @@
-"""Which adapters are loaded, by id, and under which conditions they come and go. No torch: the simulated engine keeps one too."""
+"""Loaded adapters by id, and the rules of loading and unloading. Free of torch: the simulated engine uses it too."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from worker_svc.rows.options import IntArray, OptionColumns
 
 
 class Adapter(Protocol):
-    """What the table needs to know of an adapter."""
+    """What the table needs of an adapter."""
 
     @property
     def digest(self) -> str:
@@ -31,10 +31,11 @@ class _Source:
 
 
 class AdapterTable(Generic[A]):
-    """Owner of loaded adapters. `read` makes one from a folder and may refuse.
+    """Loaded adapters. `read` makes one from a folder and may refuse it.
 
-    Cached keys and values are told apart by adapter id, so to one owner an id means one content for ever, also after it was
-    unloaded. A new owner's rows and cache begin empty, and so do its ids; what is still loaded stays until room is needed.
+    Cached keys and values are distinguished by adapter id, so for one owner an id stands for one content for
+    ever, even after unloading. A new owner starts with an empty cache and no ids; adapters still loaded stay
+    until room is needed.
     """
 
     def __init__(self, read: Callable[[Path], A], *, max_adapters: int) -> None:
@@ -51,10 +52,10 @@ class AdapterTable(Generic[A]):
         return self._loaded[adapter_id]
 
     def load(self, adapter_id: int, path: str) -> A:
-        """The adapter; read unless this owner has it loaded from there. On an error nothing has changed.
+        """Load the adapter, unless this owner has it loaded from there. On an error nothing has changed.
 
-        InvalidArgument: id 0, no path, or `read` refused. FailedPrecondition: the id means another path or other content.
-        ResourceExhausted: there are as many as may be.
+        Raises InvalidArgument for id 0, an empty path or a refusal of `read`; FailedPrecondition if the id
+        stands for another path or other content; ResourceExhausted if the maximum number is loaded.
         """
         if adapter_id < 1:
             raise InvalidArgument.field("adapter_id", "must be above 0: 0 means no adapter")
@@ -76,7 +77,7 @@ class AdapterTable(Generic[A]):
         return adapter
 
     def unload(self, adapter_id: int, rows: RowColumns | None) -> bool:
-        """Forgets it; False when it was not loaded. FailedPrecondition, naming them, when some of `rows` use it."""
+        """Unload it; False if it was not loaded. Raises FailedPrecondition, naming the rows, if some of `rows` use it."""
         if adapter_id not in self._loaded:
             return False
         users = _users(rows, adapter_id) if rows is not None else []
@@ -91,7 +92,7 @@ class AdapterTable(Generic[A]):
         return True
 
     def check_rows(self, rows: IntArray, _num_computed: IntArray, options: OptionColumns) -> None:
-        """A `row_options.Guard`: rows that join name adapters that are loaded."""
+        """A `rows.options.Guard`: added rows may only name loaded adapters."""
         unknown = np.flatnonzero(~np.isin(options.adapter_ids, [0, *self._loaded]))
         if len(unknown):
             row, adapter_id = int(rows[unknown[0]]), int(options.adapter_ids[unknown[0]])
@@ -100,7 +101,7 @@ class AdapterTable(Generic[A]):
             )
 
     def begin_owner(self) -> None:
-        """There is a new owner without rows: ids have no meaning yet, loaded adapters stay."""
+        """Start a new owner without rows: ids have no meaning yet, loaded adapters stay."""
         self._sources.clear()
 
     def _check_room(self, adapter_id: int) -> None:
@@ -114,14 +115,14 @@ class AdapterTable(Generic[A]):
             )
 
     def _make_room(self, adapter_id: int) -> None:
-        """Drops what earlier owners left behind, oldest first."""
+        """Drop adapters of earlier owners, oldest first."""
         left = [i for i in self._loaded if i not in self._sources and i != adapter_id]
         for old in left[: max(0, len(self._loaded.keys() - {adapter_id}) + 1 - self._max)]:
             del self._loaded[old]
 
 
 def _resolved(path: str) -> Path:
-    """InvalidArgument for what no file system takes: a NUL, too long a name, a loop of links."""
+    """Resolve a path. Raises InvalidArgument if no file system accepts it: a NUL, too long a name, a loop of links."""
     try:
         where = Path(path).resolve()
         where.stat()

@@ -1,4 +1,4 @@
-"""Modules of a model that adapters may change, and an adapter's folder checked against them."""
+"""Modules of a model that adapters may change, and the check of an adapter's folder against them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,10 @@ from worker_svc.model.fused.packed_linear import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A linear module that sees every packed token once and in order; or, `of_logits`, the tokens whose logits are wanted."""
+    """A linear module that adapters may change.
+
+    It sees every packed token once and in order; if `of_logits`, the tokens that need logits.
+    """
 
     module: nn.Module
     num_in: int
@@ -38,7 +41,7 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class Targets:
-    """Modules by name, as `probed` found them. `kinds`: class of every module, for people."""
+    """Target modules by name, found by `probed`. `kinds`: class of every module, for messages."""
 
     _model: PreTrainedModel
     by_name: dict[str, Target] = field(default_factory=dict)
@@ -46,7 +49,10 @@ class Targets:
 
     @contextmanager
     def probed(self, num_tokens: int) -> Iterator[None]:
-        """A forward pass of so many tokens, with the logits of all, runs inside: linear modules that see them are targets."""
+        """Find targets during a forward pass inside the block: linear modules that see all tokens.
+
+        The pass must have `num_tokens` tokens and compute the logits of all.
+        """
         counts: dict[nn.Module, list[int]] = {}
         linear = [module for module in self._model.modules() if _sizes(module)]
 
@@ -70,7 +76,7 @@ class Targets:
                 self.by_name[name] = Target(module, *sizes, module is head, self._model.dtype, self._model.device)
 
     def check(self, folder: AdapterFolder, max_rank: int) -> None:
-        """InvalidArgument naming the module (and the shapes) when the adapter is of another base, or of too high a rank."""
+        """Raise InvalidArgument, naming module and shapes, if the adapter is for another base or its rank is too high."""
         for name, shapes in folder.pairs.items():
             self._check_module(folder, name)
             _check_shapes(folder, name, shapes, self.by_name[name])
@@ -100,7 +106,7 @@ class Targets:
             )
 
     def _expected(self, folder: AdapterFolder) -> list[str]:
-        """Modules that the configuration says it changes; none when it does not say."""
+        """Modules that the configuration targets; none if it sets no targets."""
         config = folder.config
         if config.targets is None:
             return []

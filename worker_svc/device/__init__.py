@@ -1,1 +1,1 @@
-"""The order of work on a device: queues, streams, and tokens that the host does not know yet."""
+"""Order of work on a device: queues, streams, and tokens not yet known on the host."""

@@ -1,7 +1,7 @@
-"""The devices that a model may run on, and what only they know: memory, pools, queues.
+"""Devices that a model may run on: their memory, pools and queues.
 
-Everything that is asked of CUDA itself, and not of a tensor, is asked here and in `streams.py`; tests put a device of their own in
-its place.
+All queries to CUDA itself, other than through tensors, are here and in `streams.py`; tests substitute their
+own device.
 """
 
 import math
@@ -21,7 +21,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors are, with an index unless it is the host."""
+        """Device of its tensors, with an index unless it is the host."""
         ...
 
     def describe(self) -> str:
@@ -29,7 +29,7 @@ class Device(Protocol):
         ...
 
     def use(self) -> None:
-        """Kernels of the calling thread are launched on it from now on."""
+        """Make it the device that the calling thread launches kernels on."""
         ...
 
     def free_bytes(self) -> int:
@@ -37,23 +37,23 @@ class Device(Protocol):
         ...
 
     def total_bytes(self) -> int:
-        """All its memory, used or not."""
+        """Total memory, used or not."""
         ...
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """Runs `work`; by how much more memory was in use during it than before, at its highest."""
+        """Run `work` and return how far memory use rose above its previous level, at its peak."""
         ...
 
     def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A pool in its memory."""
+        """Allocate a zeroed pool in device memory."""
         ...
 
     def swap_zeros(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A pool [layers, 2, blocks, elements] in the host's memory, which the device copies from and to by itself."""
+        """Allocate a pool [layers, 2, blocks, elements] in host memory that the device can copy from and to."""
         ...
 
     def queue(self) -> DeviceQueue:
-        """A queue of its own."""
+        """Create a queue on the device."""
         ...
 
 
@@ -61,11 +61,11 @@ class Devices(Protocol):
     """The CUDA devices of this machine."""
 
     def num_cuda(self) -> int:
-        """How many torch can use; 0 without CUDA."""
+        """Number of devices torch can use; 0 without CUDA."""
         ...
 
     def cuda(self, index: int) -> Device:
-        """The device "cuda:`index`", `index` below `num_cuda`."""
+        """The device "cuda:`index`", with `index` below `num_cuda`."""
         ...
 
 
@@ -79,22 +79,22 @@ class HostDevice:
         return "cpu"
 
     def use(self) -> None:
-        """See Device: nothing to do."""
+        """See Device. No-op."""
 
     def free_bytes(self) -> int:
-        """See Device: what the container leaves."""
+        """See Device. Limited by the container."""
         return container.free_memory_bytes()
 
     def total_bytes(self) -> int:
-        """See Device: what can be had now, since others use the host too."""
+        """See Device. Memory available now, since other processes use the host too."""
         return container.free_memory_bytes()
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """See Device: resident memory of this process."""
+        """See Device. Measures this process's resident memory."""
         return container.peak_bytes(work)
 
     def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See Device. Pages are made when they are first written; `torch.zeros` writes them all, which takes about a second."""
+        """See Device. Pages are faulted on first write; `torch.zeros` writes them all, which takes about a second."""
         return host_bytes(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)
 
     def swap_zeros(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -102,12 +102,12 @@ class HostDevice:
         return self.zeros(sizes, dtype)
 
     def queue(self) -> DeviceQueue:
-        """See Device: it computes at once."""
+        """See Device. Computes synchronously."""
         return HostQueue()
 
 
 class CudaDevice:
-    """A CUDA device as torch has it."""
+    """A CUDA device, through torch."""
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -122,7 +122,7 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
 
     def free_bytes(self) -> int:
-        """See Device: after other processes, CUDA itself and what torch holds."""
+        """See Device. Excludes other processes, CUDA itself and torch's reserved memory."""
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def total_bytes(self) -> int:
@@ -130,7 +130,7 @@ class CudaDevice:
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """See Device: by torch's allocator, which gives back what `work` left unused."""
+        """See Device. Measured by torch's allocator, which then releases what `work` left unused."""
         device = self.torch_device
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -146,7 +146,7 @@ class CudaDevice:
         return torch.zeros(sizes, dtype=dtype, device=self.torch_device)
 
     def swap_zeros(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See Device. Pinned and block-major: a block is one run of bytes through all layers."""
+        """See Device. Pinned and block-major: a block is one contiguous run of bytes over all layers."""
         layers, two, blocks, elements = sizes
         return torch.zeros(blocks, layers, two, elements, dtype=dtype, pin_memory=True).permute(1, 2, 0, 3)
 
@@ -156,7 +156,7 @@ class CudaDevice:
 
 
 class CudaDevices:
-    """See Devices: those that torch sees."""
+    """See Devices. Those that torch sees."""
 
     def num_cuda(self) -> int:
         """See Devices."""

@@ -1,4 +1,4 @@
-"""How inputs get to the device and results back without waiting for it (R156); where there is no such device, at no cost.
+"""Copies inputs to the device and results back without waiting for it; free of cost where the host computes.
 
 compute stream   | inputs k | model k | sampler k |--------- inputs k + 1 | model k + 1 | ...
                       ^ event: buffer may be reused     \\ waits
@@ -22,48 +22,51 @@ Array = NDArray[Any]
 _ALIGNMENT = 64
 _FIRST_BUFFER_BYTES = 2**20
 _NUM_BUFFERS = 2
-"""Steps whose inputs are on their way at the same time."""
+"""Number of steps with inputs in flight at the same time."""
 
 
 class Fetched(Protocol):
-    """Results on their way to the host."""
+    """Results being copied to the host."""
 
     @property
     def is_ready(self) -> bool:
-        """They were here from the start: the device is the host."""
+        """True if the results were on the host from the start, because the host is the device."""
         ...
 
     def wait(self) -> None:
-        """Blocks until they are here, other threads run meanwhile. From any thread, any number of times. DeviceLost."""
+        """Block until the results are on the host. Callable from any thread, repeatedly. Raises DeviceLost."""
         ...
 
     def arrays(self) -> dict[str, Array]:
-        """Waits, then the results by name; they stay valid."""
+        """Wait, then return the results by name; they stay valid."""
         ...
 
 
 class DeviceQueue(Protocol):
-    """Work for one device in the order of the calls. Used from the engine's thread."""
+    """Work for one device, in call order. Used from the engine's thread."""
 
     def inputs(self) -> AbstractContextManager[None]:
-        """Around all `upload`s of one decode step."""
+        """Context around all `upload`s of one decode step."""
         ...
 
     def upload(self, array: Array) -> torch.Tensor:
-        """`array`, contiguous, as a tensor on the device; waits for nothing that the device does. Inside `inputs`.
+        """Copy a contiguous `array` to the device without waiting for it. Call inside `inputs`.
 
-        The caller leaves `array` as it is until the step is computed.
+        `array` must not change until the step is computed.
         """
         ...
 
     def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
-        """Starts copying `results` to the host, as they are when the work queued until now is done. Nobody changes them."""
+        """Start copying `results` to the host, in their state after all work queued so far.
+
+        They must not be changed later.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """Results on the host."""
+    """Results that are on the host already."""
 
     results: Mapping[str, torch.Tensor]
     is_ready: bool = True
@@ -77,7 +80,7 @@ class _Here:
 
 
 class HostQueue:
-    """A `DeviceQueue` where the host computes: no copies, nothing to wait for."""
+    """A `DeviceQueue` for the host: no copies, no waiting."""
 
     def inputs(self) -> AbstractContextManager[None]:
         """See DeviceQueue."""
@@ -97,7 +100,7 @@ class HostQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Copying:
-    """Results being copied. Holds on to those on the device, so that their memory is nobody else's until they are copied."""
+    """Results being copied. Holds the device tensors, so that their memory is not reused before the copy is done."""
 
     sources: Mapping[str, torch.Tensor]
     copies: Mapping[str, torch.Tensor]
@@ -117,9 +120,9 @@ class _Copying:
 
 @dataclass(slots=True)
 class _InputBuffer:
-    """Host memory that inputs are copied from; used again when the device has read them.
+    """Host memory that inputs are copied from; reused after the device has read them.
 
-    `full`: too small for this step, but still read.
+    `full`: memory too small for this step but still being read.
     """
 
     memory: torch.Tensor
@@ -128,7 +131,7 @@ class _InputBuffer:
     full: list[torch.Tensor] = field(default_factory=list)
 
     def reuse(self) -> None:
-        """Waits until the device has read what was put here before."""
+        """Wait until the device has read the previous inputs."""
         if self.read is not None:
             with device_errors():
                 self.read.synchronize()
@@ -136,7 +139,7 @@ class _InputBuffer:
         self.full.clear()
 
     def room(self, num_bytes: int, streams: DeviceStreams) -> torch.Tensor:
-        """uint8 [num_bytes] that nobody uses."""
+        """Reserve uint8 [num_bytes]."""
         if self.used + num_bytes > len(self.memory):
             self.full.append(self.memory)
             self.memory, self.used = streams.host_buffer(max(2 * len(self.memory), num_bytes)), 0
@@ -146,7 +149,7 @@ class _InputBuffer:
 
 
 class StreamQueue:
-    """A `DeviceQueue` over two streams: see the drawing above. Owns the input buffers."""
+    """A `DeviceQueue` on two streams, as drawn above. Owns the input buffers."""
 
     def __init__(self, streams: DeviceStreams, *, first_buffer_bytes: int = _FIRST_BUFFER_BYTES) -> None:
         self._streams = streams
@@ -161,7 +164,7 @@ class StreamQueue:
         try:
             yield
         finally:
-            # Also after an error: what was copied before it is read.
+            # Also after an error: copies queued before it are still read.
             buffer.read = self._streams.record_inputs()
 
     def upload(self, array: Array) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The few things a device with queues of its own can do beside this process: copies that do not wait, and events to wait for.
+"""Device operations that run asynchronously: copies that do not block, and events to wait for.
 
-`device_queue.StreamQueue` says in which order they are done (R156); tests put a device that keeps book in the place of CUDA.
+`queue.StreamQueue` decides their order; tests replace CUDA by a device that records them.
 """
 
 import contextlib
@@ -16,47 +16,47 @@ class Event(Protocol):
     """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Blocks until the device has come there; other threads run meanwhile. From any thread."""
+        """Block until the device has reached the point. Callable from any thread; other threads run meanwhile."""
         ...
 
 
 class DeviceStreams(Protocol):
-    """Two streams of one device: the compute stream, which kernels are queued on, and one for copies to the host."""
+    """Two streams of one device: the compute stream, which runs kernels, and one for copies to the host."""
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes] on the host, which the device reads and writes by itself."""
+        """uint8 [num_bytes] on the host that the device can read and write directly."""
         ...
 
     def to_device(self, source: torch.Tensor) -> torch.Tensor:
-        """Compute stream: `source`, part of a host buffer, on the device. It is read later: see `record_inputs`."""
+        """Compute stream: copy `source`, part of a host buffer, to the device. It is read later: see `record_inputs`."""
         ...
 
     def record_inputs(self) -> Event:
-        """Compute stream: behind all that is queued."""
+        """Compute stream: record an event after all queued work."""
         ...
 
     def wait_for_compute(self) -> None:
-        """Copy stream: goes on when the compute stream has done all that is queued now."""
+        """Copy stream: wait for all work now queued on the compute stream."""
         ...
 
     def to_host(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy stream: writes `destination`, part of a host buffer, later: see `record_copies`."""
+        """Copy stream: write `destination`, part of a host buffer. Done later: see `record_copies`."""
         ...
 
     def record_copies(self) -> Event:
-        """Copy stream: behind all that is queued."""
+        """Copy stream: record an event after all queued work."""
         ...
 
 
 class CudaStreams:
-    """The streams of a CUDA device: its current one, and one of its own."""
+    """The streams of a CUDA device: its current one, and one for copies."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copies = torch.cuda.Stream(device)
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """See DeviceStreams: pinned."""
+        """See DeviceStreams. Pinned."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def to_device(self, source: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,8 @@ class CudaStreams:
         return torch.cuda.current_stream(self._device)
 
     def _recorded(self, stream: torch.cuda.Stream) -> Event:
-        # Blocking: who waits for it sleeps, and leaves the processor to who prepares the next step.
+        # Blocking: a waiting thread sleeps and leaves the processor to the thread that prepares the next
+        # step.
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         return event
@@ -93,7 +94,7 @@ class CudaStreams:
 
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
-    """Errors of the device inside are for good: DeviceLost. (Lack of memory is none of them.)"""
+    """Convert device errors, which are permanent, to DeviceLost. Out of memory is not one of them."""
     try:
         yield
     except torch.AcceleratorError as error:

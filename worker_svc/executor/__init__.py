@@ -1,1 +1,1 @@
-"""Runs steps on the model: launch, asynchronous results, profile run."""
+"""Step execution on the model: launch, asynchronous results and the profile run."""

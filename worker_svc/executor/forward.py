@@ -1,4 +1,7 @@
-"""A batch's forward passes: what is run together; logits, hidden states and prompt scores brought back into the batch's order."""
+"""Forward passes of a batch.
+
+Splits the rows into passes and returns logits, hidden states and prompt scores in batch order.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -36,7 +39,10 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """`logits`: float32 [places, vocab], [0, 0] when there is none. `hidden`: None = no row wants vectors."""
+    """Result of a batch's passes.
+
+    `logits`: float32 [places, vocab], or [0, 0] if no row samples. `hidden`: None if no row is pooled.
+    """
 
     logits: torch.Tensor
     hidden: Hidden | None = None
@@ -44,11 +50,11 @@ class Computed:
 
     @property
     def bad_rows(self) -> set[int]:
-        """Rows whose logits are not finite at some prompt token."""
+        """Rows with non-finite logits at any prompt token."""
         return {row for scores in self.prompts for row in scores.bad_rows}
 
     def vectors(self, pools: Pools) -> list[tuple[int, NDArray[np.float32]]]:
-        """Takes the hidden states into `pools`; (row, vector) of those that are ready."""
+        """Add the hidden states to `pools` and return (row, vector) of each row with a complete embedding."""
         found = self.hidden
         return [] if found is None else pools.step(found.states, found.rows, found.offsets, found.reaches_end)
 
@@ -57,8 +63,9 @@ class Computed:
 class Forward:
     """Runs `model` on rows of `table`.
 
-    Rows that want log probabilities of their prompt run first, in passes of their own: their logits are many and are taken in
-    pieces. So such a row must not read blocks that another one writes in the same step; all others may (R136).
+    Rows that request prompt logprobs run first, in separate passes: their many logits are processed in
+    pieces. Such a row must therefore not read blocks that another row writes in the same step; all other
+    rows may.
     """
 
     model: PackedModel
@@ -69,10 +76,11 @@ class Forward:
     last_tokens: LastTokens
 
     def compute(self, batch: StepBatch, timings: Timings) -> Computed:
-        """All passes of the batch.
+        """Run all passes of the batch.
 
-        Rows with adapters have a fused model's modules compute; others must get the bits that they get without such company. The
-        two kinds never share blocks: an adapter changes keys and values.
+        In a fused model, rows with an adapter are computed by the original modules. They run in passes of
+        their own so that the bits of the other rows do not depend on them. The two kinds never share
+        blocks, since an adapter changes keys and values.
         """
         adapted = self.table.options.adapter_ids[batch.rows] > 0
         if not self.model.is_fused or adapted.all() or not adapted.any():
@@ -103,11 +111,11 @@ class Forward:
             return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
 
     def _rule_of(self, packed: PackedTokens) -> RowRule:
-        """A fused decoder's rows keep their bits whatever their count."""
+        """The row rule for these tokens. A fused decoder's rows keep their bits at any row count and need no rule."""
         return FREE if self.model.is_fused and packed.adapter_ids is None else self.rule
 
     def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
-        """On the device, with the tokens that only the device knows."""
+        """Copy the inputs to the device and fill in token ids that only the device has."""
         inputs = list(model_inputs(packed, self.table.block_tables, rule, self.queue.upload))
         for step in inputs:
             if step.unread is not None:
@@ -115,7 +123,7 @@ class Forward:
         return inputs
 
     def _apart(self, batch: StepBatch, timings: Timings) -> tuple[PromptScores, torch.Tensor]:
-        """The scores, and the logits of the places to draw at."""
+        """Run rows that request prompt logprobs. Returns the scores and the logits of the positions to sample at."""
         with lap(timings, "prepare_ns"):
             scores = PromptScores(self.table, self.table.pack(batch))
             packed = scores.wanted
@@ -131,7 +139,7 @@ class Forward:
 
 
 def _owners(batch: StepBatch, chosen: BoolArray) -> BoolArray:
-    """Whether each place whose logits are wanted is of a chosen row; `chosen` [n]."""
+    """Mark the logit rows that belong to chosen rows; `chosen` [n]."""
     return np.repeat(chosen[batch.samples], batch.sampled_drafts + 1)
 
 
@@ -147,7 +155,7 @@ def _both(first: Hidden | None, second: Hidden | None) -> Hidden | None:
 
 
 def _merged(is_apart: BoolArray, apart: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Logits of places, `is_apart` [P], in the batch's order."""
+    """Merge logits of two passes into batch order; `is_apart` [P] marks those of the first."""
     if is_apart.all():
         return apart
     if not is_apart.any():
@@ -160,7 +168,7 @@ def _merged(is_apart: BoolArray, apart: torch.Tensor, rest: torch.Tensor) -> tor
 
 @contextlib.contextmanager
 def lap(timings: Timings, name: str) -> Iterator[None]:
-    """Adds the time spent inside to a field of `timings`."""
+    """Add the elapsed time of the block to a field of `timings`."""
     begin = clock.monotonic_ns()
     yield
     setattr(timings, name, getattr(timings, name) + clock.monotonic_ns() - begin)

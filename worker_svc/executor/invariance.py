@@ -1,8 +1,9 @@
-"""Which row counts a model may be run with so that a row's bits do not depend on its neighbours (design.md 6).
+"""Batch invariance: measures the row counts at which a row's bits do not depend on the other rows of the batch.
 
-Libraries choose their order of summation by the number of rows: float32 products of 1-11 rows differ in their last bits from
-larger ones on some processors, bfloat16 ones of 1-2 rows; activations may differ at the ends of a thread's share. So every
-distinct row-wise module of the loaded model is measured here, and `RowRule` says how to pad and cut the packed row.
+Libraries choose their order of summation by the number of rows: on some processors, float32 products of
+1-11 rows differ in their last bits from larger ones, and bfloat16 products of 1-2 rows do; activations may
+differ at the end of a thread's share. So every distinct row-wise module of the loaded model is measured,
+and `RowRule` says how to pad and split the packed row.
 """
 
 import copy
@@ -16,25 +17,27 @@ import torch
 from torch import nn
 
 _ANCHOR_ROWS = 64
-# Row i of a probe repeats row (STRIDE * i) of the anchor, so that places are compared too, not only counts.
+# Row i of a probe repeats row (STRIDE * i) of the anchor, so that positions are compared as well as counts.
 _STRIDE = 7
 _SMALL = (*range(1, 21), 22, 24, 28, 32, 36)
-# In order of interest: time may be short.
+# Most informative counts first: the time budget may end the run early.
 _LARGE = (65, 513, 128, 33, 255, 1000, 48, 2048, 40, 64, 257, 511, 63, 384, 1536, 96, 2047, 200, 768, 256, 512, 1024)
 _MULTIPLES = (1, 2, 4, 8, 16, 32)
 _BUDGET_S = 0.3
 _MOST_SHARPENED_BYTES = 2**27
-# Of torch on CPU: elements per thread at least, and bytes of two of its widest vectors (it takes them by twos).
+# Constants of torch on CPU: minimum elements per thread, and bytes of two of its widest vectors (it
+# processes them in pairs).
 _GRAIN = 32_768
 _VECTOR_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """Row widths at which element-wise functions are applied, with how torch shares them among threads.
+    """Row widths of the element-wise functions, and how torch divides them among threads.
 
-    Torch cuts the elements of a tensor into even shares, one per thread but no more than one per GRAIN elements, and computes a
-    share in vectors; what is left at its end is computed one by one, by code with other last bits. So shares must be whole vectors.
+    Torch splits a tensor into even shares, one per thread but at most one per GRAIN elements, and computes
+    each share in vectors. The remainder of a share is computed element by element, by code with other last
+    bits. So every share must be whole vectors.
     """
 
     widths: tuple[int, ...] = ()
@@ -42,7 +45,7 @@ class Elementwise:
     vector: int = 1
 
     def fits(self, num_rows: int) -> bool:
-        """No share of so many rows has a rest."""
+        """True if no thread's share has a remainder at this row count."""
         return all(self._rest(num_rows * width) == 0 for width in self.widths)
 
     def _rest(self, elements: int) -> int:
@@ -59,19 +62,19 @@ class RowRule:
     elementwise: Elementwise = Elementwise()
 
     def padded(self, num_rows: int) -> int:
-        """Fewest allowed rows that hold `num_rows` (at most `maximum`)."""
+        """Smallest allowed row count that holds `num_rows` (at most `maximum`)."""
         rows = max(self.minimum, -(-num_rows // self.multiple) * self.multiple)
         while not self.elementwise.fits(rows):
             rows += self.multiple
         return rows
 
     def pieces(self, num_rows: int) -> Iterator[tuple[int, int]]:
-        """Ranges [begin, end) of at most `maximum` rows that make up `num_rows`."""
+        """Ranges [begin, end) of at most `maximum` rows that cover `num_rows`."""
         for begin in range(0, num_rows, self.maximum):
             yield begin, min(begin + self.maximum, num_rows)
 
     def joined(self, other: "RowRule") -> "RowRule | None":
-        """What satisfies both measured parts; None when nothing does."""
+        """Combine two measured rules into one that satisfies both; None if none does."""
         multiple = math.lcm(self.multiple, other.multiple)
         minimum = -(-max(self.minimum, other.minimum) // multiple) * multiple
         maximum = min(self.maximum, other.maximum) // multiple * multiple
@@ -83,16 +86,16 @@ FREE = RowRule()
 
 @dataclass(slots=True)
 class RowModules:
-    """Distinct modules that map rows to rows (same weight shapes = the same), each with the form of its input.
+    """Distinct modules that map rows to rows (equal weight shapes count as one), each with the form of its input.
 
-    Modules that say `keeps_row_bits` are left out: theirs depend on nothing but the row.
+    Modules with `keeps_row_bits` are left out: their results depend only on the row itself.
     """
 
     _found: dict[tuple[object, ...], tuple[nn.Module, int, int, torch.dtype]] = field(default_factory=dict)
 
     @contextmanager
     def collected(self, model: nn.Module) -> Iterator[None]:
-        """Collects from the forward passes run inside."""
+        """Record the modules called by forward passes inside the block."""
         handles = [
             module.register_forward_hook(self._see)
             for module in model.modules()
@@ -116,7 +119,7 @@ class RowModules:
         self._found.setdefault((type(module), shapes, x.shape[-1]), (module, x.ndim, x.shape[-1], x.dtype))
 
     def probes(self) -> "list[RowProbe]":
-        """The modules as functions of rows."""
+        """The recorded modules as functions of rows."""
         return [RowProbe(*entry) for entry in self._found.values()]
 
 
@@ -131,20 +134,23 @@ class RowProbe:
 
     @property
     def is_elementwise(self) -> bool:
-        """It has no weights."""
+        """True if the module has no weights."""
         return next(self.module.parameters(), None) is None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, features] to [n, out]."""
+        """Map rows [n, features] to [n, out]."""
         return self.module(rows) if self.ndim == 2 else self.module(rows[None])[0]
 
     def sharpened(self) -> "RowProbe":
-        """The same with weights that cancel out against `anchor_rows`: the result is nothing but rounding, so that another order of
-        summation shows at once. Needed where results are stored with fewer bits than they are summed with."""
+        """The same module with weights that cancel out against `anchor_rows`.
+
+        The result is then pure rounding error, so a different order of summation shows at once. Needed
+        where results are stored with fewer bits than they are summed with.
+        """
         weights = [p for p in self.module.parameters(recurse=False) if p.ndim == 2]
         if self.dtype.itemsize >= 4 or len(weights) != 1 or weights[0].nbytes > _MOST_SHARPENED_BYTES:
             return self
-        # Not a deep copy: a module may refer to the whole model and to its cache.
+        # Not a deep copy: a module may refer to the whole model and its cache.
         module = copy.copy(self.module)
         module._parameters = dict(module._parameters) | {
             name: nn.Parameter(_cancelling(p) if p.ndim == 2 else torch.zeros_like(p), requires_grad=False)
@@ -153,7 +159,7 @@ class RowProbe:
         return RowProbe(module, self.ndim, self.features, self.dtype)
 
     def anchor_rows(self) -> torch.Tensor:
-        """Rows to compare with: equal at each pair of places, so that `sharpened` weights cancel."""
+        """Rows to compare with. Paired columns hold equal values, so that `sharpened` weights cancel."""
         rows = (
             _wide_normal(_ANCHOR_ROWS, self.features)
             if self.dtype.itemsize < 4
@@ -173,7 +179,10 @@ def _normal(*shape: int) -> torch.Tensor:
 
 
 def _wide_normal(*shape: int) -> torch.Tensor:
-    """Of very different sizes: products of short numbers of one size would add up without any rounding."""
+    """Normal values of widely different magnitudes.
+
+    Products of short floats of one magnitude would add up without rounding.
+    """
     return _normal(*shape) * torch.exp2(torch.randint(-6, 7, shape, generator=_generator(1)))
 
 
@@ -183,7 +192,7 @@ def _pairs(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _cancelling(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix of the same shape whose products with pairwise equal vectors are zero, from either side."""
+    """A matrix of the same shape that gives zero when multiplied with pairwise equal vectors, from either side."""
     (top, bottom), (left, right) = _pairs(weight.shape[0]), _pairs(weight.shape[1])
     part = _wide_normal(len(top), len(left))
     out = torch.zeros(weight.shape)
@@ -193,10 +202,11 @@ def _cancelling(weight: torch.Tensor) -> torch.Tensor:
 
 
 def measure(probes: Sequence[RowProbe], max_rows: int, *, budget_s: float = _BUDGET_S) -> RowRule | None:
-    """The rule under which all `probes` keep a row's bits, for up to `max_rows` rows; None when there is none.
+    """The rule under which all `probes` keep a row's bits for up to `max_rows` rows; None if there is none.
 
-    Each probe is tried at many small counts, at `max_rows` and, as far as `budget_s` seconds for all go, at others between.
-    Element-wise functions differ too seldom to be caught by trying; for them the rule follows from how torch shares their work.
+    Each probe is tried at many small counts, at `max_rows` and, within `budget_s` seconds for all probes,
+    at others in between. Trials catch element-wise functions too seldom; their rule is derived from how
+    torch divides the work among threads.
     """
     rule: RowRule | None = FREE
     tried = [probe for probe in probes if not probe.is_elementwise]
@@ -216,7 +226,7 @@ def _elementwise(probes: Sequence[RowProbe]) -> Elementwise:
 
 
 def _good_counts(probe: RowProbe, max_rows: int, budget_s: float) -> dict[int, bool]:
-    """Row counts tried, ascending, and whether every row had the bits it has among the anchor's."""
+    """Row counts tried, ascending, each with True if every row has the bits it has in the anchor."""
     anchor = probe.anchor_rows()
     expected = probe(anchor)
     results: dict[int, bool] = {}
@@ -230,7 +240,7 @@ def _good_counts(probe: RowProbe, max_rows: int, budget_s: float) -> dict[int, b
 
 
 def _rule_of(good: dict[int, bool]) -> RowRule | None:
-    """The cheapest rule that the measured counts allow: the smallest multiple, then the smallest minimum."""
+    """The cheapest rule that the measurements allow: smallest multiple, then smallest minimum."""
     for multiple in _MULTIPLES:
         counts = [count for count in good if count % multiple == 0]
         minimum = next((m for m in counts if all(good[c] for c in counts if m <= c <= _ANCHOR_ROWS)), None)

@@ -1,4 +1,4 @@
-"""The engine that computes with a real model: start-up and steps composed behind `engine.Engine`.
+"""The engine that runs a real model: start-up and steps, composed behind `engine.Engine`.
 
 Blocking; called from one thread. Importing this module imports torch and transformers, which takes seconds.
 """
@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 class ModelEngine:
     """`engine.Engine` on a transformers checkpoint. Owns the model, the cache and the persistent batch.
 
-    `invariant`: the invariance contract holds; `row_rule`: row counts the model is run with. Both are known after `profile`.
+    `invariant`: True if results are batch invariant. `row_rule`: row counts the model is run with. Both are
+    set by `profile`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Devices = CUDA_DEVICES) -> None:
-        """ConfigError for devices and backends that this release does not have."""
+        """Choose device and backend; raises ConfigError if this release does not have them."""
         malloc_tuning.keep_freed_memory(os.environ)
         self._device = model_loading.choose_device(settings, devices)
         self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
@@ -53,14 +54,15 @@ class ModelEngine:
         self._rows: RowTable | None = None
         self._runner: StepRunner | None = None
 
-    # --- start-up (R8) -----------------------------------------------------------------------------------------------
+    # --- start-up ----------------------------------------------------------------------------------------------------
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """See Engine."""
         self._loaded = model_loading.load(self._settings, self._device, self.backend, progress)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
         self._adapters = Adapters(self._loaded.model.adapter_layers, limits, self._device.free_bytes)
-        # Now, not with the cache: its thread reads the tokenizer beside the runs of `profile`, and the first request need not wait.
+        # Here rather than with the cache: its thread reads the tokenizer while `profile` runs, so the first
+        # request does not wait.
         self._masks = GrammarMasks.of_bundle(self._loaded.bundle, MaskBudget(self._settings.mask_budget_ms))
         return self._loaded.limits
 
@@ -69,7 +71,7 @@ class ModelEngine:
         return self._need_loaded().bundle
 
     def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
-        """See Engine. Settles the row rule too, since it depends on the largest step."""
+        """See Engine. Also determines the row rule, which depends on the largest step."""
         loaded = self._need_loaded()
         if self._settings.invariant is not False and self._device is HOST:
             self._settle_row_rule(loaded, max_num_batched_tokens)
@@ -164,11 +166,11 @@ class ModelEngine:
         if self._adapters is not None:
             self._adapters.begin_owner()
 
-    # --- for tests and tools, to be read -----------------------------------------------------------------------------
+    # --- read access for tests and tools -----------------------------------------------------------------------------
 
     @property
     def cache(self) -> CacheEngine:
-        """Both pools. FailedPrecondition before `allocate`."""
+        """Both block pools; raises FailedPrecondition before `allocate`."""
         if self._cache is None:
             raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
         return self._cache

@@ -1,6 +1,6 @@
-"""Runs of a loaded model before it serves: the largest step (R8, R9), and whether a token's bits depend on its company.
+"""Runs before the worker serves: the largest step, for memory profiling, and the batch invariance check.
 
-Both use made-up tokens in a scratch cache; nothing of it stays.
+Both use dummy tokens in a scratch cache, which is discarded.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,11 @@ _CHECK_FILLER = 21
 
 
 def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-    """One step of so many tokens over so many sequences, sampled with everything on (R8): in as many rows as are drawn for at once,
-    since the others come after them and take no more memory."""
+    """Run one step of this many tokens over this many sequences, with all sampling options on.
+
+    At most as many rows sample as are drawn for at once: others would be drawn for afterwards and take no
+    more memory.
+    """
     size = loaded.shape.block_size
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     counts = np.full(num_seqs, max_num_batched_tokens // num_seqs)
@@ -39,7 +42,7 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
 
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:
-    """The row rule that keeps the invariance contract with this model on this processor; None when none does."""
+    """The row rule that makes this model batch invariant on this processor; None if there is none."""
     if not loaded.may_be_invariant:
         return None
     rule = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
@@ -47,7 +50,7 @@ def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule
 
 
 def _keeps(loaded: LoadedModel, rule: RowRule) -> bool:
-    """By either way that rows may take: those with adapters go through the modules of a fused model."""
+    """Check both paths a row may take: in a fused model, rows with adapters go through the original modules."""
     if not _company_is_irrelevant(loaded, rule):
         return False
     with loaded.model.computed_by_modules():
@@ -55,11 +58,12 @@ def _keeps(loaded: LoadedModel, rule: RowRule) -> bool:
 
 
 def _company_is_irrelevant(loaded: LoadedModel, rule: RowRule) -> bool:
-    """Runs a few tokens alone, then in chunks beside others and in other blocks; True when the logits' bits are the same.
+    """Compare the logits of a few tokens run alone with those run in chunks beside other rows and in other blocks.
 
-    Catches what no row-wise probe sees, such as experts that get as many rows as the batch sends them.
+    Returns True if they are bit-identical. Catches what no row-wise probe sees, such as experts: their row
+    count depends on the batch.
     """
-    # Blocks needed by the check sequence and the filler, twice over.
+    # Block ids for the check sequence and the filler, in two sets.
     size = loaded.shape.block_size
     width = -(-max(_CHECK_TOKENS, _CHECK_FILLER) // size)
     ids = np.arange(4 * width, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Steps on their way: what must be remembered of a decode step between its start on the device and its results. No rules here."""
+"""Steps in flight: the state of a decode step between its start on the device and its results. Contains no rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +20,13 @@ Vectors = Sequence[tuple[int, NDArray[np.float32]]]
 
 @dataclass(slots=True)
 class Flight:
-    """One decode step. `lives`: incarnations of the batch's rows; `wants_logprobs`: of each of its rows.
+    """One decode step in flight.
 
-    `drawing`: None = nothing is drawn; `fetched`: what comes to the host of it, or just that it is computed; `vectors`: of rows
-    whose task is one; `bad_rows`: not finite at some prompt token. `promise`: what the rows were told already; None = they take
-    in their tokens when it lands. `dropped`: rows of the batch whose results are void, as they failed in a step before.
+    `lives`: incarnations of the batch's rows. `wants_logprobs`: per row of the batch. `drawing`: None if
+    nothing is drawn. `fetched`: results that are copied to the host, or only the event of completion.
+    `vectors`: embeddings of pooled rows. `bad_rows`: rows with non-finite logits at a prompt token.
+    `promise`: tokens already reserved in the row table; None if rows take in their tokens when the step
+    lands. `dropped`: rows with void results, since they failed in an earlier step.
     """
 
     batch: StepBatch
@@ -41,7 +43,7 @@ class Flight:
     here_ns: int = 0
 
     def wait(self) -> None:
-        """Blocks until its results are here. From any thread."""
+        """Block until the results are on the host. Callable from any thread."""
         self.fetched.wait()
         self.here_ns = self.here_ns or clock.monotonic_ns()
 
@@ -50,45 +52,48 @@ class Flight:
         return self.lives[np.searchsorted(self.batch.rows, rows)]
 
     def drop(self, rows: IntArray, lives: IntArray) -> None:
-        """`rows` failed in `lives`, before this step."""
+        """Void the results of `rows`, which failed as incarnations `lives` in an earlier step."""
         failed = dict(zip(rows.tolist(), lives.tolist(), strict=True))
         mine = zip(self.batch.rows.tolist(), self.lives.tolist(), strict=True)
         self.dropped |= np.array([failed.get(row) == life for row, life in mine], np.bool_)
 
     def kept(self, rows: IntArray) -> BoolArray:
-        """Which of some of the batch's rows are not dropped."""
+        """True for those of `rows`, which are of the batch, that have valid results."""
         return ~self.dropped[np.searchsorted(self.batch.rows, rows)]
 
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """One message's decode steps and what came of those that landed. `begun_ns`: when it started."""
+    """The decode steps of one message, and the results of those that have landed. `begun_ns`: when the message started."""
 
     begun_ns: int
     timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
     results: StepResults = field(default_factory=StepResults)
     flights: list[Flight] = field(default_factory=list)
     error: Exception | None = None
-    """Why it failed after it was launched."""
+    """The error that made the step fail after its launch."""
 
     @property
     def is_ready(self) -> bool:
-        """Nothing is left to wait for."""
+        """True if every decode step has landed."""
         return all(flight.has_landed for flight in self.flights)
 
     def wait(self) -> None:
-        """Blocks until all results are here. From any thread."""
+        """Block until all results are on the host. Callable from any thread."""
         for flight in self.flights:
             flight.wait()
 
     def drop(self) -> None:
-        """Nobody is to hear of what has not landed."""
+        """Discard the results that have not landed."""
         for flight in self.flights:
             if not flight.has_landed:
                 flight.has_landed, flight.dropped = True, np.ones_like(flight.dropped)
 
     def outputs(self) -> worker_pb2.WorkerOutputs:
-        """The message of its results, when all have landed; raises what it failed by."""
+        """The message with the results of all decode steps, which must have landed.
+
+        Raises the step's error if it failed.
+        """
         if self.error is not None:
             raise self.error
         num_computed = sum(int(flight.batch.counts[~flight.dropped].sum()) for flight in self.flights)
@@ -98,7 +103,7 @@ class StepUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """`engine.Pending` of a step; `land` takes in its results and those of steps before it."""
+    """`engine.Pending` of a step; `land` takes in its results and those of earlier steps."""
 
     step: StepUnderWay
     land: Callable[[StepUnderWay], None]

@@ -1,4 +1,4 @@
-"""A decode step whose results have come to the host: which of them count, and what is told of them. Rows are not touched here."""
+"""Evaluates the results of a decode step that reached the host: which count and what is reported. Does not change rows."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from worker_svc.sampling.row_sampler import NOTHING, Drawn
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What one decode step came to. `failed`: rows that fail beside those of `settled`."""
+    """The outcome of one decode step. `failed`: rows that fail in addition to those in `settled`."""
 
     drawn: Drawn
     settled: Settled
@@ -23,12 +23,12 @@ class Landed:
 
     @property
     def token_ids(self) -> IntArray:
-        """Of the draws that count."""
+        """Token ids of the draws that count."""
         return self.drawn.token_ids[self.settled.kept]
 
 
 def landed(flight: Flight) -> Landed:
-    """What `flight` came to; waits for its results."""
+    """The outcome of `flight`; waits for its results."""
     plan = flight.plan
     drawn = flight.drawing.drawn() if flight.drawing is not None else NOTHING
     fit = drawn.finite
@@ -46,7 +46,7 @@ def landed(flight: Flight) -> Landed:
 
 
 def report(flight: Flight, landed: Landed, results: StepResults) -> None:
-    """Adds tokens, failures, candidates and vectors to the step's results."""
+    """Add tokens, failures, candidates and embeddings to the step's results."""
     plan, drawn, settled = flight.plan, landed.drawn, landed.settled
     yields = (settled.counts > 0) | (settled.flags > 0)
     rows = np.concatenate([plan.rows[yields], landed.failed])
@@ -76,7 +76,7 @@ def report(flight: Flight, landed: Landed, results: StepResults) -> None:
 
 
 def promised_tokens(flight: Flight, landed: Landed) -> tuple[IntArray, NDArray[np.bool_]]:
-    """Of each row of the flight's promise: the first token that it drew, and whether it drew any."""
+    """For each row of the flight's promise: the first token it drew, and whether it drew any."""
     assert flight.promise is not None
     settled = landed.settled
     at = np.searchsorted(flight.plan.rows, flight.promise.rows)

@@ -1,4 +1,4 @@
-"""What the rows of a step produced over all its decode steps, and the wire form of it. No torch."""
+"""Results of a step's rows over all its decode steps, and their wire form. Does not import torch."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,10 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Tops:
-    """The likeliest tokens at the place of each of n tokens, best first: `counts` [n]; of [n, most] the first `counts` count."""
+    """Top tokens at the position of each of n tokens, best first.
+
+    Of each row of [n, most], the first `counts[i]` are valid.
+    """
 
     counts: IntArray
     token_ids: IntArray
@@ -24,24 +27,24 @@ class Tops:
 
     @classmethod
     def none(cls, n: int) -> "Tops":
-        """Nobody asked."""
+        """No top tokens, for n tokens."""
         return cls(np.zeros(n, np.int32), np.zeros((n, 0), np.int32), np.zeros((n, 0), np.float32))
 
     def taken(self, at: NDArray[np.int64]) -> "Tops":
-        """Those of some tokens."""
+        """The entries at indices `at`."""
         return Tops(self.counts[at], self.token_ids[at], self.logprobs[at])
 
     def flat(self) -> tuple[IntArray, FloatArray]:
-        """Those that count, one after the other."""
+        """Valid token ids and logprobs, concatenated."""
         inside = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
         return self.token_ids[inside], self.logprobs[inside]
 
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """One decode step: n rows, distinct, with `counts` tokens each, `token_ids` and `logprobs` [sum of counts] and their `tops`.
+    """Results of one decode step: n distinct rows, each with `counts` tokens.
 
-    Rows with a flag have failed and have no token.
+    `token_ids`, `logprobs` and `tops`: [sum of counts]. Rows with a flag failed and have no token.
     """
 
     rows: IntArray
@@ -55,7 +58,7 @@ class Yield:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """m beams: `tops` [m], the tokens each may go on with."""
+    """Continuation candidates of m beams; `tops` [m] are the tokens each may continue with."""
 
     rows: IntArray
     incarnations: IntArray
@@ -64,7 +67,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class StepResults:
-    """Collects decode steps; `outputs` makes one message of them."""
+    """Collects decode steps; `outputs` builds one message from them."""
 
     _yields: list[Yield] = field(default_factory=list)
     _candidates: list[Candidates] = field(default_factory=list)
@@ -73,16 +76,16 @@ class StepResults:
     _masks: MaskTimes = field(default_factory=MaskTimes)
 
     def add(self, found: Yield) -> None:
-        """Tokens and failures of the next decode step."""
+        """Add tokens and failures of the next decode step."""
         self._yields.append(found)
 
     def add_candidates(self, found: Candidates) -> None:
-        """Candidates of its beams."""
+        """Add candidates of the next decode step's beams."""
         if len(found.rows):
             self._candidates.append(found)
 
     def add_prompt(self, row: int, incarnation: int, start: int, logprobs: FloatArray, tops: Tops) -> None:
-        """Log probabilities of a row's prompt tokens from place `start` on; `tops` of each, equally many."""
+        """Add prompt logprobs of a row, from token position `start` on; `tops` has an entry per logprob."""
         ids, top_logprobs = tops.flat()
         self._prompts.append(
             worker_pb2.PromptLogprobs(
@@ -97,19 +100,19 @@ class StepResults:
         )
 
     def add_embedding(self, row: int, incarnation: int, vector: FloatArray) -> None:
-        """A row's vector."""
+        """Add a row's embedding."""
         self._embeddings.append(
             worker_pb2.RowEmbedding(row=row, incarnation=incarnation, values=wire_arrays.pack(vector, wire_arrays.F32))
         )
 
     def add_masks(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
-        """What the masks of `rows` took in the next decode step."""
+        """Add the cost of the grammar masks of `rows` in the next decode step."""
         self._masks.add(rows, incarnations, work)
 
     def outputs(
         self, num_computed_tokens: int, timings: worker_pb2.StepTimings, *, logprobs: bool
     ) -> worker_pb2.WorkerOutputs:
-        """The step's result, rows ascending; `logprobs`: some row asked for those of its tokens."""
+        """The step's result, rows ascending. `logprobs`: True if some row requested them for its tokens."""
         result = worker_pb2.WorkerOutputs(
             num_computed_tokens=num_computed_tokens,
             timings=timings,
@@ -162,12 +165,12 @@ def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bo
 
 
 def _is_ascending(rows: IntArray) -> bool:
-    """Each row once and in order, as those of one decode step are."""
+    """True if each row appears once and in order, as in a single decode step."""
     return len(rows) < 2 or bool(np.logical_and.reduce(rows[1:] > rows[:-1]))
 
 
 def _ascending(found: Yield) -> Yield:
-    """The same with each row once, in order, and with its tokens in the order of the decode steps."""
+    """Merge repeated rows: each row once, ascending, its tokens in the order of the decode steps."""
     rows, first, entries = np.unique(found.rows, return_index=True, return_inverse=True)
     owners = np.repeat(entries, found.counts)
     order = np.argsort(owners, kind="stable")

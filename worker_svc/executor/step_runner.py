@@ -1,8 +1,9 @@
-"""One step on the real model: block moves, forward passes, sampling, over as many decode steps as the message asks.
+"""Runs a step on the real model: block moves, forward passes and sampling, over all its decode steps.
 
-A step is launched, and its results are taken in when they have come to the host (`_land`), in the order of the launches. On a
-device with a queue of its own the next step is launched in between: rows go on from tokens that only the device knows (R157). What
-needs to know them waits for them: guesses and what is scored or pooled before it starts, rules on tokens before it draws (R148).
+A step is launched; its results are taken in after they reach the host (`_land`), in launch order. On a device
+with its own queue, the next step is launched meanwhile: rows continue from tokens that only the device has.
+Work that needs these tokens on the host waits for them: draft tokens, prompt scores and pooling before the
+step starts, token rules before it samples.
 """
 
 import contextlib
@@ -40,10 +41,10 @@ Timings = worker_pb2.StepTimings
 
 
 class StepRunner:
-    """Joins model, cache and rows; owns none of them, but what is kept beside rows: grammars' states, sums of pooled rows, guesses,
-    and the steps on their way.
+    """Runs steps with a model, a cache and a row table, none of which it owns.
 
-    `model` is bound to `cache`. `queue`: of the cache's device.
+    It owns the state kept beside rows: grammar states, pooling sums, the draft proposer and the steps in
+    flight. `model` must be bound to `cache`; `queue` is that of the cache's device.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StepRunner:
         rows.guard(_task_guard(model.hidden_size))
 
     def reset(self) -> None:
-        """Forgets all rows, and what is on its way."""
+        """Drop all rows and all steps in flight."""
         for step, _ in self._flying:
             step.drop()
         self._flying.clear()
@@ -101,7 +102,7 @@ class StepRunner:
     # --- before the model --------------------------------------------------------------------------------------------
 
     def _needs_all_known(self, outputs: worker_pb2.SchedulerOutputs) -> bool:
-        """Whether the step cannot start before the tokens of those before it are known."""
+        """True if the step cannot start until the tokens of all earlier steps are known."""
         joining, rows = outputs.added.options, self._rows
         return (
             bool(outputs.changed.num_draft_tokens)
@@ -111,7 +112,7 @@ class StepRunner:
         )
 
     def _follow(self, batch: StepBatch) -> None:
-        """What is kept beside rows follows their coming and going."""
+        """Add and remove per-row state (sampler, pools, proposer) as rows are added and removed."""
         changes = batch.changes
         self._sampler.follow(changes)
         if len(changes.removed):
@@ -133,7 +134,7 @@ class StepRunner:
             )
 
     def _drafts(self, batch: StepBatch) -> list[IntArray]:
-        """Guesses for the rows that are to have some, in batch order, made of known tokens alone (R158)."""
+        """Draft tokens for the rows that are to have some, in batch order, proposed from known tokens only."""
         rows = batch.rows[batch.num_drafts > 0]
         if not len(rows):
             return []
@@ -142,10 +143,10 @@ class StepRunner:
         asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
         return self._proposer.propose(asks)
 
-    # --- a decode step sets out --------------------------------------------------------------------------------------
+    # --- launching a decode step -------------------------------------------------------------------------------------
 
     def _depart(self, batch: StepBatch, step: StepUnderWay) -> None:
-        """Starts one decode step; the rows go on at once where it is certain how many tokens they get."""
+        """Start one decode step. Rows advance at once if their number of new tokens is certain."""
         with self._voided_on_error(batch), self._queue.inputs():
             plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
             with self._sampler.masks_beside(plan) as masks:
@@ -163,7 +164,7 @@ class StepRunner:
             flight.promise = self._rows.promise(batch)
 
     def _flight(self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None) -> Flight:
-        """`plan`: None where rules must know tokens of the steps before."""
+        """Sample and return the step in flight. `plan`: None where token rules need the tokens of earlier steps."""
         if plan is None:
             self._land_all()
             plan = plan_draws(self._rows, batch)
@@ -184,7 +185,7 @@ class StepRunner:
         )
 
     def _remember(self, drawing: Drawing) -> None:
-        """The token that each row goes on with: the first that it drew."""
+        """Keep on the device the token each row continues with: the first one drawn."""
         entries = drawing.plan.draw_entries
         first = np.flatnonzero(np.diff(entries, prepend=-1))
         rows = drawing.plan.rows[entries[first]].astype(np.int64)
@@ -192,17 +193,17 @@ class StepRunner:
         tokens = drawing.token_ids if len(first) == len(entries) else drawing.token_ids[upload(first)]
         self._last_tokens.put(upload(rows), tokens, len(self._rows.occupied))
 
-    # --- and lands ---------------------------------------------------------------------------------------------------
+    # --- landing a decode step ---------------------------------------------------------------------------------------
 
     def _finish(self, step: StepUnderWay) -> None:
-        """Everything up to `step` lands."""
+        """Land all decode steps up to the end of `step`."""
         while not step.is_ready:
             self._land(*self._flying.popleft())
         if not all(flight.fetched.is_ready for flight in step.flights):
             self._time(step)
 
     def _time(self, step: StepUnderWay) -> None:
-        """What of the device's time for the step nobody measured is the model's. It began when the step before was done."""
+        """Add the unmeasured device time of the step to its model time. It starts when the previous step finished."""
         here_ns, timings = max(flight.here_ns for flight in step.flights), step.timings
         measured_ns = timings.cache_ns + timings.prepare_ns + timings.model_ns + timings.sample_ns
         timings.model_ns += max(0, here_ns - max(step.begun_ns, self._here_ns) - measured_ns)
@@ -213,7 +214,7 @@ class StepRunner:
             self._land(*self._flying.popleft())
 
     def _land(self, step: StepUnderWay, flight: Flight) -> None:
-        """Takes the results of the oldest decode step into the rows. An error is its step's own."""
+        """Take the results of the oldest decode step into the rows. An error is recorded on its own step."""
         flight.has_landed = True
         try:
             flight.wait()
@@ -231,14 +232,14 @@ class StepRunner:
             self._keep(flight, flight.promise, came)
 
     def _take(self, flight: Flight, came: Landed) -> None:
-        """The rows, and what is kept beside them, take in their tokens."""
+        """Commit the drawn tokens to the rows and advance their sampler state."""
         plan, settled = flight.plan, came.settled
         self._rows.commit(flight.batch, came.token_ids, settled.flags == 0, settled.counts)
         self._rows.fail(came.failed)
         self._sampler.accept(plan.rows, plan.lengths[plan.first_places], self._rows.num_known[plan.rows])
 
     def _keep(self, flight: Flight, promise: Promise, came: Landed) -> None:
-        """The same for rows that went on already."""
+        """Commit the drawn tokens of rows that advanced at launch."""
         token_ids, drew = promised_tokens(flight, came)
         taken = drew & self._rows.is_alive(promise.rows, promise.lives)
         self._rows.keep(promise, token_ids, drew)
@@ -246,14 +247,14 @@ class StepRunner:
         self._break(flight, flight.plan.rows[came.settled.flags > 0])
 
     def _break(self, flight: Flight, rows: IntArray) -> None:
-        """`rows` of a flight failed: they are told, and the flights behind it."""
+        """Fail `rows` of a flight, and void their results in later flights."""
         lives = flight.lives_of(rows)
         self._rows.fail(rows[self._rows.is_alive(rows, lives)])
         for _, later in self._flying:
             later.drop(rows, lives)
 
     def _abandon(self, flight: Flight) -> None:
-        """Its results cannot be made sense of: its rows compute nothing more."""
+        """Fail the rows of a flight after its results could not be read."""
         if flight.promise is None:
             self._rows.void(flight.batch)
             self._pools.forget(flight.batch.rows)
@@ -273,7 +274,7 @@ class StepRunner:
 
 
 def _task_guard(hidden_size: int) -> Guard:
-    """Refuses tasks that this model cannot do."""
+    """A guard that refuses tasks this model does not support."""
 
     def check(rows: IntArray, num_computed: IntArray, options: OptionColumns) -> None:
         asked = np.flatnonzero(options.tasks)

@@ -1,1 +1,1 @@
-"""The checkpoint as a model over the paged cache: loading, checks, attention, the shape of a pass, memory."""
+"""The checkpoint as a model over the paged cache: loading, checks, attention, input tensors and memory."""

@@ -1,8 +1,8 @@
-"""What may be served: decoders all of whose mixers are attention through transformers' AttentionInterface, no looks across
-sequences.
+"""Checks which models can be served: decoders in which every token mixer is attention through AttentionInterface.
 
-Refusals name the module at fault. What class and configuration tell is checked before weights are read; that attention is
-really reached in every layer is seen by a probe (`attention.py`), whose findings are judged here.
+No layer may look across sequences. Errors name the module at fault. Class and configuration are checked
+before weights are read; a probe (`attention.py`) then records whether every layer really reaches attention,
+and its findings are judged here.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _UNSEEN_FIELDS = ("attention_chunk_size", "num_kv_shared_layers", "use_bidirecti
 
 
 def unsupported(what: str, *, module: str = "") -> ConfigError:
-    """The refusal of a model; `module` at fault."""
+    """ConfigError for a model that cannot be served; `module` is the one at fault."""
     return ConfigError(
         f"{what}. Served are decoders whose every layer is attention through transformers' AttentionInterface "
         "(Llama, Qwen2 and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...)",
@@ -37,7 +37,7 @@ def unsupported(what: str, *, module: str = "") -> ConfigError:
 
 
 def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
-    """ConfigError when class or configuration cannot be served; nothing is loaded."""
+    """Raise ConfigError if the class or configuration cannot be served. Loads no weights."""
     config = checkpoint.text_config
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise unsupported(f"{cls.__name__} is an encoder and a decoder, not a decoder alone", module=cls.__name__)
@@ -74,7 +74,7 @@ def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: P
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """Rotary parameters: one set, or one per layer type."""
+    """Rotary parameter sets: one, or one per layer type."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     sets = [parameters, *parameters.values()]
     return [entry for entry in sets if isinstance(entry, dict)]
@@ -86,7 +86,7 @@ def _skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module
 
 
 def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str, str]:
-    """Name and class of the module that mixes tokens in a decoder layer, as well as its name tells."""
+    """Name and class of the module that mixes tokens in a decoder layer, guessed from module names."""
     count = getattr(config, "num_hidden_layers", 0)
     for prefix, layers in model.named_modules():
         if isinstance(layers, nn.ModuleList) and len(layers) == count:
@@ -100,7 +100,7 @@ def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str,
 
 
 def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
-    """ConfigError when a probe did not see last hidden states (`hidden_size` 0): embeddings are made of them."""
+    """Raise ConfigError if the probe saw no last hidden states (`hidden_size` 0), which embeddings are made from."""
     if not hidden_size:
         raise unsupported(
             f"{type(model).__name__} cannot be served: its last hidden states are not its decoder's result"
@@ -108,7 +108,7 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
 
 
 def sliding_window(calls: Sequence[LayerCall]) -> int:
-    """Tokens that every layer looks back at most, by a probe's calls; 0 = one of them looks back to the beginning (R105)."""
+    """Largest sliding window of all layers, from a probe's calls; 0 if any layer attends to the whole sequence."""
     windows = [call.window for call in calls]
     return 0 if None in windows else max((window for window in windows if window is not None), default=0)
 
@@ -116,8 +116,11 @@ def sliding_window(calls: Sequence[LayerCall]) -> int:
 def check_calls(
     model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], *, block_size: int, max_model_len: int
 ) -> CacheShape:
-    """The cache's shape from a probe's calls. ConfigError when a layer was not reached once, a layer cannot be served as it is
-    called, or layers differ."""
+    """The cache's shape, derived from a probe's calls.
+
+    Raises ConfigError if a layer was not reached exactly once, if a call cannot be served, or if layers
+    differ in shape.
+    """
     kind = type(model).__name__
     reached = [call.layer for call in calls]
     for layer in range(config.num_hidden_layers):
@@ -143,13 +146,17 @@ def check_calls(
 
 
 def _kept_tokens(config: PreTrainedConfig) -> list[int | None]:
-    """What transformers' own cache keeps of each layer; None = everything."""
+    """Tokens that transformers' own cache keeps per layer; None = all."""
     layers = DynamicCache(config=config).layers
     return [layer.sliding_window if layer.is_sliding else None for layer in layers]  # type: ignore[attr-defined]
 
 
 def _cache_problem(call: LayerCall, kept: int | None, max_model_len: int) -> str:
-    """A model may leave its window to transformers' cache: prompts then see all of themselves, later tokens less."""
+    """The conflict between a layer's mask and the window of transformers' cache; empty if there is none.
+
+    A model may leave its window to that cache: prompt tokens then see the whole prompt, later tokens only the
+    window.
+    """
     if kept is None or kept >= max_model_len or (call.window is not None and call.window <= kept):
         return ""
     return (

@@ -1,7 +1,7 @@
-"""The bridge from transformers to our kernels: one attention function for all models, found through AttentionInterface.
+"""Bridge from transformers to Quire's kernels: one attention function for all models, found through AttentionInterface.
 
-A model's attention modules carry a reference to an `Attention` object (`attach`), which says what a call means: a probe records
-it, the paged one writes keys and values into blocks and attends over them.
+A model's attention modules refer to an `Attention` object (`attach`) that handles the calls: the probe
+records them, and the paged one writes keys and values into blocks and attends over them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from worker_svc.model import masks
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"
-# What a call may carry: it is honoured, or does not change what attention computes.
+# Options a call may carry: Quire honours them or they do not change the result of attention.
 _KNOWN = {
     "scaling", "dropout", "position_ids", "sliding_window", "softcap", "is_causal", "cache_position", "use_cache",
     "output_attentions", "position_embeddings", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
@@ -26,7 +26,7 @@ _KNOWN = {
 
 
 class Attention(Protocol):
-    """What happens at an attention call."""
+    """Handler of attention calls."""
 
     def call(
         self,
@@ -53,17 +53,18 @@ def _forward(
 
 
 def register() -> str:
-    """Makes the function known to transformers; returns the name to load models with. Repeating it does no harm.
+    """Register the attention function with transformers. Returns the name to load models with. Idempotent.
 
-    No function for masks goes with it while a model serves: even one that makes none would have transformers look for packed
-    sequences in every pass, which waits for the device. `masks.described` adds one for the time of a probe.
+    No mask function is registered while a model serves: with even an empty one, transformers would look for
+    packed sequences in every pass, which synchronises with the device. `masks.described` registers one for
+    the duration of a probe.
     """
     AttentionInterface.register(NAME, _forward)
     return NAME
 
 
 def attach(model: nn.Module, attention: Attention) -> None:
-    """From now on `attention` answers all calls of `model`."""
+    """Route all attention calls of `model` to `attention`."""
     for module in model.modules():
         setattr(module, _SLOT, attention)
 
@@ -75,7 +76,7 @@ def _rule(options: dict[str, Any], head_dim: int, window: int | None) -> Attenti
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One attention call as a probe saw it. `problem`: why it cannot be served; empty = it can."""
+    """One attention call as a probe saw it. `problem`: why it cannot be served; empty if it can."""
 
     layer: int
     module: str
@@ -87,12 +88,12 @@ class LayerCall:
 
     @property
     def window(self) -> int | None:
-        """Tokens it looks back, None = all."""
+        """Sliding window in tokens; None = unlimited."""
         return self.rule.sliding_window
 
 
 class ProbeAttention:
-    """Records calls; the result is of the right shape and means nothing."""
+    """Records calls. Returns zeros of the right shape."""
 
     def __init__(self, num_positions: int) -> None:
         self.calls: list[LayerCall] = []
@@ -124,19 +125,19 @@ class ProbeAttention:
         return ""
 
     def _in_force(self, window: int | None) -> int | None:
-        """None where no sequence is longer."""
+        """The window, or None if it covers the longest sequence."""
         return None if window is None or window >= self._num_positions else window
 
 
 def _window(options: dict[str, Any], seen: masks.MaskKind) -> int | None:
-    """What the call says, else what its mask says."""
+    """The window given by the call, else by its mask."""
     given: int | None = options.get("sliding_window")
     return seen.window if given is None else given
 
 
 @contextmanager
 def probing(model: nn.Module, num_positions: int) -> Iterator[list[LayerCall]]:
-    """The attention calls of `model` inside, which sequences of up to `num_positions` tokens will be served with."""
+    """Record the attention calls of `model` inside the block, for sequences of up to `num_positions` tokens."""
     recorder = ProbeAttention(num_positions)
     attach(model, recorder)
     with masks.described(NAME, num_positions):
@@ -163,9 +164,9 @@ def _shape_problem(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
 
 
 class PagedAttention:
-    """Attention over the paged cache. `begin` before each forward pass says where its tokens live.
+    """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `windows`: tokens that each layer looks back, by a probe; None = all.
+    `windows`: sliding window per layer, from a probe; None = unlimited.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class PagedAttention:
         self._batch: AttentionBatch | None = None
 
     def begin(self, batch: AttentionBatch) -> None:
-        """The tokens of the next forward pass."""
+        """Set the tokens of the next forward pass."""
         self._batch = batch
 
     def call(
@@ -188,7 +189,7 @@ class PagedAttention:
         _mask: torch.Tensor | None,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """See Attention; writes keys and values first, converted to the cache's dtype."""
+        """See Attention. Writes keys and values first, converted to the cache's dtype."""
         assert self._batch is not None, "begin() comes before the forward pass"
         cache = self._layers[module.layer_idx]
         keys, values = _rows(key).to(cache.dtype), _rows(value).to(cache.dtype)
@@ -198,5 +199,5 @@ class PagedAttention:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[1, heads, T, d] to [T, heads, d], contiguous as the projections made it."""
+    """[1, heads, T, d] to [T, heads, d], contiguous, as the projections produced it."""
     return x[0].transpose(0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""The model bundle: all that a gateway needs to serve a model without its checkpoint. No weights, no tokenising here."""
+"""The model bundle: all that a gateway needs to serve a model without its checkpoint. Contains no weights."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_toke
 
 
 def make_bundle(folder: Path, limits: common_pb2.ModelLimits) -> bytes:
-    """A serialised `ModelBundle` of a checkpoint folder; the same bytes for the same folder and limits.
+    """Serialise the `ModelBundle` of a checkpoint folder. Deterministic for a folder and limits.
 
     `limits.bundle_digest` must be empty: it is the SHA-256 of these bytes (`digest_of`).
     """
@@ -37,7 +37,7 @@ def digest_of(bundle: bytes) -> str:
 
 
 def eos_token_ids(folder: Path, config: Any) -> list[int]:
-    """Ids that end a sequence: generation_config.json's, else the configuration's; ascending."""
+    """Ids that end a sequence, ascending: from generation_config.json, else from the configuration."""
     value = _optional_json(folder / "generation_config.json").get("eos_token_id")
     if value is None:
         value = getattr(config, "eos_token_id", None)
@@ -51,7 +51,10 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """By name, as transformers finds them: files of their own first, then the configuration's; a single one is `default`."""
+    """Chat templates by name, searched as transformers does: template files first, then the configuration.
+
+    A single template is named `default`.
+    """
     paths = {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     paths = {"default": folder / "chat_template.jinja"} | paths
     files = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
@@ -66,6 +69,6 @@ def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str,
 def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     declared = _optional_json(folder / "special_tokens_map.json") | tokenizer_config
     named = {name: declared.get(name) for name in _SPECIAL_TOKENS}
-    # A token is a string, or an object with its text and how to strip around it.
+    # A token is a string, or an object with its text and stripping rules.
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
     return {name: text for name, text in texts.items() if text}

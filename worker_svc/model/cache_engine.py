@@ -1,4 +1,4 @@
-"""The KV tensors of one worker: a device pool and a host pool, and the moves between their blocks. Knows ids, not sequences."""
+"""The KV tensors of a worker: a device pool, a host pool and the moves between them. Knows block ids, not sequences."""
 
 import torch
 
@@ -8,10 +8,11 @@ from worker_svc.model.prefault import PagesAhead
 
 
 class CacheEngine:
-    """Owns both pools, [num_layers, 2, num_blocks, block_elements], zero-initialised (R123); index 1 of axis 1 = values.
+    """Owns both pools, [num_layers, 2, num_blocks, block_elements], zero-initialised; index 1 of axis 1 holds values.
 
-    `dtype`: of what is stored, whatever the model computes in. A move takes all its blocks through all layers at once.
-    Steps move blocks in the order of R3: swap in, swap out, copy, then the model runs.
+    `dtype` is the storage type, independent of the type the model computes in. A move transfers all its
+    blocks in all layers at once. In a step, blocks are moved in the order swap in, swap out, copy, as in
+    vLLM's v0 worker; then the model runs.
     """
 
     def __init__(
@@ -33,23 +34,26 @@ class CacheEngine:
         self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, shape.block_elements), dtype)
 
     def expect(self, num_used: int) -> None:
-        """Device blocks below `num_used` are in use, or will be with the step that begins; a host makes memory for more ready."""
+        """Pre-fault pages beyond the first `num_used` device blocks, which are in use or will be in this step.
+
+        Host memory only.
+        """
         self._pages.expect(num_used)
 
     def swap_in(self, pairs: Pairs) -> None:
-        """(host block, device block) pairs."""
+        """Copy (host block, device block) pairs to the device."""
         self._blocks.swap_in(self.host_pool, self.device_pool, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
-        """(device block, host block) pairs."""
+        """Copy (device block, host block) pairs to the host."""
         self._blocks.swap_out(self.device_pool, self.host_pool, pairs)
 
     def copy(self, pairs: Pairs) -> None:
-        """(source, destination) device blocks; all pairs read the state before the call (R124)."""
+        """Copy (source, destination) device blocks; all pairs read the state before the call."""
         self._blocks.copy(self.device_pool, pairs)
 
     def move(self, *, swap_in: Pairs, swap_out: Pairs, copies: Pairs) -> None:
-        """All moves of one step, in R3's order."""
+        """Perform all moves of one step: swap in, swap out, copy."""
         self.swap_in(swap_in)
         self.swap_out(swap_out)
         self.copy(copies)

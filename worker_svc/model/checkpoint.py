@@ -1,6 +1,6 @@
-"""A checkpoint folder on disk: what it holds, whether we may read it, and its weights in the model's own class.
+"""A checkpoint folder on disk: its contents, whether it may be loaded, and its weights in the model's own class.
 
-Only safetensors are read and no code of the checkpoint is run. What the model computes with is checked in `architecture.py`.
+Only safetensors are read and no code of the checkpoint is run. `architecture.py` checks the model class.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _CONVERT = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that may be loaded. `config` is the whole configuration, `text_config` the part of the decoder."""
+    """A folder that may be loaded. `config` is the whole configuration, `text_config` the decoder's part."""
 
     path: Path
     config: PreTrainedConfig
@@ -42,11 +42,11 @@ class Checkpoint:
 
     @property
     def text_config(self) -> PreTrainedConfig:
-        """Configuration of the text decoder; for most models all of it."""
+        """Configuration of the text decoder; for most models the whole configuration."""
         return self.config.get_text_config(decoder=True)
 
     def loaded_bytes(self, dtype: torch.dtype) -> int:
-        """Size of the weights in what the model computes in, whatever they are stored as."""
+        """Size of the weights in the model's compute dtype, whatever their storage dtype."""
         return dtype.itemsize * stored_weights.num_elements(stored_weights.entries_of(self.weight_files))
 
     def digest(self) -> str:
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Looks at a folder. ConfigError saying what is missing, or how to convert pickled weights."""
+    """Check a checkpoint folder. Raises ConfigError saying what is missing, or how to convert pickled weights."""
     if not path.is_dir():
         raise _error("MODEL_NOT_FOUND", path, "is no folder; give the folder of a checkpoint")
     if not (path / "config.json").is_file():
@@ -76,7 +76,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def check_weights(path: Path, files: tuple[Path, ...]) -> None:
-    """ConfigError for weights that are stored in a way that is not served, by the files' headers."""
+    """Check the storage format of the weights by the files' headers. Raises ConfigError if it is not supported."""
     try:
         entries = stored_weights.entries_of(files)
     except (OSError, ValueError) as error:
@@ -95,8 +95,10 @@ def _error(reason: str, path: Path, what: str) -> ConfigError:
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """The configuration in a folder, by transformers. ConfigError for a model that it does not know, and for weights quantized in
-    a way that is not served."""
+    """The configuration of a folder, read by transformers.
+
+    Raises ConfigError for a model type that transformers does not know and for unsupported quantization.
+    """
     raw = read_json(path / "config.json")
     _check_quantization(path, stored_weights.problem_of(stored_weights.quantization(raw, path)))
     if "auto_map" in raw and "model_type" not in raw:
@@ -130,7 +132,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ConfigError naming the file when it holds none."""
+    """The object in a JSON file. Raises ConfigError naming the file if it has none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -145,7 +147,7 @@ def _first_line(error: Exception) -> str:
 
 
 def choose_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
-    """`wanted`: "auto" = as stored, else a name of vLLM's --dtype."""
+    """The compute dtype. `wanted`: "auto" = as stored, else a name of vLLM's --dtype."""
     if wanted != "auto":
         return _DTYPES[wanted]
     stored = checkpoint.config.dtype or checkpoint.text_config.dtype
@@ -153,12 +155,12 @@ def choose_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
 
 
 def choose_cache_dtype(wanted: str, computed: torch.dtype) -> torch.dtype:
-    """`wanted`: "auto" = what the model computes in, else a name of vLLM's --kv-cache-dtype that is served."""
+    """The KV cache dtype. `wanted`: "auto" = the compute dtype, else a supported name of vLLM's --kv-cache-dtype."""
     return computed if wanted == "auto" else _DTYPES[wanted]
 
 
 def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
-    """`wanted`, else what the configuration says. ConfigError when the model cannot take as much."""
+    """`wanted`, else the configuration's limit. Raises ConfigError if the model does not support `wanted`."""
     config = checkpoint.text_config
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if wanted is None and own is None:
@@ -173,7 +175,7 @@ def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
 
 
 def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
-    """transformers' causal language model for this configuration. ConfigError naming the architecture when there is none."""
+    """transformers' causal language model class for this configuration. Raises ConfigError if there is none."""
     try:
         return AutoModelForCausalLM._model_mapping[type(checkpoint.config)]
     except KeyError:
@@ -189,9 +191,10 @@ def load_model(
     progress: Progress,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """The model with its weights, for inference. `attention`: name registered with transformers' AttentionInterface.
+    """Load the model with its weights, for inference.
 
-    `device`: each weight goes there as it is read, so that the host never holds more than a few; None = the host.
+    `attention`: name registered with transformers' AttentionInterface. `device`: each weight is moved there
+    as it is read, so that the host never holds more than a few; None = the host.
     """
     with _reported(progress):
         try:
@@ -215,13 +218,13 @@ def load_model(
 
 
 def _dequantizing(checkpoint: Checkpoint) -> FineGrainedFP8Config | None:
-    """FP8 weights become what they stand for, also where a device could multiply with them; None: they are plain."""
+    """Config that dequantizes FP8 weights on load, even if the device could multiply in FP8; None for plain weights."""
     said = stored_weights.quantization(read_json(checkpoint.path / "config.json"), checkpoint.path)
     return None if said is None else FineGrainedFP8Config.from_dict(said | {"dequantize": True})
 
 
 class _Bar:
-    """Stands in for transformers' progress bar and passes its fraction on."""
+    """Replaces transformers' progress bar and forwards its fraction."""
 
     def __init__(self, progress: Progress, items: Any = None, total: int | None = None) -> None:
         self._progress, self._items = progress, items
@@ -250,7 +253,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def _reported(progress: Progress) -> Iterator[None]:
-    """Progress bars of transformers go to `progress` instead of the terminal, where this release lets us."""
+    """Redirect transformers' progress bars from the terminal to `progress`, where this release allows it."""
     set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
     if set_hook is None:
         shown = transformers_logging.is_progress_bar_enabled()

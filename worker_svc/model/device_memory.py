@@ -1,4 +1,4 @@
-"""The memory of the device that a model runs on, put into the budget that blocks are counted from."""
+"""Adds the device's memory to the budget that blocks are counted from."""
 
 from dataclasses import replace
 
@@ -7,10 +7,12 @@ from worker_svc.model import memory
 
 
 def measured(device: Device, budget: memory.MemoryBudget) -> memory.MemoryBudget:
-    """`budget` with what `device` has. ConfigError when a cache of `budget.cache_bytes` does not fit on the host.
+    """`budget` with the memory of `device`.
 
-    On a GPU that is R9's total, and what is free to check the blocks against. On the host, where others use the memory too, swap
-    space comes out of the same memory, and a modest cache will do.
+    Raises ConfigError if `budget.cache_bytes` does not fit on the host.
+
+    On a GPU this sets the total memory, and the free memory to check the blocks against. On the host, other
+    processes use the memory too and swap space comes out of it, so the default cache is small.
     """
     if device is HOST:
         cache_bytes = memory.cpu_cache_bytes(budget.cache_bytes, device.free_bytes(), budget.swap_bytes)

@@ -1,4 +1,4 @@
-"""Steps of made-up sequences, for runs of a model before it serves."""
+"""Steps of dummy sequences, for runs of a model before it serves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,16 @@ import numpy as np
 from worker_svc.rows.batch import PackedTokens
 
 LONGEST = 64
-"""Positions that such sequences may reach, however short those that are served."""
+"""Positions that dummy sequences may reach, even if `max_model_len` is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one made-up sequence: row of the block tables, first position, token ids; `samples`: logits wanted."""
+    """Consecutive tokens of one dummy sequence.
+
+    `row`: of the block tables; `start`: first position; `samples`: True if logits of the last token are
+    wanted.
+    """
 
     row: int
     start: int
@@ -22,7 +26,7 @@ class Chunk:
 
 
 def pack(chunks: Sequence[Chunk], tables: np.ndarray, block_size: int) -> PackedTokens:
-    """The chunks as one packed row."""
+    """Pack the chunks into one row."""
     counts = [len(chunk.token_ids) for chunk in chunks]
     offsets = np.cumsum([0, *counts], dtype=np.int32)
     positions = np.concatenate([np.arange(c.start, c.start + len(c.token_ids), dtype=np.int32) for c in chunks])

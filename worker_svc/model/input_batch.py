@@ -1,6 +1,6 @@
-"""From the persistent batch to the tensors of one forward pass: padded to allowed row counts, cut where a count is too large.
+"""Tensors of a step's forward passes: packed tokens, padded to allowed row counts and split if too many.
 
-Padding tokens come after the real ones: token 0 at position 0, written nowhere, attended to by nobody.
+Padding follows the real tokens: token 0 at position 0, not written to the cache and not attended to.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,17 @@ from worker_svc.executor.invariance import RowRule
 from worker_svc.rows.batch import PackedTokens
 
 Upload = Callable[[NDArray[Any]], torch.Tensor]
-"""An array as a tensor where it is needed."""
+"""Converts an array to a tensor on the device that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One forward pass. `token_ids`, `positions`: int64 [1, T]; `logit_rows`: int64, packed places whose logits are wanted,
-    padded; the first `num_logits` of them are real. `adapter_ids`: int32 [T], 0 = none; None = no token has one."""
+    """One forward pass.
+
+    `token_ids`, `positions`: int64 [1, T]. `logit_rows`: int64, packed positions where logits are wanted,
+    padded; the first `num_logits` are real. `adapter_ids`: int32 [T], 0 = none; None if no token has an
+    adapter.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -31,10 +35,13 @@ class ModelInput:
     num_logits: int
     adapter_ids: NDArray[np.int32] | None = None
     unread: tuple[torch.Tensor, torch.Tensor] | None = None
-    """int64 [k] both: places of tokens that the host does not know, and the rows that drew them; None = there is none."""
+    """Positions of tokens that the host does not know, and the rows that drew them, both int64 [k].
+
+    None if there are none.
+    """
 
     def to(self, device: torch.device) -> "ModelInput":
-        """The same with its tensors on `device`."""
+        """The same input with its tensors on `device`."""
         if self.token_ids.device == device:
             return self
         return replace(
@@ -54,7 +61,10 @@ class ModelInput:
 def model_inputs(
     packed: PackedTokens, block_tables: NDArray[np.int32], rule: RowRule, upload: Upload = torch.from_numpy
 ) -> Iterator[ModelInput]:
-    """The forward passes of a step, in order, made by `upload`; logits come in the order of `packed.sampled_at`."""
+    """The forward passes of a step, in order; logits come in the order of `packed.sampled_at`.
+
+    `upload` makes the tensors.
+    """
     tables = upload(block_tables)
     for begin, end in rule.pieces(len(packed.token_ids)):
         wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin

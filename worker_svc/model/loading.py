@@ -1,4 +1,4 @@
-"""From settings to a model that can run: the first part of start-up (R8). Composes checks, kernels, weights and bundle."""
+"""Load a model from settings, the first part of start-up. Composes checks, kernels, weights and bundle."""
 
 import importlib.util
 import logging
@@ -38,10 +38,11 @@ _ANY_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to be bound to a cache. `bundle`: serialised ModelBundle, whose digest `limits` carries.
+    """A model ready to be bound to a cache.
 
-    `dtype`: what it computes in; `cache_dtype`: what keys and values are stored in. `may_be_invariant`: the kernels keep the
-    invariance contract. `draws`: how tokens are drawn there; `choose`: how the likeliest tokens are taken.
+    `bundle`: serialised ModelBundle; `limits` holds its digest. `dtype`: compute type. `cache_dtype`: storage
+    type of keys and values. `may_be_invariant`: True if the kernels are batch invariant. `draws`: token
+    sampling on the device. `choose`: argmax of logits.
     """
 
     model: PackedModel
@@ -58,7 +59,7 @@ class LoadedModel:
     choose: Choose
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
-        """A zeroed cache of the model's shape."""
+        """Allocate a zeroed cache of the model's shape."""
         return CacheEngine(
             self.shape,
             num_layers=self.num_layers,
@@ -82,9 +83,9 @@ class LoadedModel:
 
 
 def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
-    """Where the model runs. ConfigError where there is no such device.
+    """The device to run the model on. Raises ConfigError if it does not exist.
 
-    "auto": the first CUDA device, unless there is none or another option is for the CPU alone.
+    "auto" is the first CUDA device, or the CPU if there is none or another option needs the CPU.
     """
     if settings.device == "auto":
         return _automatic(settings, devices)
@@ -117,14 +118,14 @@ def _cuda_device(index: int, devices: Devices) -> Device:
 
 
 def choose_backend(settings: WorkerSettings, device: Device) -> str:
-    """Name of the kernels' backend: what was asked for, or what suits the device."""
+    """Name of the kernel backend: the configured one, or the one that suits the device."""
     if settings.backend != "auto":
         return settings.backend
     return "cpu" if device is HOST else "cuda"
 
 
 def load(settings: WorkerSettings, device: Device, backend: str, progress: Progress) -> LoadedModel:
-    """Loads the checkpoint. ConfigError says what is wrong with it and what to do."""
+    """Load the checkpoint. Raises ConfigError saying what is wrong with it and what to do."""
     torch.set_num_threads(settings.num_threads or container.num_processors())
     device.use()
     log.info("--device %s: the model runs on %s with the kernels %s", settings.device, device.describe(), backend)
@@ -179,7 +180,10 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
 
 
 def _loaded_onto(device: Device) -> torch.device | None:
-    """Where transformers puts each weight as it reads it; None = the host. ConfigError where it cannot."""
+    """Device that transformers puts each weight on as it reads it; None = the host.
+
+    Raises ConfigError without accelerate.
+    """
     if device is HOST:
         return None
     if importlib.util.find_spec("accelerate") is None:
@@ -191,7 +195,7 @@ def _loaded_onto(device: Device) -> torch.device | None:
 
 
 def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernels | None) -> Stored:
-    """What packed weights are kept as. ConfigError where it is to be 8 bits, and no kernels here multiply with them."""
+    """Storage form of packed weights. Raises ConfigError if 8 bits are requested and no kernel here supports them."""
     if wanted == "none":
         return "plain"
     if fast is None:

@@ -1,8 +1,9 @@
-"""Which tokens a layer may see, by the mask that its model asks transformers for (`transformers.masking_utils`).
+"""Reads which tokens a layer may see from the mask that its model requests from transformers.
 
-Serving never builds a mask: block tables, positions and a window say the same, and a dense mask would cost T squared. Only while a
-model is probed does transformers get a function for masks: then each one comes back as a small tensor that carries what its
-function of positions means, to be read where the tensor reaches an attention call.
+Serving never builds a mask: block tables, positions and a window carry the same information, and a dense mask
+would cost T squared. Only during a probe does transformers (`transformers.masking_utils`) get a mask
+function. It returns a small tensor that carries the meaning of the mask, which is read where the tensor
+reaches an attention call.
 """
 
 import math
@@ -22,13 +23,16 @@ _KIND = "quire_mask_kind"
 _NUM_FIRST, _NUM_BETWEEN, _AHEAD = 16, 6, 64
 _GOLDEN = (5**0.5 - 1) / 2
 _ONE_PROBE = threading.Lock()
-# How many positions masks are looked at for; 0 = no probe is running.
+# Number of positions to evaluate masks for; 0 = no probe is running.
 _PROBED: ContextVar[int] = ContextVar("probed_positions", default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskKind:
-    """`window`: tokens that a query sees, itself included; None = all up to itself. `problem`: what else the mask is."""
+    """Meaning of a mask.
+
+    `window`: tokens that a query sees, itself included; None = all up to itself. `problem`: unsupported kind.
+    """
 
     window: int | None = None
     problem: str = ""
@@ -36,9 +40,9 @@ class MaskKind:
 
 @contextmanager
 def described(attention: str, num_positions: int) -> Iterator[None]:
-    """Inside, in this thread, masks for the attention of that name carry what they mean for up to `num_positions` tokens.
+    """In this thread, attach meanings to masks for the named attention, for up to `num_positions` tokens.
 
-    One probe at a time in a process: transformers has one table of functions for masks.
+    One probe at a time per process: transformers has one table of mask functions.
     """
     with _ONE_PROBE:
         AttentionMaskInterface.register(attention, answer)
@@ -59,7 +63,7 @@ def answer(
     device: torch.device | str | None = None,
     **_options: Any,
 ) -> torch.Tensor | None:
-    """What transformers gets for a mask: None, and inside `described` a boolean causal mask that `kind_of` knows."""
+    """Mask function for transformers: None, or inside `described` a boolean causal mask that `kind_of` can read."""
     num_positions = _PROBED.get()
     if not num_positions:
         return None
@@ -70,12 +74,12 @@ def answer(
 
 
 def kind_of(mask: torch.Tensor | None) -> MaskKind:
-    """What reached an attention call while masks are described; None stands for causal, as for `torch`'s own attention."""
+    """Meaning of a mask that reached an attention call; None means causal, as in torch's own attention."""
     return MaskKind() if mask is None else getattr(mask, _KIND, MaskKind(problem="a mask of its own"))
 
 
 def read(function: MaskFunction | None, num_positions: int) -> MaskKind:
-    """What a mask function means, by the rows of some queries; a window of all positions is none."""
+    """Meaning of a mask function, from the tokens that some queries see. A window of all positions is none."""
     if function is None:
         return MaskKind(problem="a mask that this transformers release does not describe")
     try:
@@ -86,7 +90,10 @@ def read(function: MaskFunction | None, num_positions: int) -> MaskKind:
 
 
 def _counts(function: MaskFunction, num_positions: int) -> dict[int, int]:
-    """Tokens seen by the first queries, the last, some between at uneven distances, and those around the end of a window."""
+    """Number of tokens seen, for sample queries.
+
+    The samples are the first queries, the last, some unevenly spaced, and those around the end of a window.
+    """
     spread = (int(num_positions * (_GOLDEN * i % 1)) for i in range(_NUM_BETWEEN))
     queries = {*range(min(num_positions, _NUM_FIRST)), *spread, num_positions - 1}
     counts = {query: _num_seen(function, query, num_positions) for query in queries}
@@ -96,7 +103,7 @@ def _counts(function: MaskFunction, num_positions: int) -> dict[int, int]:
 
 
 def _num_seen(function: MaskFunction, query: int, num_positions: int) -> int:
-    """How many tokens a query sees; 0 where these are not consecutive ones up to itself. Far ahead of it nothing is looked at."""
+    """Number of tokens a query sees; 0 if they are not consecutive up to itself. Keys far ahead of it are not checked."""
     num_keys = min(num_positions, 2 * query + _AHEAD)
     zero, keys = torch.tensor(0), torch.arange(num_keys)
     seen = torch.as_tensor(function(zero, zero, torch.tensor(query), keys)).expand(num_keys)
@@ -105,7 +112,7 @@ def _num_seen(function: MaskFunction, query: int, num_positions: int) -> int:
 
 
 def _by_counts(counts: dict[int, int]) -> MaskKind:
-    """The kind from how many tokens each query sees."""
+    """Derive the kind from the number of tokens that each query sees."""
     window = max(counts.values())
     if all(count == min(query + 1, window) for query, count in counts.items()):
         return MaskKind(None if window == max(counts) + 1 else window)

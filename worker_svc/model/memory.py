@@ -1,4 +1,4 @@
-"""How many cache blocks fit (R8, R9), and the account of it for people. Arithmetic only; measuring is done by callers."""
+"""Counts the cache blocks that fit in memory and explains the result. Arithmetic only; callers measure."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ DEFAULT_CPU_CACHE_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What was measured and asked for; bytes.
+    """Measurements and settings, in bytes.
 
-    `total_bytes` * `utilization` - `peak_bytes` is for device blocks (R9); `cache_bytes` stands for it where it was asked for, and
-    on CPU. `peak_bytes` counts weights and the highest use of the profile step. `free_bytes`: of the device once the weights are
-    loaded; None = not to be checked.
+    Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
+    CPU. `peak_bytes` counts weights and the peak of the profile step. `free_bytes`: free device memory once
+    the weights are loaded; None = not checked.
     """
 
     block_size: int
@@ -32,25 +32,28 @@ class MemoryBudget:
 
     @property
     def peak_bytes(self) -> int:
-        """R9's peak."""
+        """Peak of the profile step, weights included."""
         return self.weight_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """How many blocks of each kind."""
+    """Number of device blocks and of host (swap) blocks."""
 
     num_gpu_blocks: int
     num_cpu_blocks: int
 
 
 def block_bytes(*, dtype_bytes: int, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block over all layers, keys and values (R9)."""
+    """Bytes of one block over all layers, keys and values."""
     return dtype_bytes * num_layers * 2 * block_size * num_kv_heads * head_dim
 
 
 def count_blocks(budget: MemoryBudget) -> BlockCounts:
-    """R9, exactly: floors, clamped at 0; 0 and 0 for blocks of no bytes; the override replaces the device count."""
+    """Block counts, as in vLLM's `determine_num_available_blocks`: rounded down and clamped at 0.
+
+    Both are 0 if a block has no bytes. The override replaces the device count.
+    """
     if budget.block_bytes == 0:
         return BlockCounts(0, 0)
     available = budget.cache_bytes
@@ -63,9 +66,9 @@ def count_blocks(budget: MemoryBudget) -> BlockCounts:
 
 
 def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) -> None:
-    """ConfigError when there is no block, one request of `max_model_len` cannot fit (R9), or the device lacks memory for them.
+    """Raise ConfigError if there is no block, a request of `max_model_len` does not fit, or the device lacks memory.
 
-    Says the longest request that fits, or the value of the option that does.
+    The error names the longest request that fits, or the option value that does.
     """
     _check_room(counts, budget)
     longest = counts.num_gpu_blocks * budget.block_size
@@ -117,7 +120,7 @@ def _check_room(counts: BlockCounts, budget: MemoryBudget) -> None:
 
 
 def _smaller(budget: MemoryBudget, room: int) -> str:
-    """The option that the cache's size comes from, with the largest value that fits."""
+    """The option that sets the cache's size, with the largest value that fits."""
     if budget.num_gpu_blocks_override is not None:
         return f"use --num-gpu-blocks-override {room // budget.block_bytes} or less"
     if budget.cache_bytes is not None:
@@ -127,7 +130,7 @@ def _smaller(budget: MemoryBudget, room: int) -> str:
 
 
 def check_weights(weight_bytes: int, free_bytes: int, device: str = "cpu") -> None:
-    """ConfigError when weights of that size cannot be loaded onto `device`."""
+    """Raise ConfigError if weights of that size do not fit on `device`."""
     if weight_bytes > free_bytes:
         where = "" if device == "cpu" else f" on {device}"
         raise ConfigError(
@@ -139,8 +142,10 @@ def check_weights(weight_bytes: int, free_bytes: int, device: str = "cpu") -> No
 
 
 def cpu_cache_bytes(wanted: int | None, free_bytes: int, swap_bytes: int) -> int:
-    """Bytes for device blocks on CPU: `wanted`, else 512 MiB unless less is free beside the swap space. ConfigError when
-    `wanted` is more than is free."""
+    """Bytes for device blocks on CPU: `wanted`, else 512 MiB or what is free beside the swap space.
+
+    Raises ConfigError if `wanted` is more than is free.
+    """
     room = max(0, free_bytes - swap_bytes)
     if wanted is None:
         return min(DEFAULT_CPU_CACHE_BYTES, room)
@@ -155,7 +160,7 @@ def cpu_cache_bytes(wanted: int | None, free_bytes: int, swap_bytes: int) -> int
 
 
 def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> worker_pb2.ProfileCacheResponse:
-    """The counts with the account behind them."""
+    """The counts with the figures they come from."""
     return worker_pb2.ProfileCacheResponse(
         num_gpu_blocks=counts.num_gpu_blocks,
         num_cpu_blocks=counts.num_cpu_blocks,
@@ -195,7 +200,7 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes for people: "512.0 MiB"."""
+    """Human-readable size: "512.0 MiB"."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"

@@ -1,13 +1,15 @@
-"""Vectors of rows whose task is an embedding: the last hidden states of a prompt's tokens, pooled as the chunks come.
+"""Embeddings: pools the last hidden states of a prompt's tokens, chunk by chunk.
 
 How a step uses it (`step_runner.py`):
-  row joins with a pooling task      -> `check_added` before anything is touched, then `Pools.open`
-  `pools.wants(batch.rows)`          -> the step runs `PackedModel.logits_and_hidden`, or `PackedModel.hidden` when no row wants
-                                        logits; otherwise `PackedModel.logits` as ever
-  after sampling, which may fail     -> `pools.step(hidden, batch.rows, packed.row_offsets, batch.samples)`: the vectors that are
-                                        ready, one WorkerOutputs.embeddings each (`vector.tobytes()`); those rows are over
-  rows leave or their step is voided -> `Pools.forget`
-Nothing is drawn for such a row: it has no place in `sampled_at`.
+
+  row with a pooling task is added  -> `check_added` before anything changes, then `Pools.open`
+  `pools.wants(batch.rows)`         -> the step runs `PackedModel.logits_and_hidden`, or `PackedModel.hidden` if no row
+                                       samples; otherwise `PackedModel.logits`
+  after the passes                  -> `pools.step(hidden, batch.rows, packed.row_offsets, batch.reaches_end)` returns the
+                                       finished vectors, one WorkerOutputs.embeddings each, and forgets their rows
+  rows are removed, a step is void  -> `Pools.forget`
+
+Such a row does not sample: it has no entry in `sampled_at`.
 """
 
 import numpy as np
@@ -24,7 +26,7 @@ _FIRST_SLOTS = 8
 
 
 def check_added(rows: IntArray, tasks: IntArray, num_computed: IntArray) -> None:
-    """InvalidArgument for a task that is none, and for a mean that could not see all of its prompt; arrays of equal length."""
+    """Raise InvalidArgument for an unknown task, and for a mean that misses part of its prompt; arrays of equal length."""
     known = np.isin(tasks, (common_pb2.TASK_UNSPECIFIED, MEAN, LAST))
     if not known.all():
         row, task = int(rows[~known][0]), int(tasks[~known][0])
@@ -38,9 +40,10 @@ def check_added(rows: IntArray, tasks: IntArray, num_computed: IntArray) -> None
 
 
 class Pools:
-    """Owner of the running sums of one engine's pooling rows. Rows are row indexes of the batch.
+    """Running sums of the pooling rows of one engine. Rows are row indexes of the batch.
 
-    Sums are taken token by token in float64, so that a vector's bits do not depend on how its prompt was cut.
+    Sums are taken token by token in float64, so that an embedding's bits do not depend on how its prompt was
+    chunked.
     """
 
     def __init__(self, hidden_size: int, device: torch.device) -> None:
@@ -50,10 +53,10 @@ class Pools:
         self._free = list(range(_FIRST_SLOTS))
         self._slots = np.full(_FIRST_SLOTS, _CLOSED, np.int32)
 
-    # --- rows come and go --------------------------------------------------------------------------------------------
+    # --- adding and removing rows ------------------------------------------------------------------------------------
 
     def open(self, row: int, task: int) -> None:
-        """`row` joins with `task` (MEAN or LAST); whatever its index meant before is forgotten."""
+        """Start pooling for `row` with `task` (MEAN or LAST), discarding previous state of this index."""
         self.forget(np.array([row], np.int32))
         if row >= len(self._slots):
             grown = np.full(max(row + 1, 2 * len(self._slots)), _CLOSED, np.int32)
@@ -73,28 +76,31 @@ class Pools:
         self._free = list(range(size, 2 * size))
 
     def forget(self, rows: IntArray) -> None:
-        """`rows` are gone; those that do not pool are passed over."""
+        """Drop the state of `rows`; those that do not pool are skipped."""
         rows = rows[rows < len(self._slots)]
         rows = rows[self._slots[rows] != _CLOSED]
         self._free += self._slots[rows].tolist()
         self._slots[rows] = _CLOSED
 
     def clear(self) -> None:
-        """All rows are gone."""
+        """Drop all rows."""
         self.forget(np.arange(len(self._slots), dtype=np.int32))
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def wants(self, rows: IntArray) -> bool:
-        """Whether a row among these pools."""
+        """True if any of `rows` pools."""
         return bool((self._slots_of(rows) != _CLOSED).any())
 
     def step(
         self, hidden: torch.Tensor, rows: IntArray, offsets: IntArray, done: BoolArray
     ) -> list[tuple[int, NDArray[np.float32]]]:
-        """Takes in a step's hidden states; (row, vector [H]) of the pooling rows that are `done`, which are forgotten.
+        """Add a step's hidden states.
 
-        `hidden`: float32 [T, H]; tokens of `rows[i]` are `offsets[i] : offsets[i + 1]`; `done` [n]: its last token is among them.
+        Returns (row, vector [H]) of the pooling rows that are `done`, and drops them.
+
+        `hidden`: float32 [T, H]; tokens of `rows[i]` are `offsets[i] : offsets[i + 1]`. `done` [n]: the row's
+        last token is among them.
         """
         slots = self._slots_of(rows)
         pools = np.flatnonzero(slots != _CLOSED)
@@ -109,7 +115,7 @@ class Pools:
         return list(zip(rows[ready].tolist(), vectors, strict=True))
 
     def _add(self, hidden: torch.Tensor, slots: IntArray, pools: IntArray, offsets: IntArray) -> None:
-        """A mean adds all its tokens; a last one starts over with its newest."""
+        """Add the tokens of each row: a mean adds all of them, LAST restarts with its newest."""
         of = slots[pools]
         mean = self._is_mean[of]
         begins = np.where(mean, offsets[pools], offsets[pools + 1] - 1)

@@ -1,9 +1,10 @@
-"""Pages of a cache come to be before a step writes to them.
+"""Pre-fault KV-cache pages before a step writes to them.
 
-Memory that nobody has written yet gets its pages when it is first written, by the thread that writes; while a model computes, all
-others wait for that one. On a virtual machine whose host had to find each page, that took 0.9 s for 256 MiB, where pages that were
-there took 0.02. Policies take blocks in order where they can, so what is written first next is known as a rule (one without a
-prefix cache of 2023 begins with the last block: its pages come as they are written).
+Unwritten memory gets its pages on the first write, in the writing thread, while all other threads of the
+model wait for it. On a virtual machine where the host had to find each page, this took 0.9 s for 256 MiB,
+against 0.02 s for existing pages. Policies allocate blocks in order where they can, so the blocks written
+next are usually known. (A policy of 2023 without a prefix cache starts with the last block: its pages are
+faulted on write.)
 """
 
 import contextlib
@@ -23,7 +24,8 @@ AHEAD_BYTES = 256 * 2**20
 class PagesAhead:
     """Keeps the pages of a host's `pool`, [num_layers, 2, num_blocks, block_elements], ahead of the blocks in use.
 
-    A thread of the lowest priority makes them, piece by piece: a large page of each layer's keys and values.
+    A thread of the lowest priority faults them piece by piece: one large page of each layer's keys and values
+    at a time.
     """
 
     def __init__(self, pool: torch.Tensor, ahead_bytes: int = AHEAD_BYTES) -> None:
@@ -37,7 +39,7 @@ class PagesAhead:
         self._thread: threading.Thread | None = None
 
     def expect(self, num_used: int) -> None:
-        """Blocks below `num_used` are in use, or will be with the step that begins. Returns at once."""
+        """Pre-fault beyond block `num_used`; blocks below it are in use or will be in this step. Returns at once."""
         if not self._can or (self._thread is not None and self._thread.is_alive()):
             return
         begin, end = max(self._made, num_used), min(num_used + self._ahead, self._num_blocks)
@@ -48,7 +50,7 @@ class PagesAhead:
             self._thread.start()
 
     def join(self) -> None:
-        """Waits for the pages that are being made."""
+        """Wait for the pages being faulted."""
         if self._thread is not None:
             self._thread.join()
 
@@ -65,7 +67,7 @@ class PagesAhead:
 
 
 def _give_way() -> None:
-    """The calling thread runs where nobody else wants to."""
+    """Give the calling thread the idle scheduling class, where the system has one."""
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,8 +1,8 @@
-"""Rotary scaling that depends on the longest sequence of a packed row (`longrope`), fixed once at load.
+"""Fixes, at load time, rotary scaling that depends on the longest sequence of a packed row (`longrope`).
 
-transformers chooses between the short and the long frequencies by the largest position it sees, which in a packed row may be a
-neighbour's. Here the choice is made for good by the longest sequence that will be served, as the scaling's authors made it per
-sequence.
+transformers chooses between short and long frequencies by the largest position it sees, which in a packed row
+may be another sequence's. Here the choice is fixed by `max_model_len`, in place of the per-sequence choice of
+the scaling's authors.
 """
 
 from torch import nn
@@ -14,7 +14,7 @@ _FIXED = "longrope (fixed)"
 
 
 def fix_longrope(model: nn.Module, config: PreTrainedConfig, max_model_len: int) -> int:
-    """Fixes every rotary module that scales by length; returns how many."""
+    """Fix every rotary module that scales by length. Returns their number."""
     found = 0
     for module in model.modules():
         kind = getattr(module, "rope_type", None)

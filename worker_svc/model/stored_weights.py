@@ -1,7 +1,7 @@
-"""How a checkpoint's weights are stored, by config.json and the headers of its files: checked before any weight is read.
+"""Checks how a checkpoint's weights are stored, from config.json and file headers, before any weight is read.
 
-Plain floating-point weights are served, and FP8 by what it stands for: each value times the scale of its block (or matrix), in the
-type that the model computes in. Needs no torch, so that commands can check as well.
+Served are plain floating-point weights, and FP8 by its dequantized values: each value times the scale of its
+block (or matrix), in the compute dtype. Does not import torch, so that commands can use it too.
 """
 
 import json
@@ -23,7 +23,7 @@ _SCALES = "_scale_inv"
 _DEFAULT_BLOCK = [128, 128]
 _FIELDS = ("quantization_config", "compression_config")
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
-# Of FP8: what each field may be; None = anything, because dequantized values do not depend on it.
+# FP8 config fields and their allowed values; None = any value, since dequantized values do not depend on it.
 _FP8_FIELDS: dict[str, tuple[object, ...] | None] = {
     "quant_method": ("fp8",),
     "fmt": (None, "e4m3"),
@@ -41,7 +41,10 @@ Entries = dict[str, dict[str, Any]]
 
 
 def header_of(path: Path) -> tuple[Entries, int]:
-    """Entries by tensor name (`dtype`, `shape`, `data_offsets`), and where the tensors begin. ValueError for no such file."""
+    """Entries by tensor name (`dtype`, `shape`, `data_offsets`), and the offset of the first tensor.
+
+    Raises ValueError if the file is not safetensors.
+    """
     with path.open("rb") as file:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
         if not 2 <= length <= _MAX_HEADER:
@@ -52,20 +55,20 @@ def header_of(path: Path) -> tuple[Entries, int]:
 
 
 def entries_of(files: Iterable[Path]) -> Entries:
-    """Of all files."""
+    """Header entries of all files."""
     return {name: entry for file in files for name, entry in header_of(file)[0].items()}
 
 
 def num_elements(entries: Entries) -> int:
-    """Numbers of a checkpoint, without the scales of others."""
+    """Number of weight elements of a checkpoint, without quantization scales."""
     return sum(prod(entry["shape"]) for name, entry in entries.items() if not name.endswith(_SCALES))
 
 
-# --- what config.json says ----------------------------------------------------------------------------------------------
+# --- config.json --------------------------------------------------------------------------------------------------------
 
 
 def quantization(config: Mapping[str, Any], folder: Path) -> Any:
-    """What says how weights were quantized, in config.json, in its part for text or in a file beside it; None: nothing does."""
+    """The quantization settings from config.json, its text part or a file beside it; None if there are none."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     said = [part[field] for part in parts for field in _FIELDS if part.get(field) is not None]
     beside = [{"quant_method": method} for name, method in _FILES.items() if (folder / name).is_file()]
@@ -73,7 +76,7 @@ def quantization(config: Mapping[str, Any], folder: Path) -> Any:
 
 
 def problem_of(said: Any) -> str:
-    """Why weights with this `quantization` cannot be served; empty: they can."""
+    """Why weights with this `quantization` cannot be served; empty if they can."""
     if said is None:
         return ""
     method = said.get("quant_method") if isinstance(said, dict) else None
@@ -94,7 +97,7 @@ def problem_of(said: Any) -> str:
 
 
 def _block_of(said: Mapping[str, Any]) -> Any:
-    """Rows and columns of a block; None = a matrix has one scale."""
+    """Rows and columns of a block; None if a matrix has one scale."""
     return said.get("weight_block_size", _DEFAULT_BLOCK)
 
 
@@ -102,11 +105,11 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
-# --- what headers say ---------------------------------------------------------------------------------------------------
+# --- file headers -------------------------------------------------------------------------------------------------------
 
 
 def problem_of_weights(said: Any, entries: Entries) -> str:
-    """Why weights that are stored so cannot be served under this `quantization`; empty: they can."""
+    """Why weights stored this way cannot be served under this `quantization`; empty if they can."""
     if said is None:
         odd = (name for name in entries if name.endswith(".weight") and entries[name]["dtype"] not in _PLAIN)
         return next((f"stores {name} as {entries[name]['dtype']}, and nothing says how to read it" for name in odd), "")
@@ -126,7 +129,10 @@ def _problems_of_fp8(block: Any, entries: Entries) -> Iterator[str]:
 
 
 def _fits(shape: list[int], scales: list[int], block: Any) -> bool:
-    """Whole blocks only: of others transformers guesses the size by the number of scales."""
+    """True if scales match the shape.
+
+    Whole blocks only: otherwise transformers guesses the block size from the number of scales.
+    """
     if block is None:
         return prod(scales) == prod(shape[:-2])
     return len(scales) == len(shape) and [of * size for of, size in zip(scales[-2:], block, strict=True)] == shape[-2:]

@@ -1,1 +1,1 @@
-"""The persistent batch: what the worker knows of every row, and how messages change it."""
+"""The persistent batch: the worker's state of every row, and how step messages change it."""

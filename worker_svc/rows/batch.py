@@ -1,4 +1,4 @@
-"""What a step asks of an engine: the batch, its packed tokens, one row's state. Plain data, made by `rows.RowTable`."""
+"""Plain data of a step for the engine: the batch, its packed tokens, a row's state. Built by `rows.RowTable`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,10 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row's share of a step: `num_tokens` tokens from `start` on; `samples`: it yields tokens or candidates."""
+    """One row's share of a step: `num_tokens` tokens from position `start`.
+
+    `samples`: the row yields tokens or candidates.
+    """
 
     row: int
     start: int
@@ -24,7 +27,7 @@ class RowWork:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """What the worker knows of one row; a copy for people, spans and tests, engines read the columns."""
+    """A copy of one row's state, for display, spans and tests; engines read the columns."""
 
     row: int
     incarnation: int
@@ -45,7 +48,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one step, or one further decode step of it, has to compute; rows ascending, arrays of equal length n.
+    """The work of one step or of one further decode step; rows ascending, arrays of equal length n.
 
     known tokens  |---- computed ----|------- counts -------|---- later ----|
                   0                start               start + count      known
@@ -57,46 +60,46 @@ class StepBatch:
     rows: IntArray
     starts: IntArray
     counts: IntArray
-    """Tokens to compute, drafts included."""
+    """Tokens to compute, draft tokens included."""
     reaches_end: BoolArray
-    """The last known token is among them."""
+    """True if the last known token is computed."""
     samples: BoolArray
-    """It is, and the row yields tokens or candidates: not a vector."""
+    """True if the last known token is computed and the row yields tokens or candidates rather than an embedding."""
     num_drafts: IntArray
-    """How many of `counts`, the last ones, are guesses."""
+    """Number of draft tokens, which are the last of `counts`."""
     num_decode_steps: int
     changes: StepChanges
-    """What the step did to rows and blocks before it; nothing for its further decode steps."""
+    """The step's changes to rows and blocks; empty for its further decode steps."""
 
     @property
     def sampled_rows(self) -> IntArray:
-        """Rows that yield a token, in batch order."""
+        """Rows that sample, in batch order."""
         return self.rows[self.samples]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute."""
+        """Total tokens to compute."""
         return int(self.counts.sum())
 
     @property
     def sampled_drafts(self) -> IntArray:
-        """`num_drafts` of the sampled rows."""
+        """`num_drafts` of the rows that sample."""
         return self.num_drafts[self.samples]
 
     def part(self, chosen: BoolArray) -> "StepBatch":
-        """The same for some of its rows; `chosen` [n]."""
+        """The batch restricted to chosen rows; `chosen` [n]."""
         columns = ("rows", "starts", "counts", "reaches_end", "samples", "num_drafts")
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     def works(self) -> Iterator[RowWork]:
-        """The same, row by row."""
+        """The batch row by row."""
         columns = (self.rows.tolist(), self.starts.tolist(), self.counts.tolist(), self.samples.tolist())
         return (RowWork(*work) for work in zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class RowShares:
-    """By row index, what a step asks of each row and what the row will be when its changes are made; made for one step."""
+    """Per row index, the work that a step requests and the row's state after the step's changes. Built for one step."""
 
     counts: IntArray
     num_drafts: IntArray
@@ -106,24 +109,24 @@ class RowShares:
 
     @classmethod
     def zeros(cls, num_rows: int) -> "RowShares":
-        """Nothing to compute."""
+        """Shares of `num_rows` rows without work."""
         return cls(*(np.zeros(num_rows, np.int32) for _ in range(5)))
 
     def add(self, added: Additions) -> None:
-        """Rows that join."""
+        """Include added rows."""
         self.counts[added.rows] = added.num_tokens
         self.known[added.rows] = added.num_known
         self.computed[added.rows] = added.num_computed
         self.tasks[added.rows] = added.options.tasks
 
     def change(self, changed: Changes, alive: BoolArray) -> None:
-        """Rows that stay; those not `alive` [n] compute nothing."""
+        """Apply changes to existing rows; those not `alive` [n] compute nothing."""
         self.counts[changed.rows] = changed.num_tokens * alive
         self.num_drafts[changed.rows] = changed.num_drafts * alive
         self.known[changed.rows] += changed.num_new_tokens
 
     def batch(self, step: StepChanges) -> StepBatch:
-        """Rows that compute something."""
+        """The batch of all rows with work."""
         rows = np.flatnonzero(self.counts).astype(np.int32)
         starts, counts, num_drafts = self.computed[rows], self.counts[rows], self.num_drafts[rows]
         reaches_end = starts + counts - num_drafts == self.known[rows]
@@ -133,29 +136,35 @@ class RowShares:
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """All tokens of a batch in one row of length T, row after row."""
+    """All tokens of a batch in one sequence of length T, row after row."""
 
     token_ids: IntArray
-    """[T]."""
+    """Token ids [T]."""
     positions: IntArray
-    """[T]: offset of each within its sequence."""
+    """[T]: position of each token in its sequence."""
     token_rows: IntArray
-    """[T]: row index of each."""
+    """[T]: row index of each token."""
     slots: NDArray[np.int64]
-    """[T]: where its KV goes: block id * block size + offset."""
+    """[T]: where the token's KV is stored: block id * block size + offset."""
     row_offsets: IntArray
     """[n + 1]: tokens of batch row i are `row_offsets[i] : row_offsets[i + 1]`."""
     sampled_at: IntArray
-    """[number of places]: index into T of tokens after which one may be drawn: each sampling row's last known and its drafts."""
+    """[number of places]: index into T of the tokens to sample after.
+
+    These are the last known token of each sampling row and its draft tokens.
+    """
     adapter_ids: IntArray | None = None
-    """[T]: adapter of each token's row, 0 = none; None = no row of the batch has one."""
+    """[T]: adapter of each token's row, 0 = none. None if no row of the batch has one."""
     unread: NDArray[np.int64] | None = None
-    """[k]: index into T of tokens that their rows drew last and the host does not know yet; None = there is none."""
+    """[k]: index into T of tokens that were drawn last and are not yet known on the host. None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One token each that `rows` [n] drew in life `lives` [n] and the host does not know yet: token number `places` [n]."""
+    """One drawn token per row that the host does not know yet.
+
+    `rows` [n] in incarnations `lives` [n]; the tokens' positions are `places` [n].
+    """
 
     rows: IntArray
     lives: IntArray

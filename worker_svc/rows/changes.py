@@ -1,6 +1,6 @@
-"""Reading a step's deltas: `SchedulerOutputs` to arrays, with every check that needs no row state (that part: `table.py`).
+"""Parses a step's deltas: `SchedulerOutputs` to arrays, with every check that needs no row state.
 
-Nothing here knows which rows exist; everything raised is InvalidArgument naming the field as worker.proto does.
+`checks.py` has the other checks. Every error is InvalidArgument and names the field as worker.proto does.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _NO_PAIRS = np.zeros((0, 2), np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a step may name. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count."""
+    """Bounds on the values in a step. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count."""
 
     vocab_size: int
     max_model_len: int
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """`AddedRows`, checked: arrays of length n, runs as lists of arrays."""
+    """`AddedRows`, checked: arrays of length n; token ids and block ids as one array per row."""
 
     rows: IntArray
     incarnations: IntArray
@@ -61,7 +61,7 @@ class Additions:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`ChangedRows`, checked: arrays of length n, block ids and new tokens concatenated."""
+    """`ChangedRows`, checked: arrays of length n; block ids and new tokens concatenated."""
 
     rows: IntArray
     incarnations: IntArray
@@ -75,7 +75,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class StepChanges:
-    """One step, checked as far as it can be without row state. None or empty = no such change."""
+    """The changes of one step, checked as far as possible without row state. None or empty means no such change."""
 
     num_decode_steps: int
     removed: IntArray
@@ -87,33 +87,33 @@ class StepChanges:
 
     @property
     def is_steady(self) -> bool:
-        """No row is mentioned: everyone repeats."""
+        """True if no row is mentioned, so every decoding row computes one more token."""
         return self.added is None and self.changed is None and not len(self.removed)
 
     @property
     def num_rows(self) -> int:
-        """One past the largest row that joins."""
+        """One past the largest added row index."""
         return 0 if self.added is None else int(self.added.rows.max()) + 1
 
     @property
     def moves_blocks(self) -> bool:
-        """Blocks are swapped or copied."""
+        """True if blocks are swapped or copied."""
         return bool(len(self.swap_in) or len(self.swap_out) or len(self.copies))
 
     @property
     def num_blocks(self) -> int:
-        """One past the largest block that rows get; 0 = none gets any."""
+        """One past the largest block id assigned to rows; 0 if none is assigned."""
         joining = [] if self.added is None else self.added.block_ids
         growing = [] if self.changed is None else [self.changed.new_block_ids]
         return int(np.maximum.reduce(np.concatenate([*joining, *growing, _NO_ROWS]), initial=-1)) + 1
 
     def further(self) -> "StepChanges":
-        """Of a further decode step: no changes."""
+        """The changes of a further decode step, which are none."""
         return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
 
 def read_step(outputs: worker_pb2.SchedulerOutputs, limits: Limits) -> StepChanges:
-    """The step's changes; InvalidArgument naming the field that is wrong."""
+    """Parse and check the step's changes. Raises InvalidArgument naming the wrong field."""
     if not 1 <= outputs.num_decode_steps <= limits.max_decode_steps:
         raise InvalidArgument.field(
             "num_decode_steps", f"is {outputs.num_decode_steps}, must be 1 to {limits.max_decode_steps}"
@@ -231,7 +231,7 @@ def _check_counts(added: Additions, limits: Limits) -> None:
     )
     left = known - added.num_computed
     _blame_first(added.num_tokens > left, rows, "added.num_tokens", "more than the known tokens that are left")
-    # Compared with division: block counts are the peer's and may be large.
+    # Compared by division: the peer chooses the block counts, which may be large.
     held = -(-added.num_computed // limits.block_size)
     _blame_first(added.num_blocks < held, rows, "added.num_blocks", "too few for the tokens said to be computed")
     _blame_first(added.num_blocks > limits.num_gpu_blocks, rows, "added.num_blocks", "more blocks than exist")

@@ -1,4 +1,4 @@
-"""What a step says about rows, checked against the rows there are. Reads only; raises InvalidArgument naming the field."""
+"""Checks of a step against the existing rows. Read-only; raises InvalidArgument naming the field."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from worker_svc.rows.columns import RowColumns
 
 
 def check_changes(table: RowColumns, step: StepChanges) -> None:
-    """Rows that leave, join and change are as the step says; InvalidArgument naming the field."""
+    """Check removed, added and changed rows against the table."""
     if len(step.removed):
         _check_known(table, step.removed, "removed_rows")
     if step.added is not None:
@@ -78,7 +78,7 @@ def _check_told(table: RowColumns, changed: Changes) -> None:
 
 
 def _check_counts(table: RowColumns, changed: Changes) -> None:
-    """Rows compute at most what they know, and guess only at its end."""
+    """Check that rows compute only known tokens, and draft tokens only at the end of these."""
     rows, alive = changed.rows, ~table.failed[changed.rows]
     left = table.num_known[rows] + changed.num_new_tokens - table.num_computed[rows]
     known = changed.num_tokens - changed.num_drafts
@@ -105,7 +105,7 @@ def _check_counts(table: RowColumns, changed: Changes) -> None:
 
 
 def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
-    """Every row has positions and blocks for all it computes, further decode steps included."""
+    """Check that every row has positions and blocks for all it computes, further decode steps included."""
     if not len(batch.rows):
         return
     ends = batch.starts + batch.counts + (batch.num_decode_steps - 1) * batch.samples
@@ -137,5 +137,8 @@ def _blocks_after(table: RowColumns, rows: IntArray, step: StepChanges) -> NDArr
 
 
 def _mention(row: int, step: StepChanges) -> str:
-    """The message that a row's counts come from; a row that repeats should have been changed."""
+    """The message field that sets the row's counts.
+
+    For a row that repeats it is `changed`, where the correction belongs.
+    """
     return "added" if step.added is not None and row in step.added.rows else "changed"

@@ -1,4 +1,4 @@
-"""The rows' state, one numpy column per property, and how steps are written into it. Rules and checks are elsewhere."""
+"""Row state as one numpy column per property, and how a step is written into it. Rules and checks are elsewhere."""
 
 from typing import Any, TypeVar
 
@@ -19,9 +19,11 @@ _COLUMNS = (
 
 
 class RowColumns:
-    """State by row index; a row that is not `occupied` holds leftovers. Only `rows.RowTable` calls what writes.
+    """Row state by row index.
 
-    Growing replaces the arrays: read them anew for each step.
+    Values of rows that are not `occupied` are stale; only `rows.RowTable` calls the writing methods.
+
+    Growing replaces the arrays, so read them anew for each step.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -29,7 +31,7 @@ class RowColumns:
         self.clear()
 
     def clear(self) -> None:
-        """No rows, no incarnations."""
+        """Remove all rows and incarnations."""
         n = _FIRST_ROWS
         self.occupied = np.zeros(n, np.bool_)
         self.incarnations = np.full(n, -1, np.int32)
@@ -37,9 +39,10 @@ class RowColumns:
         self.num_prompt = np.zeros(n, np.int32)
         self.num_computed = np.zeros(n, np.int32)
         self.num_blocks = np.zeros(n, np.int32)
-        # The next unmentioned step computes one token: decoding and not paused.
+        # Computes one token in the next step that does not mention the row: decoding and not paused.
         self.repeats = np.zeros(n, np.bool_)
-        # Got no token because of its logits or its grammar: computes nothing ever again, even if a step on its way mentions it.
+        # Got no token because of its logits or its grammar: computes nothing more, even if a step in flight
+        # mentions it.
         self.failed = np.zeros(n, np.bool_)
         self.temperatures = np.zeros(n, np.float32)
         self.top_ps = np.ones(n, np.float32)
@@ -47,7 +50,8 @@ class RowColumns:
         self.seeds = np.zeros(n, np.uint64)
         self.sequence_indexes = np.zeros(n, np.int32)
         self.logprobs = np.zeros(n, np.bool_)
-        # So many of the known tokens, the last ones, were drawn but their ids have not come to the host; 0 stands in their place.
+        # Number of known tokens, at the end, that were drawn but are not on the host yet; 0 stands in place
+        # of their ids.
         self.num_unread = np.zeros(n, np.int32)
         self.token_ids = np.zeros((n, _FIRST_TOKENS), np.int32)
         self.block_tables = np.zeros((n, _FIRST_BLOCKS), np.int32)
@@ -56,7 +60,7 @@ class RowColumns:
         self.traces: list[common_pb2.TraceContext | None] = [None] * n
 
     def row(self, row: int) -> RowState:
-        """One row; KeyError where there is none."""
+        """A copy of one row's state; raises KeyError if the row is not in use."""
         if not (0 <= row < len(self.occupied) and self.occupied[row]):
             raise KeyError(row)
         return RowState(
@@ -84,7 +88,7 @@ class RowColumns:
     # --- writing: cannot fail ----------------------------------------------------------------------------------------
 
     def write(self, step: StepChanges) -> None:
-        """Removed, added, changed; the step was checked."""
+        """Write a checked step: removed, then added, then changed rows."""
         for row in step.removed.tolist():
             self.occupied[row] = False
             self.repeats[row] = False
@@ -117,7 +121,7 @@ class RowColumns:
 
     def _write_changed(self, changed: Changes) -> None:
         rows = changed.rows
-        # What the row does when it is not mentioned is decided when this mention is committed.
+        # Committing this step decides whether the row repeats in steps that do not mention it.
         self.repeats[rows] = False
         self._need_blocks(int((self.num_blocks[rows] + changed.num_new_blocks).max()))
         grown, places = runs_after(rows, self.num_blocks[rows], changed.num_new_blocks)
@@ -127,7 +131,7 @@ class RowColumns:
             self.append_tokens(rows, changed.num_new_tokens, changed.new_token_ids)
 
     def append_tokens(self, rows: IntArray, counts: IntArray, token_ids: IntArray) -> None:
-        """`rows` [n], distinct, know `counts` [n] more tokens; `token_ids` [sum of counts]."""
+        """Append `counts` [n] known tokens to distinct `rows` [n]; `token_ids` [sum of counts]."""
         known = self.num_known[rows]
         self.need_tokens(int((known + counts).max()))
         grown, places = runs_after(rows, known, counts)
@@ -149,7 +153,7 @@ class RowColumns:
         self.traces.extend([None] * more)
 
     def need_tokens(self, width: int) -> None:
-        """Room for sequences of `width` tokens."""
+        """Make room for sequences of `width` tokens."""
         if width > self.token_ids.shape[1]:
             self.token_ids = _wider(self.token_ids, width)
 
@@ -161,7 +165,7 @@ class RowColumns:
 def runs_after(
     rows: NDArray[_Int], ends: NDArray[Any], counts: NDArray[Any]
 ) -> tuple[NDArray[_Int], NDArray[np.int64]]:
-    """Row and place of each of `counts[i]` elements that follow the `ends[i]` elements of `rows[i]`."""
+    """Row and position of each of the `counts[i]` elements that follow the first `ends[i]` elements of `rows[i]`."""
     first = np.cumsum(counts) - counts
     shift = np.repeat(ends - first, counts)
     return np.repeat(rows, counts), np.arange(len(shift)) + shift

@@ -1,6 +1,7 @@
-"""What few rows have beyond the columns of every step (`RowOptions` of worker.proto): read, checked, and kept by row index.
+"""Optional settings that few rows have (`RowOptions` of worker.proto): parsed, checked and kept by row index.
 
-Numbers are columns, so that sampling stays vectorised; lists of tokens are prepared once, when the row joins. No torch.
+Numbers are columns, so that sampling stays vectorised; token lists are prepared once, when the row is
+added. Does not import torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ _EMPTY = np.zeros(0, np.int64)
 
 
 class Rule(IntFlag):
-    """What changes a row's logits before a token is drawn from them."""
+    """Rules that change a row's logits before a token is drawn."""
 
     GRAMMAR = 1
     ALLOWED = 2
@@ -41,7 +42,11 @@ class Rule(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """m token sequences: `lasts` [m], their last tokens; `sizes` [m], how many come before those; `before` [sum of sizes]."""
+    """m token sequences, each split into its last token and those before it.
+
+    `lasts` [m]: last tokens. `sizes` [m]: number of tokens before them. `before` [sum of sizes]: those
+    tokens.
+    """
 
     lasts: LongArray
     sizes: LongArray
@@ -50,7 +55,7 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class RowExtras:
-    """Lists of one row, ready to be joined with those of others; empty = it has none. Token ids are int64."""
+    """Token lists of one row, ready to be concatenated with those of other rows. Empty means none. Token ids are int64."""
 
     bias_ids: LongArray
     biases: FloatArray
@@ -64,8 +69,9 @@ class RowExtras:
 class OptionColumns:
     """Options of n rows, arrays of equal length.
 
-    `repetition_penalties`: 1 = off; `num_prompt_tops`: NO_PROMPT_LOGPROBS = no log probabilities of the prompt; `num_children`:
-    1 = one token at a time; `rules`: Rule bits; `tasks`: values of `Task`; `extras`: None = no lists.
+    `repetition_penalties`: 1 = off. `num_prompt_tops`: NO_PROMPT_LOGPROBS = no prompt logprobs.
+    `num_children`: 1 = one token at a time. `rules`: Rule bits. `tasks`: values of `Task`. `extras`: None =
+    no lists.
     """
 
     min_ps: FloatArray
@@ -84,7 +90,7 @@ class OptionColumns:
 
     @classmethod
     def defaults(cls, n: int) -> "OptionColumns":
-        """n rows without options."""
+        """Columns for n rows without options."""
         zeros = [np.zeros(n, np.float32) for _ in range(4)] + [np.zeros(n, np.int32) for _ in range(8)]
         made = cls(*zeros, [None] * n)
         made.repetition_penalties[:] = 1
@@ -93,14 +99,14 @@ class OptionColumns:
         return made
 
     def put(self, rows: IntArray, given: "OptionColumns") -> None:
-        """Row `rows[i]` gets what `given` has at i."""
+        """Set the options of row `rows[i]` to entry i of `given`."""
         for name in _ARRAYS:
             getattr(self, name)[rows] = getattr(given, name)
         for row, extras in zip(rows.tolist(), given.extras, strict=True):
             self.extras[row] = extras
 
     def grow(self, more: int) -> None:
-        """`more` rows without options are appended."""
+        """Append `more` rows without options."""
         new = OptionColumns.defaults(more)
         for name in _ARRAYS:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(new, name)]))
@@ -111,7 +117,7 @@ _ARRAYS = tuple(f.name for f in fields(OptionColumns) if f.name != "extras")
 
 
 def read_options(messages: Sequence[worker_pb2.RowOptions], rows: IntArray, vocab_size: int) -> OptionColumns:
-    """The options of `rows`, which join. InvalidArgument naming field and row."""
+    """Parse the options of the added `rows`. Raises InvalidArgument naming field and row."""
     made = OptionColumns.defaults(len(rows))
     last = -1
     for message in messages:
@@ -123,7 +129,7 @@ def read_options(messages: Sequence[worker_pb2.RowOptions], rows: IntArray, voca
 
 
 class _Reader:
-    """Reads one row's options; every error names the row."""
+    """Parses one row's options; every error names the row."""
 
     def __init__(self, message: worker_pb2.RowOptions, row: int, vocab_size: int) -> None:
         self._message, self._sampling, self._row, self._vocab_size = message, message.sampling, row, vocab_size
@@ -156,7 +162,7 @@ class _Reader:
         made.tasks[at] = self._known("task", m.task, common_pb2.Task.values())
 
     def _check_kinds(self) -> None:
-        """A row yields tokens, candidates or a vector."""
+        """Check that the row yields only one of tokens, candidates and an embedding."""
         m = self._message
         if m.num_candidates and m.num_children > 1:
             self._refuse("num_children", "a beam yields candidates, no children")
@@ -244,4 +250,4 @@ class _Reader:
 
 
 Guard = Callable[[IntArray, IntArray, OptionColumns], None]
-"""A check of rows that join, beyond what the row table knows: (rows, numbers of computed tokens, options); InvalidArgument."""
+"""A check of added rows beyond the row table's own: (rows, numbers of computed tokens, options); raises InvalidArgument."""

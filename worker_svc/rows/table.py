@@ -1,8 +1,9 @@
-"""The persistent batch (design.md 6): row state that lives on the worker and is changed by the deltas of each step.
+"""The persistent batch: row state that stays on the worker and is changed by the deltas of each step.
 
-`RowTable` keeps one column per property, indexed by row, so that a step of n rows costs a few numpy calls and no Python loop over
-rows. A step is first decided (`changes.py`, `checks.py`: nothing is touched), then applied: a bad step changes
-nothing. No torch, no grpc: engines read the columns as they are or mirror them on their device.
+`RowTable` keeps one column per property, indexed by row, so that a step of n rows costs a few numpy calls
+and no Python loop over rows. A step is fully checked before it is applied (`changes.py`, `checks.py`), so
+an invalid step changes nothing. The module uses neither torch nor grpc: engines read the columns directly
+or mirror them on their device.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ __all__ = ["Limits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork
 
 
 class RowTable(RowColumns):
-    """Owns the rows of one engine. All columns may be read by the engine; only this class writes them.
+    """Owns the rows of one engine. The engine may read all columns; only this class writes them.
 
-    Cycle of a step: `apply`, compute, then `commit` (again for each `next_decode`), or `void` if computing failed. Where the
-    tokens will be known later, `promise` instead of `commit`, and `keep` when they are.
+    Cycle of a step: `apply`, compute, then `commit` (once per `next_decode`), or `void` if computing
+    failed. If tokens will be known only later, call `promise` instead of `commit`, then `keep` when they
+    are known.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -34,13 +36,13 @@ class RowTable(RowColumns):
         self._guards: list[Guard] = []
 
     def guard(self, check: Guard) -> None:
-        """From now on `check` may refuse rows that join, for what the table does not know (a task, an adapter)."""
+        """Register a check of added rows for what the table does not know, such as tasks and adapters."""
         self._guards.append(check)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def apply(self, outputs: worker_pb2.SchedulerOutputs) -> StepBatch:
-        """Takes in a step's deltas and says what to compute. InvalidArgument, naming the field: nothing has changed."""
+        """Apply a step's deltas and return its batch. Raises InvalidArgument naming the field, with nothing changed."""
         assert self._open is None, "commit or void the last batch first"
         step = read_step(outputs, self.limits)
         if step.is_steady:
@@ -56,10 +58,12 @@ class RowTable(RowColumns):
     def commit(
         self, batch: StepBatch, token_ids: IntArray, finite: BoolArray | None = None, counts: IntArray | None = None
     ) -> None:
-        """The batch is computed: each sampling row yielded `counts` tokens (None = 1 each, those not `finite` included).
+        """Commit a computed batch, given the tokens of its sampling rows.
 
-        `token_ids` [sum of counts], in batch order. A row with drafts goes on after the last of its tokens, one with children after
-        its first. Rows that are not `finite` [number of sampling rows] get no token and compute nothing until they are removed.
+        Each sampling row yielded `counts` tokens (None = 1 each, those not `finite` included); `token_ids`
+        [sum of counts] is in batch order. A row with draft tokens continues after the last of its tokens, one
+        with children after its first. Rows not `finite` [number of sampling rows] get no token and compute
+        nothing until they are removed.
         """
         assert self._open is batch, "only the batch applied last can be committed"
         self._open = None
@@ -73,23 +77,23 @@ class RowTable(RowColumns):
         self._take(rows[finite], counts[finite], token_ids[kept], batch.sampled_drafts[finite])
 
     def _take(self, rows: IntArray, counts: IntArray, token_ids: IntArray, num_drafts: IntArray) -> None:
-        """Rows that yielded (beams nothing, and wait to be told) take in their tokens."""
+        """Append the tokens of rows that yielded some. Beams yield none: the scheduler sends theirs."""
         has_children = self.options.num_children[rows] > 1
         if has_children.any():
             first = np.repeat(np.cumsum(counts) - counts, counts)
             goes_on = ~np.repeat(has_children, counts) | (np.arange(len(first)) == first)
             self.options.num_children[rows] = 1
             counts, token_ids = np.where(has_children, 1, counts), token_ids[goes_on]
-        # Guesses after the last accepted one were computed in vain.
+        # Draft tokens after the last accepted one were rejected: their KV does not count as computed.
         self.num_computed[rows] -= np.where(num_drafts > 0, num_drafts + 1 - counts, 0)
         self.repeats[rows] = counts > 0
         if len(token_ids):
             self.append_tokens(rows, counts, token_ids)
 
     def promise(self, batch: StepBatch) -> Promise:
-        """The batch is being computed: each sampling row yields one token, which is known later; beams yield none.
+        """Reserve one token, known later, for each sampling row of a batch being computed; beams get none.
 
-        Not for batches with drafts: how many tokens come of them is not known.
+        Not for batches with draft tokens: the number of accepted ones is not known yet.
         """
         assert self._open is batch, "only the batch applied last can be promised"
         self._open = None
@@ -107,9 +111,11 @@ class RowTable(RowColumns):
         return promise
 
     def keep(self, promise: Promise, token_ids: IntArray, finite: BoolArray) -> None:
-        """Promised tokens [n] are known; oldest promise first. Rows that are not `finite` [n] got none, and so no later one.
+        """Fill in reserved tokens [n], oldest promise first.
 
-        Rows whose life is over, or that had failed before, are passed over.
+        A row not `finite` [n] got no token, and none in later steps.
+
+        Rows of an ended incarnation and rows that had failed are skipped.
         """
         rows, places = promise.rows, promise.places
         here = self.is_alive(rows, promise.lives)
@@ -121,11 +127,11 @@ class RowTable(RowColumns):
         self.fail(rows[broken])
 
     def is_alive(self, rows: IntArray, lives: IntArray) -> BoolArray:
-        """[n]: `rows` are in life `lives` still, and have not failed."""
+        """[n]: True for those of `rows` still in incarnation `lives` and not failed."""
         return self.occupied[rows] & (self.incarnations[rows] == lives) & ~self.failed[rows]
 
     def fail(self, rows: IntArray) -> None:
-        """`rows` compute nothing until they are removed."""
+        """Mark `rows` as failed: they compute nothing until they are removed."""
         self.failed[rows] = True
         self.repeats[rows] = False
 
@@ -137,9 +143,10 @@ class RowTable(RowColumns):
         return self._open
 
     def drafted(self, batch: StepBatch, drafts: Sequence[IntArray]) -> StepBatch:
-        """The batch applied last, with guesses: `drafts[i]` for row `rows[i]` of those with `num_drafts`, in batch order.
+        """Add draft tokens to the batch applied last.
 
-        A row with fewer guesses than it was to have computes fewer tokens.
+        `drafts[i]` goes to the i-th row with `num_drafts`, in batch order. A row with fewer draft tokens than
+        planned computes fewer tokens.
         """
         assert self._open is batch, "only the batch applied last can get drafts"
         guessed = np.flatnonzero(batch.num_drafts)
@@ -154,18 +161,21 @@ class RowTable(RowColumns):
         return self._open
 
     def void(self, batch: StepBatch) -> None:
-        """Computing the batch failed: its rows keep their counts and compute nothing until mentioned or removed."""
+        """Abandon a batch that failed to compute.
+
+        Its rows keep their counts and compute nothing until mentioned or removed.
+        """
         assert self._open is batch, "only the batch applied last can be voided"
         self._open = None
         self.repeats[batch.rows] = False
 
     def reset(self) -> None:
-        """Forgets all rows and their incarnations."""
+        """Remove all rows and their incarnations."""
         self.clear()
         self._open = None
 
     def pack(self, batch: StepBatch) -> PackedTokens:
-        """The batch's tokens with positions and cache slots, in one row."""
+        """The batch's tokens with positions and cache slots, concatenated."""
         offsets = np.zeros(len(batch.rows) + 1, np.int32)
         np.cumsum(batch.counts, out=offsets[1:])
         rows = np.repeat(batch.rows, batch.counts)
@@ -190,7 +200,7 @@ class RowTable(RowColumns):
         )
 
     def _unread(self, batch: StepBatch, rows: IntArray, positions: IntArray) -> NDArray[np.int64] | None:
-        """A row computes at most one token that the host does not know: the one that it drew last."""
+        """Indices of tokens that the host does not know. A row computes at most one: the token it drew last."""
         if not self.num_unread[batch.rows].any():
             return None
         return np.flatnonzero(positions >= (self.num_known - self.num_unread)[rows])
@@ -204,7 +214,7 @@ class RowTable(RowColumns):
                 check(step.added.rows, step.added.num_computed, step.added.options)
 
     def _decoding(self, step: StepChanges, rows: IntArray) -> StepBatch:
-        """`rows` compute one token each."""
+        """A batch in which `rows` compute one token each."""
         ones = np.ones(len(rows), np.int32)
         reaches = ones.astype(np.bool_)
         return StepBatch(
@@ -212,7 +222,7 @@ class RowTable(RowColumns):
         )
 
     def _shares(self, step: StepChanges) -> RowShares:
-        """What each row is to compute, and what it knows and is as the step will have it."""
+        """The work of each row, with its state after the step's changes."""
         shares = RowShares.zeros(max(len(self.occupied), step.num_rows))
         here = slice(0, len(self.occupied))
         shares.counts[here], shares.known[here] = self.repeats, self.num_known

@@ -1,1 +1,1 @@
-"""From logits to tokens: rules, masks, draws, log probabilities, guesses."""
+"""From logits to tokens: rules, masks, sampling, logprobs, draft tokens."""

@@ -1,7 +1,8 @@
-"""Which tokens a batch draws and from which logits, and what becomes of them: drafts accepted, children born. No torch.
+"""Plans a batch's draws and evaluates them: accepted draft tokens, children. Does not import torch.
 
-A *place* is a position whose logits the model gives: a sampling row's last known token, and each of its drafts. A *draw* is one
-token drawn at a place: one as a rule, several where a row has children, none where it is a beam, which has candidates instead.
+A *place* is a position for which the model returns logits: a sampling row's last known token, and each of its
+draft tokens. A *draw* is one token drawn at a place: usually one, several if a row has children, none for a
+beam, which has candidates instead.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ _CLOSED = worker_pb2.ROW_FLAG_GRAMMAR
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """Places [P] and draws [D] of the n sampling rows of a batch, all in batch order, a row's own in order of position.
+    """Places [P] and draws [D] of the n sampling rows of a batch, in batch order, a row's own by position.
 
-    `place_entries`, `draw_entries`: which of the n rows; `lengths`: tokens before the one that is drawn at a place, so its
-    position; `draw_places`: place of each draw; `sequence_indexes`: key of the generator; `draft_ids`: the draft that a draw must
-    equal for the row's next draw to count, -1 = none comes after it.
+    `place_entries`, `draw_entries`: index among the n rows. `lengths`: tokens before the one drawn at a
+    place, which is its position. `draw_places`: place of each draw. `sequence_indexes`: key of the random
+    generator. `draft_ids`: the draft token that a draw must equal for the row's next draw to count, -1 if
+    none follows.
     """
 
     rows: IntArray
@@ -37,7 +39,7 @@ class DrawPlan:
     sequence_indexes: IntArray
     draft_ids: IntArray
     is_plain: bool = False
-    """One place and one draw of each row."""
+    """True if each row has one place and one draw."""
 
     @property
     def place_rows(self) -> IntArray:
@@ -57,9 +59,9 @@ class DrawPlan:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the n sampling rows of a batch yield: `counts` [n] tokens each, `kept` [sum of counts] which of the draws they are.
+    """Results of a batch's n sampling rows: `counts` [n] tokens each, `kept` [sum of counts] the draws they are.
 
-    `flags` [n]: values of RowFlag; rows with one have failed and yield nothing.
+    `flags` [n]: values of RowFlag; a row with one has failed and yields nothing.
     """
 
     counts: IntArray
@@ -67,12 +69,12 @@ class Settled:
     flags: NDArray[np.uint8]
 
     def without(self, plan: DrawPlan, dropped: BoolArray) -> "Settled":
-        """The same, but nothing at all comes of the rows that are `dropped` [n]."""
+        """A copy in which the rows marked in `dropped` [n] yield nothing, not even flags."""
         kept = self.kept[~dropped[plan.draw_entries[self.kept]]]
         return Settled(np.where(dropped, 0, self.counts).astype(np.int32), kept, self.flags * ~dropped)
 
     def explained(self, plan: DrawPlan, flags: Mapping[int, int]) -> "Settled":
-        """The same with `flags` by row index in place of ROW_FLAG_GRAMMAR, where it is known why no token was left."""
+        """A copy with `flags` by row index in place of ROW_FLAG_GRAMMAR, where the reason for having no token is known."""
         told = [
             flags.get(row, flag) if flag & _CLOSED else flag
             for row, flag in zip(plan.rows.tolist(), self.flags.tolist(), strict=True)
@@ -81,7 +83,7 @@ class Settled:
 
 
 def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
-    """The draws of `batch`, whose drafts are in the table behind the known tokens."""
+    """Plan the draws of `batch`; its draft tokens follow the known tokens in the table."""
     rows, num_drafts, options = batch.sampled_rows, batch.sampled_drafts, table.options
     entries = np.arange(len(rows), dtype=np.int32)
     if _is_plain(options, rows, num_drafts):
@@ -104,7 +106,7 @@ def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
 
 
 def _is_plain(options: OptionColumns, rows: IntArray, num_drafts: IntArray) -> bool:
-    """One place and one draw of each row: almost every step, so it is decided and planned with few operations."""
+    """True if each row has one place and one draw. This holds for almost every step and gets a cheap plan."""
     alone = (options.num_children[rows] == 1) & (options.num_candidates[rows] == 0) & (num_drafts == 0)
     return bool(alone.all())
 
@@ -126,7 +128,7 @@ def _plain(table: RowColumns, rows: IntArray, num_drafts: IntArray, entries: Int
 def _draft_ids(
     table: RowColumns, rows: IntArray, num_drafts: IntArray, lengths: IntArray, place_entries: IntArray
 ) -> IntArray:
-    """[P]: the draft that stands where a place's token goes."""
+    """[P]: the draft token at the position of the place's next token."""
     if not num_drafts.any():
         return np.full(len(lengths), _NO_DRAFT, np.int32)
     width = table.token_ids.shape[1]
@@ -136,10 +138,13 @@ def _draft_ids(
 
 
 def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolArray) -> Settled:
-    """Which draws count. `token_ids` [D]; by place [P]: `finite`, its logits were; `opens`, its rules left a token.
+    """Determine the draws that count.
 
-    A row's draws count as if they had been made one by one: up to the first that is not its draft, and before the first place that
-    is not fit to draw from. Only a row whose first place is unfit has failed; another computes that place again.
+    `token_ids` [D]; per place [P]: `finite` logits, and `opens`: a token is allowed.
+
+    A row's draws count as if made one by one: up to and including the first that differs from its draft
+    token, and before the first place that is not finite or has no allowed token. A row fails only if its
+    first place is such; otherwise a later step computes that place again.
     """
     fit = finite & opens
     flags = np.zeros(len(plan.rows), np.uint8)
@@ -157,7 +162,7 @@ def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolAr
 
 
 def _after_the_end(plan: DrawPlan, token_ids: IntArray, fit: BoolArray) -> BoolArray:
-    """[D]: an earlier draw of the row did not equal its draft, or was made at an unfit place."""
+    """[D]: True if an earlier draw of the row differed from its draft token or was made at an unfit place."""
     missed = (plan.draft_ids != _NO_DRAFT) & ((token_ids != plan.draft_ids) | ~fit[plan.draw_places])
     before = np.cumsum(missed) - missed
     own_first = np.searchsorted(plan.draw_entries, plan.draw_entries, side="left")

@@ -1,7 +1,7 @@
-"""Structured output on the worker: the masks of the tokens that each row may draw next.
+"""Structured output on the worker: masks of the tokens that each row may draw next.
 
-`GrammarMasks` implements `token_masks.TokenMasks` on llguidance. Compiling is in `grammar_cache.py`, on a
-thread of its own; one row's grammar, and what it may cost, in `row_grammar.py`. No torch.
+`GrammarMasks` implements `token_masks.TokenMasks` on llguidance. `grammar_cache.py` compiles grammars on a
+thread of its own; `row_grammar.py` holds one row's grammar and its time budget. Does not import torch.
 """
 
 import os
@@ -19,17 +19,17 @@ from worker_svc.sampling.token_masks import Bits, MaskAsk, MaskWork, num_words
 _ALL = np.int32(-1)
 _MAX_THREADS = 8
 _ROWS_OF_A_THREAD = 8
-"""Fewer are not worth waking another thread."""
+"""Minimum rows worth waking another thread for."""
 
 Wanted = tuple[RowGrammar, MaskAsk]
 
 
 class GrammarMasks:
-    """See TokenMasks. Owns the rows' grammar states, the cache of compiled grammars and the threads that compute masks.
+    """See TokenMasks. Owns the rows' grammar states, the cache of compiled grammars and the mask threads.
 
-    `tokenizer_json`: of the checkpoint; `eos_ids`: ids that end an output; `vocab_size`: logits per position;
-    `budget`: for the masks of one row. A tokenizer that llguidance cannot read fails the rows that bring a
-    grammar, not the worker.
+    `tokenizer_json`: of the checkpoint. `eos_ids`: ids that end an output. `vocab_size`: logits per position.
+    `budget`: for the masks of one row. If llguidance cannot read the tokenizer, rows with a grammar fail, but
+    the worker does not.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GrammarMasks:
 
     @classmethod
     def of_bundle(cls, data: bytes, budget: MaskBudget | None = None) -> "GrammarMasks":
-        """Those for the model of a serialised `ModelBundle`."""
+        """Masks for the model of a serialised `ModelBundle`."""
         bundle = worker_pb2.ModelBundle.FromString(data)
         return cls(bundle.tokenizer_json, bundle.limits.eos_token_ids, bundle.limits.vocab_size, budget)
 
@@ -62,11 +62,11 @@ class GrammarMasks:
         self._rows.clear()
 
     def accept(self, row: int, token_ids: Sequence[int]) -> None:
-        """See TokenMasks. Taken in with the next mask."""
+        """See TokenMasks. Consumed with the next mask."""
         self._rows[row].accept(token_ids)
 
     def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
-        """See TokenMasks: many rows in parallel."""
+        """See TokenMasks. Computes many rows in parallel."""
         states = [self._rows[ask.row] for ask in asks]
         wanted = [(state, ask) for state, ask in zip(states, asks, strict=True) if state.is_usable()]
         for ask in asks:
@@ -88,7 +88,8 @@ class GrammarMasks:
         if num_words(num_tokens) == masks.shape[1] and masks.flags.c_contiguous:
             self._compute_whole(wanted, masks)
             return
-        # A tokenizer with more tokens than the model has logits: computed whole, the words that exist are kept.
+        # The tokenizer has more tokens than the model has logits: compute whole masks, keep the words that
+        # exist.
         whole = np.full((len(masks), num_words(num_tokens)), _ALL, np.int32)
         self._compute_whole(wanted, whole)
         for _, ask in wanted:

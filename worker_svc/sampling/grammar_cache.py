@@ -1,4 +1,4 @@
-"""Compiled grammars of a worker: made in a thread of their own, shared by the rows that ask for the same one. No rows here."""
+"""Compiled grammars of a worker: compiled on a thread of their own, shared by rows with the same grammar."""
 
 import logging
 from collections import OrderedDict
@@ -17,7 +17,7 @@ COMPILE_TIMEOUT_S = 10.0
 
 
 class CompiledGrammar:
-    """A grammar that is being compiled, or was."""
+    """A grammar that is or was compiled."""
 
     __slots__ = ("_future",)
 
@@ -25,7 +25,7 @@ class CompiledGrammar:
         self._future = future
 
     def new_matcher(self) -> LLMatcher | None:
-        """A matcher of one's own at the start; waits for the compiler. None when there is none (the log says why)."""
+        """A new matcher in its initial state; waits for the compiler. None if compiling failed (the log says why)."""
         try:
             return self._future.result(COMPILE_TIMEOUT_S).deep_copy()
         except TimeoutError:
@@ -36,9 +36,9 @@ class CompiledGrammar:
 
 
 class GrammarCache:
-    """Owner of the compiler, its thread and the grammars compiled last (64 of them; rows have copies of their own).
+    """Owner of the compiler, its thread and the last 64 compiled grammars (rows hold their own copies).
 
-    The tokenizer is read in the background from the start on: about 1 s for 100,000 tokens.
+    The tokenizer is read in the background from the start: about 1 s for 100,000 tokens.
     """
 
     def __init__(self, tokenizer_json: bytes, eos_ids: Sequence[int], vocab_size: int) -> None:
@@ -48,11 +48,11 @@ class GrammarCache:
 
     @property
     def num_tokens(self) -> int:
-        """Bits of a mask. Only where some grammar was compiled."""
+        """Bits of a mask. Valid once a grammar has been compiled."""
         return self._compiler.result().num_tokens
 
     def compiled(self, grammar: common_pb2.Grammar) -> CompiledGrammar:
-        """The grammar, compiled or in the making. Never waits."""
+        """The grammar, compiled or being compiled. Never waits."""
         key = (grammar.kind, grammar.text)
         known = self._compiled.get(key)
         if known is None:

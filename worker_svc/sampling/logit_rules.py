@@ -1,7 +1,7 @@
-"""What changes a row's logits before a token is drawn: grammar, allowed tokens, bad words, min_tokens; bias; penalties. In order.
+"""Rules applied to logits before sampling, in order: grammar, allowed tokens, bad words, min_tokens; bias; penalties.
 
-A rule looks at the row's tokens before the place and at nothing else, so a place is the same whether it is reached with drafts or
-without. All rows of a rule are done at once.
+A rule depends only on the row's tokens before the place, so results are the same with and without draft
+tokens. Each rule is applied to all its rows at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,11 @@ _CLOSED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class RuledPlaces:
-    """Places with some rule: `at` [m], which lines of the logits; `rows` [m], their row indexes; `lengths` [m], tokens before each.
+    """Places under some rule.
 
-    `masks` [g, words]: of those under a grammar, in order.
+    `at` [m]: lines of the logits. `rows` [m]: row indexes. `lengths` [m]: tokens before each.
+
+    `masks` [g, words]: of the places under a grammar, in order.
     """
 
     table: RowColumns
@@ -37,21 +39,21 @@ class RuledPlaces:
         return self.table.options.rules[self.rows]
 
     def under(self, rule: Rule) -> LongArray:
-        """Which of the m are under a rule."""
+        """Indices of the places under a rule."""
         return np.flatnonzero(self.rules & rule)
 
     def extras(self, chosen: LongArray) -> list[RowExtras]:
-        """Lists of some of the m."""
+        """Token lists of the chosen places' rows."""
         found = [self.table.options.extras[row] for row in self.rows[chosen].tolist()]
         return [extras for extras in found if extras is not None]
 
     def outputs(self, chosen: LongArray) -> IntArray:
-        """Generated tokens before some of the m."""
+        """Number of generated tokens before each chosen place."""
         return self.lengths[chosen] - self.table.num_prompt[self.rows[chosen]]
 
 
 def apply_rules(logits: torch.Tensor, places: RuledPlaces) -> torch.Tensor:
-    """float32 `logits` [P, vocab] with those of `places` changed; a new tensor. -inf = not to be drawn."""
+    """float32 `logits` [P, vocab] with those of `places` changed, as a new tensor. -inf = never drawn."""
     at = _on(places.at, logits)
     changed = logits[at]
     for rule, way in _WAYS:
@@ -79,7 +81,7 @@ def _allow(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) -> None
 
 
 def _ban_words(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) -> None:
-    """A sequence's last token is closed where the output ends with those before it."""
+    """Ban a sequence's last token where the output ends with the tokens before it."""
     words = [extras.bad_words for extras in places.extras(chosen)]
     entries, lasts = _flat([word.lasts for word in words])
     sizes = np.concatenate([word.sizes for word in words])
@@ -89,7 +91,7 @@ def _ban_words(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) -> 
 
 
 def _ends_with(places: RuledPlaces, of: LongArray, sizes: LongArray, before: LongArray) -> NDArray[np.bool_]:
-    """[w]: the output before place `of[i]` ends with the i-th run of `before`, of `sizes[i]` tokens."""
+    """[w]: True if the output before place `of[i]` ends with the i-th run of `before`, of `sizes[i]` tokens."""
     words, at = runs_after(np.arange(len(of)), places.lengths[of] - sizes, sizes)
     table, rows = places.table, places.rows[of]
     seen = table.token_ids[rows[words], np.maximum(at, 0)]
@@ -113,7 +115,7 @@ def _add_biases(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) ->
 
 
 def _penalise(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) -> None:
-    """Repetition for tokens of prompt and output; presence and frequency for those of the output."""
+    """Apply the repetition penalty to tokens of prompt and output; presence and frequency to tokens of the output."""
     options, rows, at = places.table.options, places.rows[chosen], _on(chosen, logits)
     found = logits[at]
     seen, output = _counts(places, chosen, found)
@@ -125,7 +127,7 @@ def _penalise(logits: torch.Tensor, places: RuledPlaces, chosen: LongArray) -> N
 
 
 def _counts(places: RuledPlaces, chosen: LongArray, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[c, vocab]: whether each token stands before the chosen places (bool), and how often in the output (float32)."""
+    """[c, vocab]: whether each token occurs before the chosen places (bool), and its count in the output (float32)."""
     table, rows, lengths = places.table, places.rows[chosen], places.lengths[chosen]
     entries, at = runs_after(np.arange(len(chosen)), np.zeros_like(lengths), lengths)
     ids = table.token_ids[rows[entries], at].astype(np.int64)
@@ -139,12 +141,12 @@ def _counts(places: RuledPlaces, chosen: LongArray, like: torch.Tensor) -> tuple
 
 
 def _flat(lists: Sequence[LongArray]) -> tuple[LongArray, LongArray]:
-    """Owner of each element, and the elements."""
+    """List index of each element, and the concatenated elements."""
     return np.repeat(np.arange(len(lists)), [len(one) for one in lists]), np.concatenate(lists)
 
 
 def _on(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    # From memory that is not pinned: read before the call returns, without waiting for the device.
+    # From unpinned memory: the array is read before the call returns, without waiting for the device.
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""What grammar masks took over the decode steps of one message, as the scheduler is told of it. No torch."""
+"""Cost of grammar masks over the decode steps of one message, as reported to the scheduler. Does not import torch."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from worker_svc.rows.options import IntArray
 from worker_svc.sampling.token_masks import MaskWork
 
 USUAL_NS = 100_000
-"""What a mask may take before the scheduler is told: those of usual grammars stay below it."""
+"""Threshold above which a mask's time is reported per row: masks of usual grammars stay below it."""
 _NS_PER_US = 1_000
 
 
@@ -21,7 +21,7 @@ class MaskTimes:
     _budget_ms: float = 0.0
 
     def add(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
-        """Those of one decode step: a row holds others up for its share of the threads' time."""
+        """Add one decode step. A row delays others by its share of the threads' time."""
         for row, life in zip(rows.tolist(), incarnations.tolist(), strict=True):
             cpu_ns = work.cpu_ns[row]
             self._total_ns += cpu_ns
@@ -32,7 +32,7 @@ class MaskTimes:
             self._budget_ms = work.budget_ms
 
     def fill(self, result: worker_pb2.WorkerOutputs) -> None:
-        """Nothing where no mask was computed."""
+        """Write the times; none if no mask was computed."""
         result.timings.mask_ns = self._total_ns
         result.mask_budget_ms = self._budget_ms
         if self._beyond_ns:

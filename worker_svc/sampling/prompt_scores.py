@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: which rows want them, and how they are computed in pieces of bounded size."""
+"""Prompt logprobs: which rows request them, and their computation in pieces of bounded size."""
 
 from dataclasses import dataclass, field, replace
 
@@ -17,26 +17,26 @@ _MOST_LOGIT_BYTES = 2**26
 
 
 def wanting_rows(table: RowColumns, batch: StepBatch) -> BoolArray:
-    """[n]: the row asked, and this step computes a prompt token that another one follows."""
+    """[n]: True if the row requests them and this step computes a prompt token that another one follows."""
     asked = table.options.num_prompt_tops[batch.rows] != NO_PROMPT_LOGPROBS
     return asked & (batch.starts + 1 < table.num_prompt[batch.rows])
 
 
 def any_wanting(table: RowColumns) -> bool:
-    """Whether there is a row that asked and has computed less than its prompt."""
+    """True if some row requests them and has not computed its whole prompt."""
     asked = table.occupied & (table.options.num_prompt_tops != NO_PROMPT_LOGPROBS)
     return bool((asked & (table.num_computed + 1 < table.num_prompt)).any())
 
 
 def piece_rule(rule: RowRule, vocab_size: int) -> RowRule:
-    """`rule` with passes so short that the logits of all their tokens fit the bound."""
+    """`rule` with passes short enough that the logits of all their tokens fit the memory bound."""
     most = max(_MOST_LOGIT_BYTES // (4 * vocab_size), rule.minimum, rule.multiple)
     return replace(rule, maximum=min(rule.maximum, most // rule.multiple * rule.multiple))
 
 
 @dataclass(slots=True)
 class PromptScores:
-    """Collects one step's passes of rows that want log probabilities of their prompts; `packed` holds those rows."""
+    """Collects one step's passes of the rows that request prompt logprobs; `packed` holds those rows."""
 
     table: RowColumns
     packed: PackedTokens
@@ -50,23 +50,23 @@ class PromptScores:
 
     @property
     def wanted(self) -> PackedTokens:
-        """The packed row with all places whose logits are needed: those to draw at, and those before a prompt token."""
+        """The packed row with all places that need logits: those to sample at, and those before a prompt token."""
         places = np.flatnonzero(self._is_prompt(np.arange(len(self.packed.token_ids))))
         return replace(self.packed, sampled_at=np.union1d(places, self.packed.sampled_at).astype(np.int32))
 
     def take(self, places: IntArray, logits: torch.Tensor) -> None:
-        """float32 [m, vocab] at `places` [m] of the packed row, the next of `wanted`."""
+        """Take float32 logits [m, vocab] at `places` [m] of the packed row, the next ones of `wanted`."""
         is_prompt = self._is_prompt(places)
         self._sampled.append(logits[torch.from_numpy(~is_prompt)])
         if is_prompt.any():
             self._score(places[is_prompt], logits[torch.from_numpy(is_prompt)])
 
     def sampled_logits(self) -> torch.Tensor:
-        """float32 [places to draw at, vocab], in order."""
+        """float32 [places to sample at, vocab], in order."""
         return torch.cat(self._sampled)
 
     def report(self, results: StepResults) -> None:
-        """Adds the rows' log probabilities, but those of bad rows."""
+        """Add the rows' logprobs to the results, except those of bad rows."""
         places = np.concatenate(self._places)
         logprobs, ids, tops = (torch.cat(part).cpu().numpy() for part in (self._logprobs, self._ids, self._tops))
         rows = self.packed.token_rows[places]
@@ -86,7 +86,7 @@ class PromptScores:
         rows = self.packed.token_rows[places]
         targets = self.table.token_ids[rows, self.packed.positions[places] + 1].astype(np.int64)
         self.bad_rows.update(rows[~finite_rows(logits).cpu().numpy()].tolist())
-        # As many for each as the greediest row wants; the report cuts them.
+        # The largest number that any row requests; the report truncates per row.
         asked = self.table.options.num_prompt_tops[self.packed.token_rows]
         found = likeliest(logits, int(asked.max()))
         self._places.append(places)

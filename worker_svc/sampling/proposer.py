@@ -1,6 +1,7 @@
-"""Guesses of a row's next tokens, to be verified by replay of the sampler: a guess costs time when it is wrong, never a token.
+"""Proposes draft tokens, which the sampler verifies: a wrong draft token costs time but never changes the output.
 
-The seam is `Proposer`; a draft model could implement it as the n-gram proposer here does. No torch.
+The interface is `Proposer`; a draft model could implement it as the n-gram proposer does here. Does not
+import torch.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ _LONGEST_NGRAM = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """`num_tokens` guesses wanted at most after the known `token_ids` (a view, valid during the call) of a row."""
+    """Request of up to `num_tokens` draft tokens after a row's known `token_ids` (a view, valid during the call)."""
 
     row: int
     token_ids: IntArray
@@ -26,22 +27,22 @@ class DraftAsk:
 
 
 class Proposer(Protocol):
-    """Guesses; called from the engine's thread, once in each step that has rows with drafts."""
+    """Proposes draft tokens. Called from the engine's thread, once per step that has rows with draft tokens."""
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[IntArray]:
-        """Up to `num_tokens` guesses for each ask, in order; fewer or none where it has no better."""
+        """Up to `num_tokens` draft tokens for each ask, in order; fewer or none if it has no better."""
         ...
 
     def forget(self, rows: IntArray) -> None:
-        """Rows that leave; their indexes may be used again. Also called for rows never asked for."""
+        """Drop state of removed rows, whether asked for or not; their indexes may be reused."""
         ...
 
 
 class NgramProposer:
-    """Prompt lookup: what followed the last time that the row's last few tokens stood in it (A. Saxena, 2023).
+    """Prompt lookup: the tokens that followed the last occurrence of the row's last few tokens (A. Saxena, 2023).
 
-    The longest n-gram of 1 to `longest` last tokens that occurs earlier decides; of several occurrences the most recent. Where
-    fewer tokens than wanted follow it, they are taken to repeat. Stateless.
+    The longest n-gram of the 1 to `longest` last tokens that occurs earlier is used; of several occurrences
+    the most recent. If fewer tokens than requested follow it, they are repeated. Stateless.
     """
 
     def __init__(self, longest: int = _LONGEST_NGRAM) -> None:
@@ -56,7 +57,7 @@ class NgramProposer:
 
     def _lookup(self, token_ids: IntArray, num_tokens: int) -> IntArray:
         for size in range(min(self._longest, len(token_ids) - 1), 0, -1):
-            # Without the last token: an occurrence must have something after it.
+            # Excludes the last token: an occurrence must have a successor.
             windows = sliding_window_view(token_ids[:-1], size)
             found = np.flatnonzero((windows == token_ids[-size:]).all(axis=1))
             if len(found):

@@ -1,4 +1,4 @@
-"""One row's grammar: its state after the tokens that the row committed, its masks, and the time that they may take. No torch."""
+"""One row's grammar: its state after the row's committed tokens, its masks and their time budget."""
 
 import time
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class MaskBudget:
-    """CPU time that the masks of one row may take: `mean_ms` each on average; the first 100 together may take 100 times that."""
+    """CPU time for the masks of one row: `mean_ms` each on average; the first 100 together may take 100 times that."""
 
     mean_ms: float = 10.0
 
     def is_exceeded(self, spent_ns: int, num_masks: int) -> bool:
-        """Whether so many masks took too long."""
+        """True if `num_masks` masks took too long."""
         return spent_ns > self.mean_ms * _NS_PER_MS * max(_FIRST_MASKS, num_masks)
 
 
 class RowGrammar:
-    """State of one row: its grammar after the tokens it was told. Owns its matcher.
+    """Grammar state of one row after the tokens it accepted. Owns its matcher.
 
-    `ended`: complete, with its end-of-sequence token taken. `failed`: the RowFlag that says why it has no masks
-    any more, 0 = it has some. Both are final. `last_ns`: CPU time of the last step's masks.
+    `ended`: complete, with its end-of-sequence token accepted. `failed`: the RowFlag that says why it has no
+    masks any more, 0 if it has some. Both are final. `last_ns`: CPU time of the last step's masks.
     """
 
     __slots__ = (
@@ -50,11 +50,11 @@ class RowGrammar:
         self.failed = 0
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the row commits; the matcher takes them with the next mask."""
+        """Queue tokens that the row commits; the matcher consumes them with the next mask."""
         self._waiting.extend(token_ids)
 
     def is_usable(self) -> bool:
-        """Whether masks can be computed. Waits for the compiler, the first time."""
+        """True if masks can be computed. The first call waits for the compiler."""
         if self._compiled is not None:
             self._matcher, self._compiled = self._compiled.new_matcher(), None
             if self._matcher is None:
@@ -62,7 +62,7 @@ class RowGrammar:
         return not (self.failed or self.ended)
 
     def fill(self, ask: MaskAsk, masks: Bits) -> None:
-        """Writes the masks of a usable row into its lines, which hold ones; see TokenMasks.fill."""
+        """Write the masks of a usable row into its lines, which hold ones; see TokenMasks.fill."""
         began_ns = time.thread_time_ns()
         self._catch_up()
         if not (self.failed or self.ended):
@@ -101,7 +101,7 @@ class RowGrammar:
         self._check()
 
     def _end(self, token_id: int) -> None:
-        """A token that the matcher does not take: it takes nothing after the end, the end-of-sequence token neither."""
+        """Handle a token that the matcher refuses. After its end it refuses all, even the end-of-sequence token."""
         matcher = self._need_matcher()
         is_end = token_id in self._eos_ids and matcher.is_accepting()
         self.ended = is_end or matcher.stop_reason() == "EndOfSentence"

@@ -1,4 +1,4 @@
-"""From the logits of a batch's places to tokens: rules, draws, log probabilities, candidates. Joins the sampler to the rows."""
+"""From the logits of a batch's places to tokens: rules, draws, logprobs, candidates. Connects the sampler to the rows."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -32,9 +32,11 @@ _READS_TOKENS = int(Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Draws [D]: `token_ids`, `logprobs` (0 = not asked), `tops`. Places [P]: `finite`, `opens` (its rules left a token).
+    """Results on the host.
 
-    Beams [b]: `beams`, their entries among the sampling rows, with their `candidates`. `mask_work`: what grammars took.
+    Draws [D]: `token_ids`, `logprobs` (0 = not requested), `tops`. Places [P]: `finite`, `opens` (its rules
+    allow a token). Beams [b]: `beams`, their entries among the sampling rows, with their `candidates`.
+    `mask_work`: cost of the grammar masks.
     """
 
     token_ids: IntArray
@@ -49,7 +51,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is wanted beside tokens. `num_tops` [D], `topped`: draws with some; `beams` [b], entries, with `num_candidates` [b]."""
+    """Requested extras. `num_tops` [D], `topped`: draws with some; `beams` [b]: entries, with `num_candidates` [b]."""
 
     num_tops: IntArray
     topped: LongArray
@@ -58,7 +60,7 @@ class _Asked:
 
     @classmethod
     def of(cls, table: RowTable, plan: DrawPlan) -> "_Asked":
-        """By the rows of `plan`."""
+        """The extras requested by the rows of `plan`."""
         num_tops = table.options.num_tops[plan.draw_rows]
         wanted = table.options.num_candidates[plan.rows]
         beams = np.flatnonzero(wanted)
@@ -66,13 +68,13 @@ class _Asked:
 
     @classmethod
     def nothing(cls, num_draws: int) -> "_Asked":
-        """Tokens alone."""
+        """No extras, only tokens."""
         return cls(np.zeros(num_draws, np.int32), _NONE, _NONE, np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Draws under way: `token_ids` int64 [D] are on the device, what the host needs is on its way."""
+    """Draws in flight: `token_ids` int64 [D] are on the device, results are being copied to the host."""
 
     plan: DrawPlan
     asked: _Asked
@@ -81,7 +83,7 @@ class Drawing:
     mask_work: MaskWork = NO_WORK
 
     def drawn(self) -> Drawn:
-        """What came of it; waits until it is here. Only what is fit to draw from has tops and candidates."""
+        """Wait for the results. Only places with finite logits and an allowed token have tops and candidates."""
         found = self.fetched.arrays()
         fit = found["finite"] & found["opens"]
         num_draws = len(found["token_ids"])
@@ -125,26 +127,27 @@ NOTHING = Drawn(
     beams=np.zeros(0, np.int64),
     candidates=Tops.none(0),
 )
-"""Of a batch without places."""
+"""Result of a batch without places."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """Grammar masks of all places of a plan: `bits` are written and `work` is known once that is done."""
+    """Grammar masks of all places of a plan. `bits` are valid and `work` is known once it has completed."""
 
     bits: Bits
     work: Future[MaskWork] | None = None
 
     def wait(self) -> MaskWork:
-        """Blocks until they are computed."""
+        """Block until the masks are computed."""
         return NO_WORK if self.work is None else self.work.result()
 
 
 class RowSampler:
-    """Draws for the rows of `table`; keeps `masks` up with them: `follow` each step's changes, `accept` what was committed.
+    """Draws tokens for the rows of `table` and keeps the grammar states of `masks` up to date.
 
-    `queue`: of the device that the logits are on; None = the host. `draws`: how tokens are drawn there; `choose`: how the likeliest
-    are taken where nobody asks for more.
+    Call `follow` with each step's changes and `accept` with committed tokens. `queue`: of the logits' device;
+    None = the host. `draws`: token sampling on that device. `choose`: argmax, for rows that need nothing
+    more.
     """
 
     def __init__(
@@ -164,7 +167,7 @@ class RowSampler:
     # --- grammars ----------------------------------------------------------------------------------------------------
 
     def follow(self, changes: StepChanges) -> None:
-        """A step's changes were written: rows left, joined, or were told tokens."""
+        """Update grammar states after a step's changes: rows removed, added, or given tokens by the scheduler."""
         for row in self._masked.intersection(changes.removed.tolist()):
             self._masks.remove(row)
             self._masked.remove(row)
@@ -186,12 +189,12 @@ class RowSampler:
         self._masked.add(row)
 
     def reads_tokens(self, rows: IntArray) -> bool:
-        """Whether one of `rows` has a rule that looks at tokens of its own which the host does not know yet (R148)."""
+        """True if one of `rows` has a rule that depends on its own tokens which the host does not know yet."""
         rows = rows[self._table.num_unread[rows] > 0]
         return len(rows) > 0 and bool((self._table.options.rules[rows] & _READS_TOKENS).any())
 
     def accept(self, rows: IntArray, begins: IntArray, ends: IntArray) -> None:
-        """`rows` have taken in their tokens from place `begins[i]` to `ends[i]`."""
+        """Advance the grammars of `rows` by their tokens from position `begins[i]` to `ends[i]`."""
         if not self._masked:
             return
         for row, begin, end in zip(rows.tolist(), begins.tolist(), ends.tolist(), strict=True):
@@ -199,13 +202,13 @@ class RowSampler:
                 self._masks.accept(row, self._table.token_ids[row, begin:end].tolist())
 
     def clear(self) -> None:
-        """All rows are gone."""
+        """Remove all rows."""
         self._masks.clear()
         self._masked.clear()
 
     @contextlib.contextmanager
     def masks_beside(self, plan: DrawPlan | None) -> Iterator[StepMasks | None]:
-        """Computes the masks of `plan` on another thread while the context runs; they are done when it ends. None = later."""
+        """Compute the masks of `plan` on another thread inside the context; done when it exits. None = computed later."""
         masks = None if plan is None else self._begin_masks(plan)
         try:
             yield masks
@@ -214,7 +217,7 @@ class RowSampler:
                 masks.wait()
 
     def _begin_masks(self, plan: DrawPlan) -> StepMasks:
-        """Of all places of the rows under a grammar, whose tokens must be known."""
+        """Start the masks of all places of rows with a grammar. Their tokens must be known."""
         entries = np.flatnonzero(self._table.options.rules[plan.rows] & Rule.GRAMMAR)
         rows, num_drafts = plan.rows[entries], plan.num_drafts[entries]
         known = self._table.num_known[rows]
@@ -231,11 +234,11 @@ class RowSampler:
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, plan: DrawPlan, logits: torch.Tensor) -> Drawn:
-        """`launch`, and what came of it."""
+        """`launch`, then wait for the results."""
         return self.launch(plan, logits).drawn()
 
     def launch(self, plan: DrawPlan, logits: torch.Tensor, masks: StepMasks | None = None) -> Drawing:
-        """Draws from float32 `logits` [P, vocab], without waiting for the tokens. `masks`: None = computed now."""
+        """Draw from float32 `logits` [P, vocab] without waiting for the tokens. `masks`: None = computed now."""
         if plan.is_plain and self._wants_likeliest_only(plan.rows):
             return self._likeliest_only(plan, logits)
         masks = masks or self._begin_masks(plan)
@@ -268,20 +271,20 @@ class RowSampler:
         return not (more.any() or table.options.rules[rows].any() or table.options.num_tops[rows].any())
 
     def _likeliest_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
-        """The same of rows that want nothing else: with few small operations, whose cost a small batch feels."""
+        """Fast path for greedy rows without extras: few small operations, which matter in a small batch."""
         tokens, finite = self._choose(logits)
         results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": torch.ones_like(finite)}
         return Drawing(plan, _Asked.nothing(len(plan.rows)), tokens, self._queue.fetch(results))
 
     def _likeliest(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
-        """Of some rows of float32 [n, vocab]: the `most` likeliest tokens, and how many there are at all."""
+        """Top tokens of some rows of float32 [n, vocab]: `most` tokens each, and the number of tokens above -inf."""
         here = logits[self._upload(at)]
         found = scores.likeliest(here, most)
         left = (here > float("-inf")).sum(-1)
         return {f"{name}_ids": found.token_ids, f"{name}_logprobs": found.logprobs, f"{name}_left": left}
 
     def _shaped(self, plan: DrawPlan, logits: torch.Tensor, masks: Bits) -> torch.Tensor:
-        """The logits under the rows' rules; the very same where no row has one."""
+        """The logits under the rows' rules; the same tensor if no row has one."""
         rows = plan.place_rows
         rules = self._table.options.rules[rows]
         at = np.flatnonzero(rules)
@@ -291,7 +294,7 @@ class RowSampler:
 
 
 def _parameters(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows:
-    """Of each draw."""
+    """Sampling parameters of each draw."""
     rows = plan.draw_rows
     min_ps = table.options.min_ps[rows]
     columns: tuple[NDArray[Any], ...] = (

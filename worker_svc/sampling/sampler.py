@@ -1,8 +1,8 @@
 """Tokens from logits: a pure function of (seed, sequence index, position, logits) for each row, vectorised over rows.
 
-The generator is counter-based: a 64-bit integer hash of seed, sequence and position gives the one uniform number that a token
-needs, so a row's token does not depend on its neighbours, on earlier draws or on who draws it. Integer arithmetic wraps, as the
-hash wants.
+The generator is counter-based: a 64-bit integer hash of seed, sequence and position gives the one uniform
+number that a token needs, so a row's token does not depend on other rows, on earlier draws or on the device.
+Integer arithmetic wraps, as the hash requires.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ import torch
 
 from worker_svc.sampling.logprobs import of_tokens
 
-# Below this a temperature means greedy (vLLM's value): dividing by less only overflows.
+# Temperatures below this mean greedy (vLLM's value): dividing by less only overflows.
 GREEDY_BELOW = 1e-5
 _MASK_64 = 2**64 - 1
 _PIECE = 64
 _MOST_DRAWN_AT_ONCE = 2**21
-"""Logits: a draw from them takes about ten times their memory, which is soon more than the model's."""
+"""Logits per draw: drawing takes about ten times their memory, which can exceed the model's."""
 
 
 def _signed(value: int) -> int:
@@ -32,11 +32,11 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Parameters of n rows; tensors [n] on the logits' device.
+    """Sampling parameters of n rows; tensors [n] on the logits' device.
 
-    `temperatures` float32, 0 = greedy; `top_ks` int64, 0 = all; `top_ps` float32 in (0, 1]; `seeds` int64 (the bits of a uint64);
-    `sequence_indexes` int64; `positions` int64: place of the token to draw in its sequence; `logprobs` bool; `min_ps` float32 in
-    [0, 1], 0 = off, None = off for all.
+    `temperatures` float32, 0 = greedy; `top_ks` int64, 0 = all; `top_ps` float32 in (0, 1]; `seeds` int64
+    (the bits of a uint64); `sequence_indexes` int64; `positions` int64: position of the drawn token in its
+    sequence; `logprobs` bool; `min_ps` float32 in [0, 1], 0 = off, None = off for all rows.
     """
 
     temperatures: torch.Tensor
@@ -50,17 +50,19 @@ class SamplingRows:
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
-    """bool [n]: all of a row's logits are numbers, and finite."""
-    # Minimum and maximum carry NaN and infinities of a row without a mask of its size; torch.aminmax takes 20 times as long.
+    """bool [n]: True if all of a row's logits are finite."""
+    # Minimum and maximum propagate NaN and infinities without a mask of the logits' size; torch.aminmax takes
+    # 20 times as long.
     return torch.isfinite(logits.amin(-1)) & torch.isfinite(logits.amax(-1))
 
 
 def likeliest_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [n]: the first of each row's highest logits."""
+    """int64 [n]: argmax of each row, the first one if tied."""
     num_rows, vocab_size = logits.shape
     if logits.device.type != "cpu" or vocab_size % _PIECE or not num_rows:
         return logits.argmax(-1)
-    # The highest of each piece, then the place in the first piece that has it: argmax over a whole row takes several times as long.
+    # Maximum of each piece, then argmax in the first piece that has it: argmax over a whole row takes several
+    # times as long.
     pieces = logits.view(num_rows, -1, _PIECE)
     first = pieces.amax(-1).argmax(-1)
     return first * _PIECE + pieces[torch.arange(num_rows), first].argmax(-1)
@@ -72,7 +74,10 @@ def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
-    """One token per row, int64 [n]; those of rows that are not `fit` (bool [n]) mean nothing. -inf: never drawn."""
+    """One token per row, int64 [n]; undefined for rows that are not `fit` (bool [n]).
+
+    Never draws a token with logit -inf.
+    """
     tokens = likeliest_tokens(logits)
     drawn = (rows.temperatures >= GREEDY_BELOW) & fit
     filtered = drawn & ((rows.top_ks > 0) | (rows.top_ps < 1))
@@ -86,12 +91,12 @@ def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.T
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Rows that `draw` draws for together, at most: no more of them take more memory."""
+    """Maximum number of rows that `draw` processes together: more rows take no more memory."""
     return max(1, _MOST_DRAWN_AT_ONCE // vocab_size)
 
 
 def uniform(seeds: torch.Tensor, sequence_indexes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float64 in [0, 1), 52 random bits each (so that a share of a total stays below it); int64 arguments of one shape."""
+    """float64 in [0, 1) with 52 random bits (so that a share of a total stays below it); int64 arguments of one shape."""
     state = _mix(seeds + _GOLDEN)
     state = _mix(state ^ _mix(sequence_indexes + _MIX_1))
     state = _mix(state + (positions + 1) * _GOLDEN)
@@ -105,7 +110,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right; torch's keeps the sign."""
+    """Logical right shift; torch's keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -118,7 +123,7 @@ def _draw(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.T
 
 
 def _draw_filtered(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -> torch.Tensor:
-    """min-p, top-k, then top-p of what is left: the smallest set of likeliest tokens with that mass; ties by lower id."""
+    """Draw after min-p, top-k, then top-p: the smallest set of top tokens with that mass; ties by lower id."""
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     if rows.min_ps is not None:
         ordered = ordered.masked_fill(ordered < ordered[:, :1] + rows.min_ps[at, None].log(), float("-inf"))
@@ -132,7 +137,7 @@ def _draw_filtered(scaled: torch.Tensor, rows: SamplingRows, at: torch.Tensor) -
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The index whose share of the running total `uniforms` falls into; never one of weight 0."""
+    """Index of the share of the running total that contains `uniforms`; never one of weight 0."""
     total = weights.to(torch.float64).cumsum(-1)
     target = uniforms[:, None] * total[:, -1:]
     # `target` is below the full total, so the first running total above it belongs to a weight above 0.
@@ -140,7 +145,7 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """float32 [n]: log probability of each row's token; 0 for rows that are not `wanted`."""
+    """float32 [n]: logprob of each row's token; 0 for rows that are not `wanted`."""
     result = torch.zeros(len(tokens), dtype=torch.float32, device=logits.device)
     at = wanted.nonzero().squeeze(1)
     if len(at):
@@ -149,10 +154,10 @@ def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Te
 
 
 class TokenDraws(Protocol):
-    """How tokens are drawn from logits on a device. Every way draws the same tokens."""
+    """Token sampling on a device. Every implementation draws the same tokens."""
 
     def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
-        """See `draw`; tokens are below the vocabulary's size even where they mean nothing."""
+        """See `draw`. Tokens are below the vocabulary size even where they are undefined."""
         ...
 
     def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -161,7 +166,7 @@ class TokenDraws(Protocol):
 
 
 class TorchDraws:
-    """On any device; on another than the host it waits for it."""
+    """Works on any device; synchronises with all but the host."""
 
     def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
         """See TokenDraws."""
@@ -177,8 +182,12 @@ TORCH_DRAWS = TorchDraws()
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`token_ids` int64 [n]; `finite` bool [n]: False = the row's logits were not, its token means nothing; `logprobs` float32 [n]
-    of the chosen token under the unmodified distribution, natural logarithm, 0 where not asked."""
+    """Sampled tokens of n rows.
+
+    `token_ids` int64 [n]. `finite` bool [n]: False if the row's logits were not finite and its token is
+    undefined. `logprobs` float32 [n]: of the chosen token under the unmodified distribution, natural
+    logarithm, 0 if not requested.
+    """
 
     token_ids: torch.Tensor
     finite: torch.Tensor
@@ -186,7 +195,7 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows, draws: TokenDraws = TORCH_DRAWS) -> Sampled:
-    """Draws one token per row from float32 `logits` [n, vocab]."""
+    """Draw one token per row from float32 `logits` [n, vocab]."""
     finite = finite_rows(logits)
     tokens = draws.draw(logits, rows, finite)
     return Sampled(tokens, finite, draws.chosen_logprobs(logits, tokens, rows.logprobs & finite))

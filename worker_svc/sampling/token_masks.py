@@ -1,7 +1,8 @@
-"""The seam of grammars: which tokens a row may draw next, as bit masks. No torch, no grammar engine: `grammar.py` implements it.
+"""Interface of grammars: the tokens that a row may draw next, as bit masks. `grammar.py` implements it.
 
-The step runner tells the masks what becomes of rows and asks for those of the tokens about to be drawn. An implementation keeps one
-state per row: its grammar after all tokens that the row has committed.
+The step runner reports changes of rows and requests masks for the tokens about to be drawn. An implementation
+keeps one state per row: its grammar after all tokens that the row has committed. This module imports neither
+torch nor a grammar engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,10 @@ def num_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MaskAsk:
-    """The masks wanted for one row in one step: `len(draft_ids) + 1` of them, from line `at` of the step's masks on.
+    """Masks requested for one row in one step: `len(draft_ids) + 1`, from line `at` of the step's masks on.
 
-    Line `at + j` is for the token after the row's committed ones and `draft_ids[:j]`. Without drafts it is one line.
+    Line `at + j` is for the token after the row's committed ones and `draft_ids[:j]`. Without draft tokens it
+    is one line.
     """
 
     row: int
@@ -36,10 +38,10 @@ class MaskAsk:
 
 @dataclass(frozen=True, slots=True)
 class MaskWork:
-    """What computing masks took and which rows failed by it.
+    """Cost of computing masks, and the rows that failed by it.
 
-    `cpu_ns`: CPU time by row, of those whose masks were computed. `flags`: RowFlag by row, of those that failed.
-    `num_threads`: that shared it; `budget_ms`: the limit of rows with ROW_FLAG_MASK_BUDGET.
+    `cpu_ns`: CPU time by row, of those that needed masks. `flags`: RowFlag by row, of those that failed.
+    `num_threads`: threads that shared the work. `budget_ms`: the limit of rows with ROW_FLAG_MASK_BUDGET.
     """
 
     cpu_ns: Mapping[int, int] = field(default_factory=dict)
@@ -52,39 +54,50 @@ NO_WORK = MaskWork()
 
 
 class TokenMasks(Protocol):
-    """States of grammars by row index. Called by one thread at a time; no method raises for what a grammar or a token is.
+    """Grammar states by row index.
 
-    A row whose grammar cannot be compiled, refuses a committed token, reaches a limit of the grammar engine or takes more time than
-    its budget gets masks of zeros from then on: that row fails and no other does. A row whose grammar has ended (complete, its
-    end-of-sequence token taken) gets masks of ones: it may compute one more token before it is removed, which is discarded.
+    Called by one thread at a time; no method raises because of a grammar or a token.
+
+    A row gets masks of zeros from then on, and so fails alone, if its grammar cannot be compiled, refuses a
+    committed token, reaches a limit of the grammar engine or exceeds its time budget. A row with an ended
+    grammar (complete, its end-of-sequence token accepted) gets masks of ones: it may compute one more token
+    before it is removed, which is discarded.
     """
 
     def add(self, row: int, grammar: common_pb2.Grammar, output_ids: Sequence[int]) -> None:
-        """A row joins whose grammar is not UNSPECIFIED; `output_ids`: its known tokens after the prompt (those of an earlier life,
-        or of the beam or sibling it goes on for). The index is free: its row was removed or never was."""
+        """Add a row with a grammar that is not UNSPECIFIED.
+
+        `output_ids`: its known tokens after the prompt (of an earlier incarnation, or of the beam or sibling
+        it continues). The index is free: its row was removed or never existed.
+        """
         ...
 
     def remove(self, row: int) -> None:
-        """A row that was added leaves."""
+        """Remove a row that was added."""
         ...
 
     def clear(self) -> None:
-        """All rows leave."""
+        """Remove all rows."""
         ...
 
     def accept(self, row: int, token_ids: Sequence[int]) -> None:
-        """Tokens that an added row commits, in order: drawn (accepted drafts included, rejected ones never), or told (a beam's)."""
+        """Commit tokens of an added row, in order.
+
+        They were drawn (with accepted draft tokens, never rejected ones) or sent by the scheduler (a beam's).
+        """
         ...
 
     def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
-        """Writes the masks of `asks`, each its own lines of `masks` (which holds anything before); bits past the vocabulary do not
-        matter. States are afterwards as before: drafts are tried and rolled back. Where the grammar refuses `draft_ids[:j]`, lines
-        from `at + j` on are of no use to anybody and may hold anything."""
+        """Write the masks of `asks`, each to its own lines of `masks`, whatever these held before.
+
+        Bits beyond the vocabulary do not matter. States are unchanged afterwards: draft tokens are tried and
+        rolled back. If the grammar refuses `draft_ids[:j]`, the lines from `at + j` on are undefined.
+        """
         ...
 
 
 class NoMasks:
-    """A worker without grammars: rows that bring one fail by themselves, all others never ask."""
+    """Masks of a worker without grammars: rows with a grammar fail, other rows never ask."""
 
     def add(self, row: int, grammar: common_pb2.Grammar, output_ids: Sequence[int]) -> None:
         """See TokenMasks."""
@@ -99,7 +112,7 @@ class NoMasks:
         """See TokenMasks."""
 
     def fill(self, asks: Sequence[MaskAsk], masks: Bits) -> MaskWork:
-        """No token fits a grammar that nobody reads."""
+        """Close all tokens, since no grammar is available."""
         for ask in asks:
             masks[ask.at : ask.at + len(ask.draft_ids) + 1] = 0
         return NO_WORK

@@ -1,8 +1,8 @@
-"""The one thread that an engine is called from: jobs in by a queue, results out through the event loop, in the order of the jobs.
+"""The one thread that calls the engine. Jobs enter by a queue; results reach the event loop in job order.
 
-A job may leave something to come behind it (`Later`): the thread goes on with the next job while a second thread waits for that.
-The second thread begins with the first `Later`; without one it does not exist. Daemon threads: an engine that hangs cannot keep
-the process from ending.
+A job may return a result that is still to come (`Later`): the thread runs the next job while a second thread
+waits. The second thread starts with the first `Later`. Both are daemon threads: an engine that hangs cannot
+keep the process from exiting.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Later(Protocol):
-    """What a job returns whose result is yet to come: waited for away from the engine's thread, finished on it."""
+    """A job's pending result: waited for on another thread, finished on the engine's thread."""
 
     def wait(self) -> None:
-        """On the waiting thread: blocks until `finish` can do its work. An error is the job's."""
+        """Block until `finish` can run. Called on the waiting thread; an error becomes the job's."""
         ...
 
     def finish(self) -> Any:
-        """On the engine's thread: the job's result, or its error."""
+        """Return the job's result or raise its error. Called on the engine's thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A job that is over, but not the first of those whose results are to come."""
+    """A completed job that waits for the results of earlier jobs."""
 
     result: Any
     error: BaseException | None
@@ -47,7 +47,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """`is_first`: called for the first time; else it is the finish of a `Later`."""
+    """A call with its future. `is_first`: False if it is the finish of a `Later`."""
 
     call: Callable[[], Any]
     future: asyncio.Future[Any]
@@ -55,7 +55,7 @@ class _Job:
 
 
 class EngineThread:
-    """Owner of the threads. Jobs run one at a time, in the order they were submitted. Used from one event loop."""
+    """Owner of the threads. Runs jobs one at a time, in submission order. Used from one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -67,14 +67,17 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], T | Later]) -> asyncio.Future[T]:
-        """Queues a job, which may return a `Later`. The future resolves on the loop, after those of all jobs before; cancelling it
-        makes a job that has not begun a no-op."""
+        """Queue a job, which may return a `Later`.
+
+        The future resolves on the loop, after those of all earlier jobs; cancelling it before the job begins
+        makes the job a no-op.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_Job(job, future))
         return future
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ends the threads after the jobs in the queue; False when they have not ended in time."""
+        """End the threads after the queued jobs. Returns False if they have not ended in time."""
         self._jobs.put(None)
         deadline = self._loop.time() + timeout_s
         while self._thread.is_alive() and self._loop.time() < deadline:
@@ -122,7 +125,7 @@ class EngineThread:
         try:
             self._loop.call_soon_threadsafe(resolve, future, value)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed: no future is awaited any more.
             return
 
     # --- the waiting thread ------------------------------------------------------------------------------------------

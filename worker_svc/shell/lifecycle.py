@@ -1,4 +1,4 @@
-"""From an empty process to one that can run steps: load, profile, allocate (worker.proto `WorkerState`). Streams are elsewhere."""
+"""A worker's states from empty process to ready: load, profile, allocate (worker.proto `WorkerState`)."""
 
 import asyncio
 import hashlib
@@ -23,8 +23,9 @@ FAILED = worker_pb2.WORKER_STATE_FAILED
 class Lifecycle:
     """Owner of the engine and of the worker's state. Engine calls go through `thread`.
 
-    `make_engine` runs on that thread too (importing a model library takes seconds). `on_state` is told of every new state,
-    `on_budget` gets the memory budget as a table, `on_progress` the progress of loading.
+    `make_engine` runs on that thread too, since importing a model library takes seconds. `on_state` is called
+    with every new state, `on_budget` with the memory budget as a table, `on_progress` with the progress of
+    loading.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Lifecycle:
 
     @property
     def engine(self) -> Engine:
-        """The engine; FailedPrecondition before the model is loaded."""
+        """The engine; raises FailedPrecondition before the model is loaded."""
         if self._engine is None or self.limits is None:
             raise self._not_yet("the model is not loaded", "call LoadModel and wait until it ends")
         return self._engine
 
     def require_ready(self) -> None:
-        """FailedPrecondition, saying what to do, unless steps can run."""
+        """Raise FailedPrecondition, saying what to do, unless steps can run."""
         if self.state == FAILED:
             raise self._not_yet("this worker has failed", "restart its process")
         _ = self.engine
@@ -76,13 +77,13 @@ class Lifecycle:
         self._on_state(state)
 
     def fail(self, why: QuireError) -> None:
-        """The engine is lost: nothing but a restart of the process helps."""
+        """Enter FAILED: the engine is lost and only a restart of the process helps."""
         self._loss = why
         self._enter(FAILED)
         self._lost.set()
 
     async def until_lost(self) -> None:
-        """Waits for `fail`, and raises why."""
+        """Wait for `fail` and raise its error."""
         await self._lost.wait()
         assert self._loss is not None
         raise self._loss
@@ -90,14 +91,14 @@ class Lifecycle:
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def load(self) -> asyncio.Task[None]:
-        """Starts loading, once; later calls join. The task raises what the engine raised."""
+        """Start loading, once; later calls return the same task, which raises the engine's error."""
         if self._loading is None:
             self._enter(LOADING)
             self._loading = asyncio.create_task(self._load(), name="load-model")
         return self._loading
 
     def stop_loading(self) -> bool:
-        """Waits no longer for a load under way; the thread goes on with it. False when there is none."""
+        """Stop waiting for a load in progress; the engine thread continues it. False if there is none."""
         return self._loading is not None and self._loading.cancel()
 
     async def _load(self) -> None:
@@ -127,7 +128,10 @@ class Lifecycle:
         self._moved = asyncio.Event()
 
     async def load_progress(self) -> AsyncIterator[worker_pb2.LoadModelResponse]:
-        """Progress until the model is loaded; the last message has `loaded`. Raises why it cannot be loaded."""
+        """Stream the progress until the model is loaded; the last message has `loaded`.
+
+        Raises the reason of a failed load.
+        """
         loading = self.load()
         while not loading.done():
             stage, fraction = self._progress
@@ -140,14 +144,14 @@ class Lifecycle:
         try:
             loading.result()
         except ConfigError as error:
-            # The operator's fault, not this caller's.
+            # A configuration error of the operator, not of this call.
             raise FailedPrecondition(error.message, reason=error.reason, metadata=error.metadata) from error
         yield worker_pb2.LoadModelResponse(stage="loaded", fraction=1.0, loaded=self.limits)
 
     # --- cache -------------------------------------------------------------------------------------------------------
 
     async def profile(self, num_tokens: int, num_seqs: int) -> worker_pb2.ProfileCacheResponse:
-        """Runs the largest step once; the known answer when a step as large was profiled before."""
+        """Run the largest step once. Returns the earlier answer if a step as large was profiled before."""
         for field, value in (("max_num_batched_tokens", num_tokens), ("max_num_seqs", num_seqs)):
             if value < 1:
                 raise InvalidArgument.field(field, "must be at least 1")
@@ -167,7 +171,7 @@ class Lifecycle:
             return self._profile
 
     async def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Allocates the cache; a no-op for the counts it has."""
+        """Allocate the cache; no-op if it has these counts already."""
         async with self._setup:
             engine = self.engine
             if self._profile is None:
@@ -193,19 +197,19 @@ class Lifecycle:
     # --- adapters ----------------------------------------------------------------------------------------------------
 
     async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Loads an adapter between two steps: its bytes and rank. See Engine."""
+        """Load an adapter between two steps and return its bytes and rank. See Engine."""
         engine = self.engine
         return await self._thread.submit(lambda: engine.load_adapter(adapter_id, path))
 
     async def unload_adapter(self, adapter_id: int) -> None:
-        """Forgets an adapter between two steps. See Engine."""
+        """Unload an adapter between two steps. See Engine."""
         engine = self.engine
         await self._thread.submit(lambda: engine.unload_adapter(adapter_id))
 
     # --- bundle ------------------------------------------------------------------------------------------------------
 
     def bundle(self, digest: str) -> bytes:
-        """The serialised model bundle; NotFound when `digest` names another."""
+        """The serialised model bundle; raises NotFound if `digest` names another one."""
         _ = self.engine
         assert self.limits is not None
         if digest and digest != self.limits.bundle_digest:

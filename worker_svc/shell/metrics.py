@@ -1,4 +1,4 @@
-"""Metrics of one worker, counted as results leave: on the event loop, never on the engine's thread. See metric_definitions."""
+"""Metrics of one worker, updated on the event loop as results are sent. See metric_definitions."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ _PAIR_BYTES = 2 * _ROW_BYTES
 
 
 class StepMeter:
-    """Told of each step once, in order, when its result is known. `is_ready()`: whether steps can run."""
+    """Counts each step once, in order, when its result is known. `is_ready()`: True if steps can run."""
 
     def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
         d.READY.gauge(registry).set_function(is_ready)
@@ -35,11 +35,11 @@ class StepMeter:
         self._failed = d.FAILED_STEPS.counter(registry)
 
     def begin_epoch(self) -> None:
-        """Its rows are forgotten."""
+        """Reset the number of rows for a new epoch."""
         self._rows.set(0)
 
     def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> None:
-        """One that ran, or that failed."""
+        """Count a step that ran or failed."""
         failed = result.HasField("error")
         if not failed or result.error.status != InvalidArgument.status:
             self._count_rows(outputs)

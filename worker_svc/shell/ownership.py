@@ -1,11 +1,11 @@
-"""Who owns this worker: epochs, leases, and which steps may run (design.md 3.3). A pure state machine; time is passed in.
+"""Ownership of a worker: epochs, leases and which steps may run. A pure state machine; time is passed in.
 
     free ──hello──► owned, stream open ──stream gone──► owned, lease runs ──owner_lease_s──► free for others
                         ▲      │                              │
                         │      └── force / own reconnect ─────┤
                         └──────────── same scheduler ─────────┘ (resumes its epoch where results allow)
 
-Streams, tasks and the engine are the service's; results are opaque here.
+Streams, tasks and the engine belong to the service; results are opaque here.
 """
 
 import enum
@@ -23,16 +23,16 @@ class Verdict(enum.Enum):
     """What to do with a step."""
 
     RUN = "run"
-    """It is the next one."""
+    """It is the next step."""
     ANSWERED = "answered"
-    """It ran: its result is in the ring."""
+    """It has run: its result is in the record buffer."""
     PENDING = "pending"
-    """It was accepted before and will be answered once, when it has run."""
+    """It was accepted earlier and will be answered once, after it has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a scheduler says first. `epoch` 0 = it wants a new one."""
+    """A scheduler's first message. `epoch` 0 requests a new epoch."""
 
     scheduler_boot_id: str
     epoch: int = 0
@@ -43,7 +43,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Grant(Generic[Result]):
-    """Ownership given. `stream` names it in later calls; `results` are what the owner has not read yet (resumed only)."""
+    """Granted ownership.
+
+    `stream` identifies it in later calls. `results`: those the owner has not read yet (resumed only).
+    """
 
     stream: int
     epoch: int
@@ -55,13 +58,13 @@ class Grant(Generic[Result]):
 class _Owner:
     boot_id: str
     stream: int
-    """0 = gone."""
+    """0 = closed."""
     free_at_s: float = 0.0
-    """When others may take over, once the stream is gone."""
+    """When others may take over after the stream closed."""
 
 
 class Ownership(Generic[Result]):
-    """Owner of epoch, owner and the ring of the last `ring_depth` results. `worker_boot_id` names this memory."""
+    """State of epoch, owner and the last `ring_depth` results. `worker_boot_id` identifies this process's memory."""
 
     def __init__(self, worker_boot_id: str, *, lease_s: float, ring_depth: int = 4) -> None:
         self.worker_boot_id = worker_boot_id
@@ -80,10 +83,11 @@ class Ownership(Generic[Result]):
         return self.last_accepted - self.last_answered
 
     def hello(self, hello: Hello, now_s: float) -> Grant[Result]:
-        """Gives the worker to the caller, or refuses.
+        """Grant the worker to the scheduler, or refuse.
 
-        FailedPrecondition (WORKER_OWNED, with a retry time) while another scheduler has it; Aborted (EPOCH_OVER) when that other
-        took over from the caller. `force` takes over from anyone. After a new epoch the engine must be reset.
+        Raises FailedPrecondition (WORKER_OWNED, with a retry time) while another scheduler owns it, and
+        Aborted (EPOCH_OVER) if that scheduler took it over from this one. `force` takes over from any owner.
+        After a new epoch the engine must be reset.
         """
         owner = self._owner
         mine = owner is not None and owner.boot_id == hello.scheduler_boot_id
@@ -97,7 +101,7 @@ class Ownership(Generic[Result]):
         return Grant(self._num_streams, self.epoch, resumed, self._after(hello.last_step_id) if resumed else ())
 
     def _refuse(self, hello: Hello, owner: _Owner, now_s: float) -> None:
-        """Raises unless the other's lease is over."""
+        """Refuse unless the present owner's lease has expired."""
         if not owner.stream and now_s >= owner.free_at_s:
             return
         retry_s = self._lease_s if owner.stream else owner.free_at_s - now_s
@@ -121,7 +125,7 @@ class Ownership(Generic[Result]):
         )
 
     def _can_resume(self, hello: Hello) -> bool:
-        """All results it has not read are in the ring or still to come."""
+        """True if every result the scheduler has not read is kept or still to come."""
         if hello.epoch != self.epoch or hello.worker_boot_id != self.worker_boot_id:
             return False
         oldest = next(iter(self._ring), self.last_answered + 1)
@@ -136,17 +140,17 @@ class Ownership(Generic[Result]):
         return tuple(result for key, result in self._ring.items() if key > step_id)
 
     def leave(self, stream: int, now_s: float, *, goodbye: bool = False) -> None:
-        """The stream is gone: the lease starts. `goodbye`: the owner ended it in order, so others need not wait."""
+        """Start the lease of a closed stream. `goodbye`: the owner ended it in order, so others need not wait."""
         if self._owner is not None and self._owner.stream == stream:
             self._owner.stream = 0
             self._owner.free_at_s = now_s if goodbye else now_s + self._lease_s
 
     def is_current(self, stream: int) -> bool:
-        """The stream is the owner's."""
+        """True if the stream is the owner's."""
         return self._owner is not None and self._owner.stream == stream and stream != 0
 
     def check_current(self, stream: int) -> None:
-        """Aborted when the stream is no longer the owner's."""
+        """Raise Aborted if the stream is no longer the owner's."""
         if not self.is_current(stream):
             owner = self._owner.boot_id if self._owner is not None else "nobody"
             raise Aborted(
@@ -156,9 +160,10 @@ class Ownership(Generic[Result]):
             )
 
     def accept(self, stream: int, epoch: int, step_id: int) -> Verdict:
-        """Judges a step; RUN counts it as accepted.
+        """Judge a step; RUN counts it as accepted.
 
-        Aborted for a stream or an epoch that is over, FailedPrecondition for a gap or a step too old to be answered.
+        Raises Aborted if stream or epoch is over, FailedPrecondition for a gap or for a step too old to
+        answer.
         """
         self.check_current(stream)
         if epoch != self.epoch:
@@ -194,7 +199,7 @@ class Ownership(Generic[Result]):
         )
 
     def record(self, epoch: int, step_id: int, result: Result) -> bool:
-        """Keeps the result of an accepted step, in step order. False (and nothing kept) when its epoch is over."""
+        """Keep the result of an accepted step, in step order. Returns False and keeps nothing if its epoch is over."""
         if epoch != self.epoch:
             return False
         assert step_id == self.last_answered + 1 <= self.last_accepted, "results come in step order"
@@ -205,9 +210,9 @@ class Ownership(Generic[Result]):
         return True
 
     def result(self, step_id: int) -> Result:
-        """The held result of a step judged ANSWERED."""
+        """The kept result of a step judged ANSWERED."""
         return self._ring[step_id]
 
     def held(self) -> Iterable[int]:
-        """Steps whose results are held, ascending."""
+        """Steps with kept results, ascending."""
         return tuple(self._ring)

@@ -1,6 +1,6 @@
-"""Steps from the owner's stream through the engine and back: at most one owner, results in step order, none of an older epoch.
+"""Steps from the owner's stream through the engine and back: one owner at most, results in order, none of an old epoch.
 
-Ownership decides (`leases.py`), the engine thread computes, the current stream gets the results. No gRPC calls in here.
+`ownership.py` decides, the engine thread computes, the current stream gets the results. Makes no gRPC calls.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A step that ran, with its result or its error in it."""
+    """A step that ran, with its result; an error is part of the result."""
 
     outputs: worker_pb2.SchedulerOutputs
     result: worker_pb2.WorkerOutputs
@@ -32,7 +32,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step that the engine was given; an `engine_thread.Later`."""
+    """A step launched on the engine; an `engine_thread.Later`."""
 
     ownership: Ownership[worker_pb2.WorkerOutputs]
     outputs: worker_pb2.SchedulerOutputs
@@ -45,7 +45,7 @@ class _Launched:
         self.pending.wait()
 
     def finish(self) -> _Done | None:
-        """On the engine thread: the result; None if its epoch is over by now."""
+        """Runs on the engine thread: the result, or None if its epoch is over."""
         if self.outputs.epoch != self.ownership.epoch:
             return None
         try:
@@ -60,7 +60,7 @@ class _Launched:
 
 
 def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
-    """The result of a step that failed by `error`."""
+    """The result of a step that failed with `error`."""
     known = error if isinstance(error, QuireError) else rpc.hide(error)
     return worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
 
@@ -94,7 +94,10 @@ class Pipeline:
     # --- streams -----------------------------------------------------------------------------------------------------
 
     def open(self, message: worker_pb2.SchedulerOutputs) -> StepStream:
-        """Gives the worker to who said hello: a stream with the welcome and, if its epoch goes on, the unread results."""
+        """Grant the worker to the scheduler that sent a hello.
+
+        The returned stream holds the welcome and, if the epoch is resumed, the unread results.
+        """
         if self._stopping is not None:
             raise self._stopping
         self._lifecycle.require_ready()
@@ -122,7 +125,7 @@ class Pipeline:
                 reason="STREAM_REPLACED",
                 metadata={"owner": owner, "epoch": str(self.epoch)},
             )
-            # What is unsent goes out on the new stream if the epoch goes on, and is void if not.
+            # Unsent results are sent on the new stream if the epoch is resumed, and are void otherwise.
             self._stream.fail(over, drop_unsent=True)
         self._stream = stream
 
@@ -141,7 +144,7 @@ class Pipeline:
         return worker_pb2.WorkerOutputs(welcome=welcome)
 
     def close(self, stream: StepStream) -> None:
-        """The call is over; the lease starts, or is void if the owner said goodbye. Idempotent."""
+        """End a call: the lease starts, or ends at once after a goodbye. Idempotent."""
         stream.finish()
         self._ownership.leave(stream.number, _now_s(), goodbye=stream.said_goodbye)
         if self._stream is stream:
@@ -150,7 +153,10 @@ class Pipeline:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def receive(self, stream: StepStream, message: worker_pb2.SchedulerOutputs) -> None:
-        """One step of `stream`: queued, or answered again if it ran before; or its goodbye. Raises what ends the stream."""
+        """Handle one message of `stream`: queue a step, answer again one that already ran, or take a goodbye.
+
+        Raises the error that ends the stream.
+        """
         if message.HasField("hello"):
             raise InvalidArgument.field("hello", "is allowed only in the first message")
         if message.HasField("goodbye"):
@@ -171,7 +177,7 @@ class Pipeline:
         )
 
     def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
-        """On the engine thread. None for a step of an older epoch, which is not run any more."""
+        """Runs on the engine thread. None for a step of an older epoch, which is not run."""
         if message.epoch != self._ownership.epoch:
             return None
         queued_ns, start_ns = clock.monotonic_ns() - received_ns, clock.wall_ns()
@@ -189,7 +195,7 @@ class Pipeline:
             return
         if self._stream is not None:
             self._stream.answer(done.result)
-        # Behind the stream's task, which has it sent: the scheduler waits for it.
+        # After the stream's task has sent the result: the scheduler waits for it.
         asyncio.get_running_loop().call_soon(self._account, done)
 
     def _account(self, done: _Done) -> None:
@@ -202,11 +208,11 @@ class Pipeline:
         try:
             self._spans.step(done.outputs, done.result, done.times)
         except Exception:
-            # Telemetry never costs a step.
+            # A telemetry error must not fail a step.
             log.exception("no spans for step %d", done.result.step_id)
 
     def _lost(self, error: BaseException | None) -> None:
-        """Once. What was answered goes out, the stream ends with the reason, and with it the process."""
+        """End the worker once: answered results are sent, then the stream ends with the reason, then the process."""
         if self._lifecycle.state == FAILED:
             return
         log.error("the engine is lost: %s; this worker ends, start it again", error, exc_info=error)
@@ -220,7 +226,7 @@ class Pipeline:
             self._stream.fail(error, drop_unsent=drop_unsent)
 
     async def drain(self) -> None:
-        """Takes no more steps, finishes those in hand and ends the stream with UNAVAILABLE (WORKER_STOPPING)."""
+        """Accept no more steps, finish those in flight and end the stream with UNAVAILABLE (WORKER_STOPPING)."""
         stopping = Unavailable("this worker is stopping", reason="WORKER_STOPPING")
         self._stopping = self._stopping or stopping
         if self._stream is not None:

@@ -1,6 +1,7 @@
-"""Traced sequences on the worker: a `worker.sequence` span for each visit, in the request's trace, with what it came to (design 9).
+"""Spans of traced sequences: one `worker.sequence` per stay of a sequence on the worker, in the request's trace.
 
-What is counted per step is counted in columns, for all rows at once: a step costs a few array operations, whatever its batch.
+Per-step figures are columns over all rows, so a step costs a few array operations at any batch size. See
+docs/tracing.md.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ _COLUMNS = ("num_steps", "last_step_id", "last_step", "end_ns", "sampled_tokens"
 
 @dataclass(slots=True)
 class StepTimes:
-    """When a step ran, wall clock nanoseconds."""
+    """Start and end of a step, wall clock nanoseconds."""
 
     start_ns: int
     end_ns: int
@@ -28,7 +29,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class StepRows:
-    """Which rows a step touched, as far as messages tell. `computed` may name a row twice."""
+    """Rows that a step touched, from its messages. `computed` may contain a row twice."""
 
     joined: Rows
     changed: Rows
@@ -37,7 +38,7 @@ class StepRows:
 
     @classmethod
     def of(cls, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> "StepRows":
-        """Rows that sampled are in the result; those that only computed were told to."""
+        """Rows of a step: sampling rows are named in the result, rows that only computed in the request."""
         added, changed = outputs.added, outputs.changed
         joined, altered = wire_arrays.unpack(added.rows, "added.rows"), wire_arrays.unpack(changed.rows, "changed.rows")
         computed = [
@@ -51,7 +52,7 @@ class StepRows:
 
 @dataclass(slots=True)
 class _Visit:
-    """Of one row. Step numbers are the worker's (`_id`) and the scheduler's."""
+    """One row's open span. Step numbers are the worker's (`_id`) and the scheduler's."""
 
     span: Span
     trace: common_pb2.TraceContext
@@ -61,7 +62,7 @@ class _Visit:
 
 @dataclass(slots=True)
 class _Counts:
-    """Figures of every row since it was added, int64 [rows]. `end_ns`: of the last step that computed any of it."""
+    """Figures of every row since it was added, int64 [rows]. `end_ns`: end of the last step that computed for the row."""
 
     num_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     last_step_id: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -71,7 +72,7 @@ class _Counts:
     blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def begin(self, row: int, num_blocks: int, step_id: int, step: int, end_ns: int) -> None:
-        """A visit begins with a step."""
+        """Start the figures of a row that a step added."""
         if row >= len(self.blocks):
             for name in _COLUMNS:
                 setattr(self, name, np.concatenate([getattr(self, name), np.zeros(row + 64, np.int64)]))
@@ -80,7 +81,7 @@ class _Counts:
         self.last_step_id[row], self.last_step[row] = step_id, step
 
     def known(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of them may be visits."""
+        """True for rows inside the columns."""
         return rows < len(self.blocks)
 
 
@@ -96,7 +97,7 @@ class Visits:
         return len(self._visits)
 
     def open(self, outputs: worker_pb2.SchedulerOutputs, times: StepTimes) -> bool:
-        """Traced sequences join; whether there are any."""
+        """Open spans for added traced sequences. Returns True if there are any."""
         sampled = [i for i, trace in enumerate(outputs.added.traces) if telemetry.is_sampled(trace)]
         if not sampled:
             return False
@@ -141,10 +142,10 @@ class Visits:
         rows: StepRows,
         times: StepTimes,
     ) -> None:
-        """The rows that are here took part in a step."""
+        """Add a step to the figures of its rows."""
         counts = self._counts
         computed = rows.computed[counts.known(rows.computed)]
-        counts.num_steps[computed] += 1  # once, also where a row is named twice
+        counts.num_steps[computed] += 1  # once, even if a row appears twice
         counts.last_step_id[computed], counts.last_step[computed] = outputs.step_id, outputs.scheduler_step
         counts.end_ns[computed] = times.end_ns
         sampled = wire_arrays.unpack(result.rows, "rows")
@@ -156,16 +157,16 @@ class Visits:
             counts.blocks[rows.changed[known]] += new_blocks[known]
 
     def leave(self, rows: Rows) -> list[common_pb2.TraceContext]:
-        """Those rows are removed; contexts of the visits that ended."""
+        """Close the spans of removed rows. Returns the contexts of the spans that ended."""
         return [trace for row in rows.tolist() if (trace := self._close(row)) is not None]
 
     def traces_of(self, rows: Rows) -> list[common_pb2.TraceContext]:
-        """Contexts of the visits among them."""
+        """Trace contexts of those of `rows` with an open span."""
         found = (self._visits.get(row) for row in sorted(set(rows.tolist())))
         return [visit.trace for visit in found if visit is not None]
 
     def end_all(self, why: str) -> None:
-        """Ends what is open: the epoch is over, or the process."""
+        """Close all spans at the end of the epoch or process."""
         for row in list(self._visits):
             self._visits[row].span.set_attribute(names.ENDED_BY, why)
             self._close(row)

@@ -1,6 +1,8 @@
-"""WorkerService: worker.proto's calls onto lifecycle and pipeline. Only this file (and `app.py`) touches gRPC calls.
+"""WorkerService: maps worker.proto's calls to lifecycle and pipeline.
 
-Handlers are async generators where they stream: instrumentation cannot follow others (operations.md 2.5).
+Only this file (and `app.py`) touches gRPC calls.
+
+Streaming handlers are async generators: tracing instrumentation cannot follow other kinds.
 """
 
 import asyncio
@@ -21,13 +23,13 @@ CHUNK_BYTES = 2**20
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """The handlers; they own no state but the calls' own tasks."""
+    """The RPC handlers. Their only state is the calls' own tasks."""
 
     def __init__(self, lifecycle: Lifecycle, pipeline: Pipeline, identity: rpc.Identity) -> None:
         self._lifecycle, self._pipeline, self._identity = lifecycle, pipeline, identity
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:
-        """Who this is and how far it has come."""
+        """Identity, state and limits of the worker."""
         described = worker_pb2.DescribeResponse(
             identity=self._identity.message(), state=self._lifecycle.state, epoch=self._pipeline.epoch
         )
@@ -39,7 +41,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: Context
     ) -> AsyncIterator[worker_pb2.LoadModelResponse]:
-        """Progress until the model is loaded."""
+        """Stream the progress until the model is loaded."""
         async with rpc.errors_to_status(context):
             async for progress in self._lifecycle.load_progress():
                 yield progress
@@ -47,7 +49,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def ProfileCache(
         self, request: worker_pb2.ProfileCacheRequest, context: Context
     ) -> worker_pb2.ProfileCacheResponse:
-        """How many blocks fit beside the largest step."""
+        """Count the blocks that fit beside the largest step."""
         async with rpc.errors_to_status(context):
             return await self._lifecycle.profile(request.max_num_batched_tokens, request.max_num_seqs)
         raise AssertionError("abort raises")
@@ -55,7 +57,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def AllocateCache(
         self, request: worker_pb2.AllocateCacheRequest, context: Context
     ) -> worker_pb2.AllocateCacheResponse:
-        """Allocates the cache tensors."""
+        """Allocate the cache tensors."""
         async with rpc.errors_to_status(context):
             await self._lifecycle.allocate(request.num_gpu_blocks, request.num_cpu_blocks)
         return worker_pb2.AllocateCacheResponse()
@@ -63,7 +65,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def GetModelBundle(
         self, request: worker_pb2.GetModelBundleRequest, context: Context
     ) -> AsyncIterator[worker_pb2.GetModelBundleResponse]:
-        """The bundle in pieces of a mebibyte."""
+        """Stream the bundle in chunks of 1 MiB."""
         async with rpc.errors_to_status(context):
             bundle = self._lifecycle.bundle(request.digest)
             for start in range(0, len(bundle), CHUNK_BYTES):
@@ -72,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def LoadAdapter(
         self, request: worker_pb2.LoadAdapterRequest, context: Context
     ) -> worker_pb2.LoadAdapterResponse:
-        """Loads an adapter for rows to name."""
+        """Load an adapter for rows to use."""
         async with rpc.errors_to_status(context):
             num_bytes, rank = await self._lifecycle.load_adapter(request.adapter_id, request.path)
             return worker_pb2.LoadAdapterResponse(num_bytes=num_bytes, rank=rank)
@@ -81,7 +83,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def UnloadAdapter(
         self, request: worker_pb2.UnloadAdapterRequest, context: Context
     ) -> worker_pb2.UnloadAdapterResponse:
-        """Forgets an adapter."""
+        """Unload an adapter."""
         async with rpc.errors_to_status(context):
             await self._lifecycle.unload_adapter(request.adapter_id)
         return worker_pb2.UnloadAdapterResponse()
@@ -89,12 +91,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Run(
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerOutputs], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerOutputs]:
-        """Steps in, results out, while the caller owns the worker."""
+        """Receive steps and send results while the scheduler owns the worker."""
         async with rpc.errors_to_status(context):
             steps = aiter(request_iterator)
             stream = self._pipeline.open(await _first(steps))
             reader = asyncio.create_task(self._read(stream, steps), name=f"run-{stream.number}")
-            # Not only in `finally`: a call that ends while a message is on its way never enters this generator again.
+            # Not only in `finally`: if the call ends while a message is being sent, this generator is never
+            # resumed.
             context.add_done_callback(lambda _: self._leave(stream, reader))
             try:
                 async for message in stream.messages():
@@ -107,7 +110,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._pipeline.close(stream)
 
     async def _read(self, stream: StepStream, steps: AsyncIterator[worker_pb2.SchedulerOutputs]) -> None:
-        """Feeds the pipeline until the peer ends the stream or is at fault."""
+        """Feed the pipeline until the peer ends the stream or makes an error."""
         try:
             await stream.room()
             async for message in steps:

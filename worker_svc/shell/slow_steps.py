@@ -1,4 +1,4 @@
-"""Which steps take longer than almost all: beyond the 99th percentile of those before. Pure."""
+"""Detects steps slower than the 99th percentile of the steps before them."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ _NUM_FRESH = 64
 
 
 class SlowSteps:
-    """Owner of the last 512 durations. The limit is worked out anew after every 64 steps; there is none for the first 100."""
+    """The last 512 durations. The limit is recomputed after every 64 steps; there is none for the first 100."""
 
     def __init__(self) -> None:
         self._durations: deque[int] = deque(maxlen=_NUM_STEPS)
@@ -16,7 +16,7 @@ class SlowSteps:
         self._limit_ns: int | None = None
 
     def observe(self, duration_ns: int) -> bool:
-        """Takes one in; whether it is slow beside those before it."""
+        """Record a duration. Returns True if it exceeds the limit."""
         is_slow = self._limit_ns is not None and duration_ns > self._limit_ns
         self._durations.append(duration_ns)
         self._num_seen += 1

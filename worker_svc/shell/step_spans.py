@@ -1,8 +1,10 @@
-"""Spans of the worker's steps, in traces of their own, with links to requests in them (design.md 9); visits are told of each step.
+"""Spans of the worker's steps, in traces of their own, with links to the requests in them.
 
-Which steps get a span: one in `interval`; every step that failed, that was slow, or that carries a trace context itself; and those
-in which a traced sequence joins or leaves, so that both ends of a request's stay are explained, but only some a second. A span
-costs tens of microseconds: never one per token. Nothing here costs anything while traces are off.
+See docs/tracing.md.
+
+A step gets a span if it is one in `interval`, if it failed, was slow or carries a trace context, or if a
+traced sequence was added or removed in it (limited per second). A span costs tens of microseconds: never one
+per token. Without tracing there is no cost.
 """
 
 import time
@@ -22,11 +24,11 @@ from worker_svc.shell.slow_steps import SlowSteps
 __all__ = ["StepSpans", "StepTimes"]
 
 _COMINGS_PER_S = 10
-"""Spans of steps because a traced sequence joins or leaves; more would be two for every request."""
+"""Limit of step spans per second because a traced sequence was added or removed; else each request would make two."""
 
 
 class StepSpans:
-    """Told of each step after it ran, in order; called from the event loop. Owner of the visits. `clock`: seconds."""
+    """Called with each step after it ran, in order, on the event loop. Owns the sequence spans. `clock`: seconds."""
 
     def __init__(
         self, tracing: telemetry.Telemetry, *, interval: int, clock: Callable[[], float] = time.monotonic
@@ -43,7 +45,7 @@ class StepSpans:
         return len(self._visits)
 
     def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> None:
-        """One step ran; `result` may be its error. A step that was refused changed no row: it opens and closes no visit."""
+        """Record a step; `result` may be an error. A refused step changed no row: it opens and closes no sequence span."""
         if not self._tracing.enabled:
             return
         cause = self._cause(outputs, result, times)
@@ -59,7 +61,7 @@ class StepSpans:
             self._step_span(outputs, result, times, links, cause)
 
     def end_all(self, why: str) -> None:
-        """Ends what is open: the epoch is over, or the process."""
+        """Close all spans at the end of the epoch or process."""
         self._visits.end_all(why)
 
     def _take_part(
@@ -70,7 +72,7 @@ class StepSpans:
         *,
         wants_links: bool,
     ) -> list[common_pb2.TraceContext]:
-        """Visits count the step; contexts of those in it, where they are wanted."""
+        """Count the step for its traced sequences. Returns their contexts if wanted."""
         if not self._visits:
             return []
         rows = StepRows.of(outputs, result)
@@ -78,7 +80,7 @@ class StepSpans:
         return self._visits.traces_of(rows.computed) if wants_links else []
 
     def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> str:
-        """Why the step has a span; empty = it has none, unless somebody joins or leaves."""
+        """Reason for a span of the step; empty if only an added or removed sequence could justify one."""
         is_slow = self._slow.observe(times.end_ns - times.start_ns)
         if result.HasField("error"):
             return "failed"

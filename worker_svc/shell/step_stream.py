@@ -1,4 +1,4 @@
-"""One Run call's outgoing side: what is still to be sent, how much may still come in, and how it ends."""
+"""The sending side of one Run call: unsent messages, room for further steps, and the end of the stream."""
 
 import asyncio
 from collections import deque
@@ -8,7 +8,7 @@ from protos.worker.v1 import worker_pb2
 
 
 class StepStream:
-    """Owner of one stream's unsent messages. `number` is the ownership's name for it; `max_open` bounds the steps in hand."""
+    """Owner of a stream's unsent messages. `number` identifies it to ownership; `max_open` bounds steps in flight."""
 
     def __init__(self, number: int, *, max_open: int) -> None:
         self.number = number
@@ -16,7 +16,7 @@ class StepStream:
         self._unsent: deque[worker_pb2.WorkerOutputs] = deque()
         self._num_open = 0
         self.said_goodbye = False
-        """The owner leaves for good. Explicit, as a call that breaks may look half-closed for a moment."""
+        """True if the owner gives up the worker. Explicit, since a broken call may look half-closed for a moment."""
         self._ended = False
         self._error: Exception | None = None
         self._parting: Exception | None = None
@@ -30,34 +30,34 @@ class StepStream:
         _set(self._has_room, when=len(self._unsent) + self._num_open < self._max_open or self._ended)
 
     def expect(self, num_steps: int = 1) -> None:
-        """Results that will come by `answer`."""
+        """Announce results that `answer` will deliver."""
         self._num_open += num_steps
         self._update()
 
     def answer(self, result: worker_pb2.WorkerOutputs) -> None:
-        """An expected result."""
+        """Send an expected result."""
         self._num_open -= 1
         self.send(result)
 
     def send(self, message: worker_pb2.WorkerOutputs) -> None:
-        """A message beside the expected ones: the welcome, a result sent again."""
+        """Send an additional message: the welcome, or a result again."""
         if self._error is None:
             self._unsent.append(message)
         self._update()
 
     def say_goodbye(self) -> None:
-        """The peer leaves for good and sends no more."""
+        """Record that the peer gives up the worker and sends no more."""
         self.said_goodbye = True
         self.finish()
 
     def finish(self, parting: Exception | None = None) -> None:
-        """Nothing more is read: end when every expected result is sent, then with `parting`, where it is given."""
+        """Read no more: end after all expected results are sent, with `parting` if given."""
         self._ended = True
         self._parting = self._parting or parting
         self._update()
 
     def fail(self, error: Exception, *, drop_unsent: bool = False) -> None:
-        """Ends with an error after what is unsent; the first error stands."""
+        """End with an error after the unsent messages. The first error wins."""
         self._ended = True
         self._error = self._error or error
         if drop_unsent:
@@ -66,15 +66,15 @@ class StepStream:
 
     @property
     def is_ended(self) -> bool:
-        """Nothing more is read from the peer."""
+        """True if nothing more is read from the peer."""
         return self._ended
 
     async def room(self) -> None:
-        """Waits until another step may be read."""
+        """Wait until another step may be read."""
         await self._has_room.wait()
 
     async def messages(self) -> AsyncIterator[worker_pb2.WorkerOutputs]:
-        """Everything sent, in order, until the end; raises the error it was ended with."""
+        """All messages in order, until the end. Raises the error that ended the stream."""
         while True:
             await self._to_send.wait()
             if not self._unsent:

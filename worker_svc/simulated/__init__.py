@@ -1,1 +1,1 @@
-"""The worker with a cost model instead of a model: the same protocol."""
+"""The worker with a cost model instead of a model, behind the same protocol."""

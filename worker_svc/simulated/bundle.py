@@ -1,4 +1,4 @@
-"""The model bundle of the simulated worker: a byte-level tokenizer without merges (one token per byte) and a chat template."""
+"""The simulated worker's bundle: a byte-level tokenizer without merges (one token per byte) and a chat template."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ _CHAT_TEMPLATE = """\
 
 
 def _byte_symbols() -> list[str]:
-    """The printable stand-in of each byte in byte-level BPE (Radford et al. 2019, GPT-2's encoder)."""
+    """The printable symbol of each byte in byte-level BPE (Radford et al. 2019, GPT-2's encoder)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
 def tokenizer_json() -> bytes:
-    """A `tokenizer.json` whose ids 0..255 are the bytes and 256..259 the special tokens."""
+    """A `tokenizer.json` with ids 0..255 for the bytes and 256..259 for the special tokens."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     added = [
         {
@@ -59,7 +59,7 @@ def tokenizer_json() -> bytes:
 
 
 def build(settings: SimulatedWorkerSettings) -> tuple[bytes, common_pb2.ModelLimits]:
-    """The serialised bundle and the limits that name it."""
+    """The serialised bundle and the limits that refer to it."""
     model = f"simulated {settings.served_model_name} {settings.vocab_size} {settings.eos_probability}"
     limits = common_pb2.ModelLimits(
         model=settings.name,

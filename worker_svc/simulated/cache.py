@@ -13,7 +13,7 @@ _FIRST_POWERS = 1_024
 
 
 def mix(words: U64Array) -> U64Array:
-    """splitmix64's output function, elementwise: a bijection whose every output bit depends on every input bit."""
+    """splitmix64's output function, elementwise: a bijection in which every output bit depends on every input bit."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -22,8 +22,8 @@ def mix(words: U64Array) -> U64Array:
 class SimulatedCache:
     """Slot p of a sequence holds h(p) = sum over i <= p of (token(i) + 1) * base**i + mix(adapter), modulo 2**64.
 
-    So the content of a slot is a function of the adapter, of all tokens up to it and of nothing else, as with real keys and values,
-    and it can be continued from the slot before. Zero = never written.
+    The content of a slot is thus a function of the adapter and of all tokens up to it, as with real keys and
+    values, and can be continued from the slot before. Zero = never written.
     """
 
     def __init__(self, num_gpu_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
@@ -31,20 +31,21 @@ class SimulatedCache:
         self._device = np.zeros((num_gpu_blocks, block_size), np.uint64)
         self._host = np.zeros((num_cpu_blocks, block_size), np.uint64)
         self._powers = _powers(_FIRST_POWERS)
-        # By row: life, computed tokens and their hash as of the row's last step; a memory of content, never its source.
+        # Per row: incarnation, computed tokens and their hash after its last step. Used only to check
+        # contents, never to draw.
         self._lives = np.zeros(0, np.int32)
         self._ends = np.zeros(0, np.int32)
         self._contents = np.zeros(0, np.uint64)
         self._remember_room(1)
 
     def clear(self) -> None:
-        """Forgets all content."""
+        """Clear all contents."""
         self._lives[:] = -1
         self._device[:] = 0
         self._host[:] = 0
 
     def move(self, swap_in: NDArray[np.int32], swap_out: NDArray[np.int32], copies: NDArray[np.int32]) -> None:
-        """Swaps in, swaps out, copies; pairs [m, 2] of (source, destination), in order (R3)."""
+        """Swap in, swap out, then copy; pairs [m, 2] of (source, destination)."""
         for pairs, source, target in (
             (swap_in, self._host, self._device),
             (swap_out, self._device, self._host),
@@ -54,10 +55,11 @@ class SimulatedCache:
                 target[destination] = source[block]
 
     def compute(self, rows: RowTable, batch: StepBatch, packed: PackedTokens) -> U64Array:
-        """Writes the batch's tokens; returns the content of the slot of each packed token.
+        """Write the batch's tokens and return the slot content of each packed token.
 
-        FailedPrecondition when the slot before a row's first token does not hold that row's context, or different contents go to
-        one slot. Equal ones may: v0 computes the shared blocks of equal prompts that start together once for each.
+        Raises FailedPrecondition if the slot before a row's first token does not hold that row's context, or
+        if different contents are written to one slot. Equal ones are allowed: policy vllm-v0 computes shared
+        blocks of equal prompts that start together once per prompt.
         """
         if not len(batch.rows):
             return np.zeros(0, np.uint64)
@@ -77,17 +79,19 @@ class SimulatedCache:
         return content
 
     def content_of(self, token_ids: NDArray[np.int32]) -> np.uint64:
-        """What the slot of the last of a sequence's tokens holds."""
+        """Content of the slot of the last of these tokens."""
         terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(np.arange(len(token_ids), dtype=np.int32))
         return terms.sum(dtype=np.uint64)
 
     def continued(self, contents: U64Array, token_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> U64Array:
-        """Contents one token further, elementwise; `positions`: those of the tokens."""
+        """Contents extended by one token each; `positions` are the tokens' positions."""
         return contents + (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(positions)
 
     def _check_context(self, rows: RowTable, batch: StepBatch, expected: U64Array) -> None:
-        """The slot before each row's first token holds that row's context: from earlier steps, or written by another row of this
-        one (all rows write before any reads, as in a real model's layers; a prefix hit of the same step relies on it, R136).
+        """Check that the slot before each row's first token holds that row's context.
+
+        It may come from an earlier step or from another row of this step: all rows write before any row
+        reads, as in a real model's layers. Prefix hits within a step rely on it.
         """
         last = batch.starts - 1
         blocks = rows.block_tables[batch.rows, np.maximum(last, 0) // self._block_size]
@@ -97,7 +101,7 @@ class SimulatedCache:
             raise _kv_lost(rows, int(batch.rows[lost[0]]), int(batch.starts[lost[0]]), int(blocks[lost[0]]))
 
     def _expected(self, rows: RowTable, batch: StepBatch) -> U64Array:
-        """The hash of each row's computed tokens: as remembered, or from its tokens for a row that joined with some."""
+        """The hash of each row's computed tokens: as remembered, or recomputed for a row added with computed tokens."""
         self._remember_room(len(rows.occupied))
         at = batch.rows
         new = (self._lives[at] != rows.incarnations[at]) | (self._ends[at] != batch.starts)

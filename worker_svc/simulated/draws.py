@@ -1,8 +1,8 @@
-"""What the simulated worker yields: tokens, candidates, log probabilities, vectors, good and bad guesses.
+"""Results of the simulated worker: tokens, candidates, logprobs, embeddings, right and wrong draft tokens.
 
-Everything is a function of a hash of the row's tokens (and of seed and sequence index where it has a temperature). Of the options,
-those that say what a row yields are honoured (children, candidates, drafts, min_tokens, log probabilities, tasks); those that shape
-a distribution are not: there is none.
+All are functions of a hash of the row's tokens (plus seed and sequence index if it has a temperature).
+Options that say what a row yields are honoured (children, candidates, drafts, min_tokens, logprobs, tasks);
+those that shape a distribution are not, since there is none.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _WRONG_ONE_IN = np.uint64(4)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDraws:
-    """Draws for the rows of `table`; `eos_probability`: chance of the end-of-text token at each."""
+    """Draws for the rows of `table`. `eos_probability`: chance of the end-of-text token at each draw."""
 
     table: RowTable
     eos_probability: float
@@ -44,7 +44,7 @@ class SimulatedDraws:
         return mix(contents ^ mix(key + lengths.astype(np.uint64)))
 
     def tokens(self, words: U64Array, rows: IntArray, lengths: IntArray) -> IntArray:
-        """The token of each word; `lengths`: tokens before it in its row."""
+        """The token of each word. `lengths`: tokens before it in its row."""
         letters = _letters(words)
         if not self.eos_probability:
             return letters
@@ -58,7 +58,7 @@ class SimulatedDraws:
         return short & (options.rules[rows] & Rule.MIN_TOKENS > 0)
 
     def tops(self, words: U64Array, tokens: IntArray, counts: IntArray) -> Tops:
-        """The token of each word and as many letters after it as make `counts`, each a little less likely."""
+        """The token of each word, then further letters up to `counts`, each a little less likely."""
         most = min(int(counts.max(initial=0)), len(_LETTERS))
         order = np.arange(most)
         ids = _letters(words[:, None] + order.astype(np.uint64))
@@ -66,10 +66,10 @@ class SimulatedDraws:
         values = logprobs(words)[:, None] - order.astype(np.float32)
         return Tops(np.minimum(counts, most).astype(np.int32), ids, values)
 
-    # --- guesses -----------------------------------------------------------------------------------------------------
+    # --- draft tokens ------------------------------------------------------------------------------------------------
 
     def guesses(self, cache: SimulatedCache, rows: IntArray, counts: IntArray) -> list[IntArray]:
-        """Drafts of each row: what it will draw, but for a part of them that the hash says to get wrong."""
+        """Draft tokens of each row: those it will draw, except for some that the hash makes wrong."""
         known = self.table.num_known[rows]
         contents = np.array(
             [
@@ -92,12 +92,12 @@ def _letters(words: U64Array) -> IntArray:
 
 
 def logprobs(words: U64Array) -> NDArray[np.float32]:
-    """Of each word's token; in (-1, 0]."""
+    """Logprob of each word's token, in (-1, 0]."""
     values: NDArray[np.float32] = -((words >> np.uint64(40)) % np.uint64(1000)).astype(np.float32) / np.float32(1000)
     return values
 
 
 def vector(content: np.uint64) -> NDArray[np.float32]:
-    """Of a row whose task is one; elements in (-1, 1)."""
+    """The embedding of a row; elements in (-1, 1)."""
     words = mix(content + np.arange(_VECTOR_SIZE, dtype=np.uint64))
     return ((words >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1).astype(np.float32)

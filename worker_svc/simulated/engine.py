@@ -1,8 +1,9 @@
-"""The simulated worker: the engine's protocol with a cost model instead of a model, for load, scale, chaos and what-if.
+"""The simulated worker: the engine protocol with a cost model instead of a model, for load, scale and chaos tests.
 
-Its KV cache is real where it matters: each slot holds a hash of the tokens up to it, swaps and copies move those hashes, and tokens
-are drawn from the hash read back through the block table. So a scheduler that gives a block away too early, shares the wrong prefix
-or swaps to the wrong place is caught here, and recomputing a sequence gives the same tokens. No torch.
+Its KV cache is faithful where it matters: each slot holds a hash of the tokens up to it, swaps and copies
+move those hashes, and tokens are drawn from the hash read back through the block table. So a scheduler that
+frees a block too early, shares the wrong prefix or swaps to the wrong place is detected, and recomputing a
+sequence gives the same tokens. Does not import torch.
 """
 
 import time
@@ -39,9 +40,9 @@ class _NamedAdapter:
 
 
 class SimulatedEngine:
-    """An `Engine` without a model. Owner of the rows and of the simulated cache; `sleep` takes seconds.
+    """An `Engine` without a model. Owns the rows and the simulated cache; `sleep` takes seconds.
 
-    Adapters are names: any path is taken, no file is looked at, ids have the rules of a real worker.
+    Adapters are names: any path is accepted and no file is read; ids follow the rules of a real worker.
     """
 
     def __init__(self, settings: SimulatedWorkerSettings, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -55,7 +56,7 @@ class SimulatedEngine:
         self._adapters = AdapterTable(lambda path: _NamedAdapter(str(path)), max_adapters=settings.max_adapters)
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
-        """Takes `load_s`."""
+        """Take `load_s` seconds."""
         stages = 10
         for i in range(stages):
             progress("weights", i / stages)
@@ -63,11 +64,11 @@ class SimulatedEngine:
         return self._limits
 
     def bundle(self) -> bytes:
-        """A byte-level tokenizer and a chat template: a gateway serves it like any model."""
+        """A byte-level tokenizer and a chat template, which a gateway serves like any model."""
         return self._bundle
 
     def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
-        """The counts of the settings."""
+        """The block counts of the settings."""
         s = self._settings
         block_bytes = s.block_size * _BLOCK_BYTES_PER_TOKEN
         readable = (
@@ -86,14 +87,14 @@ class SimulatedEngine:
         )
 
     def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Allocates the hashes."""
+        """Allocate the hashes."""
         s = self._settings
         self._cache = SimulatedCache(num_gpu_blocks, num_cpu_blocks, s.block_size)
         self._rows = RowTable(Limits(s.vocab_size, s.max_model_len, s.block_size, num_gpu_blocks, num_cpu_blocks))
         self._rows.guard(self._adapters.check_rows)
 
     def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Takes no bytes and has no rank."""
+        """Register a name: 0 bytes, rank 0."""
         self._adapters.load(adapter_id, path)
         return 0, 0
 
@@ -102,21 +103,21 @@ class SimulatedEngine:
         self._adapters.unload(adapter_id, self._rows)
 
     def reset(self) -> None:
-        """Forgets all rows; cached hashes are void."""
+        """Remove all rows and clear the cache."""
         rows, cache = self._ready()
         rows.reset()
         cache.clear()
         self._adapters.begin_owner()
 
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Finished:
-        """Computes the step: it is over when this returns."""
+        """Compute the step synchronously."""
         return Finished(self.execute(outputs))
 
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
-        """One step: waits as long as the cost model says and draws tokens from the cache's content.
+        """Run one step: sleep for the modelled time and draw tokens from the cache's contents.
 
-        FailedPrecondition: KV_LOST when a row's blocks do not hold what it computed, BLOCK_WRITTEN_TWICE when different contents go
-        to one slot.
+        Raises FailedPrecondition: KV_LOST if a row's blocks do not hold its computed tokens,
+        BLOCK_WRITTEN_TWICE if different contents are written to one slot.
         """
         rows, cache = self._ready()
         begin = time.monotonic_ns()
@@ -194,7 +195,7 @@ class _Drawn:
 
 
 def _report(rows: RowTable, draws: SimulatedDraws, drawn: _Drawn, places: U64Array, results: StepResults) -> None:
-    """Tokens and candidates."""
+    """Report tokens and candidates."""
     plan, settled, options = drawn.plan, drawn.settled, rows.options
     owners = plan.draw_rows[settled.kept]
     yields = settled.counts > 0
@@ -226,7 +227,7 @@ def _report_prompts(
     contents: U64Array,
     results: StepResults,
 ) -> None:
-    """Log probabilities of prompts, for those that asked."""
+    """Report prompt logprobs of the rows that request them."""
     wanted = rows.options.num_prompt_tops
     for i in np.flatnonzero(wanted[batch_rows] != NO_PROMPT_LOGPROBS).tolist():
         row = int(batch_rows[i])
@@ -240,7 +241,7 @@ def _report_prompts(
 
 
 def _report_vectors(rows: RowTable, batch: StepBatch, ends: U64Array, results: StepResults) -> None:
-    """Vectors of rows whose task is one; `ends`: content of each row's last token."""
+    """Report embeddings of pooling rows; `ends`: content of each row's last token."""
     for i in np.flatnonzero(batch.reaches_end & ~batch.samples).tolist():
         row = int(batch.rows[i])
         results.add_embedding(row, int(rows.incarnations[row]), vector(ends[i]))

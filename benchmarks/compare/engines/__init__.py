@@ -1,1 +1,1 @@
-"""What is compared: a file for each peer, behind `Engine` (base)."""
+"""The compared engines: a file per peer, behind `Engine` (base)."""

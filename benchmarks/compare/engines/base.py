@@ -1,4 +1,4 @@
-"""What an engine is to the benchmark, and what one run of it gives."""
+"""Interface of an engine to the benchmark, and the result of one run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from quire.bench.measure import Record, finish
 
 
 class Form(StrEnum):
-    """How it is asked: over a wire, or in its own process."""
+    """How an engine is used: over a wire, or in its own process."""
 
     SERVER = "server"
     OFFLINE = "offline"
@@ -19,7 +19,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What all engines are given. `kv_gib`: memory for keys and values; `peers`: folder of the peers' environments."""
+    """Settings common to all engines. `kv_gib`: memory for keys and values; `peers`: folder of the peers' environments."""
 
     checkpoint: Path
     threads: int
@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(slots=True)
 class Run:
-    """One workload on one engine, in the order of requests. `tokens` of a request are empty where the engine tells none."""
+    """One workload on one engine, in request order. `tokens` of a request are empty if the engine does not return them."""
 
     records: list[Record]
     tokens: list[list[int]] = field(default_factory=list)
@@ -40,56 +40,56 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of all processes of an engine, in MB. `peak`: most that each ever held, added up; `now`: shared pages counted once."""
+    """Memory of all processes of an engine, in MB. `peak`: sum of their maxima; `now`: shared pages counted once."""
 
     peak_mb: float
     now_mb: float
 
 
 class Engine(Protocol):
-    """One engine in one form. Started once or often; one run at a time."""
+    """One engine in one form. May be started repeatedly; one run at a time."""
 
     name: str
     form: Form
     starts_slowly: bool
-    """Whether it is kept between rounds instead of started again."""
+    """True if it is kept between rounds instead of restarted."""
 
     def missing(self) -> str:
-        """Why it cannot run here; empty where it can."""
+        """Why it cannot run here; empty if it can."""
 
     def can(self, workload: str) -> bool:
-        """Whether it can run this workload."""
+        """True if it can run this workload."""
 
     def settings(self) -> Mapping[str, Any]:
-        """With what it is started, for the result file."""
+        """Its start settings, for the result file."""
 
     def versions(self) -> Mapping[str, str]:
-        """Of its packages; known once it was started."""
+        """Versions of its packages; known once it was started."""
 
     def start(self) -> float:
-        """Starts it and asks for one token; seconds until it came. RuntimeError says why it did not."""
+        """Start it and request one token; seconds until it arrived. Raises RuntimeError with the reason of a failure."""
 
     def run(self, workload: Workload) -> Run:
-        """Warms up, then the workload."""
+        """Warm up, then run the workload."""
 
     def pause(self) -> None:
-        """It is another one's turn: takes no processor time from now on."""
+        """Stop using processor time, for another engine's turn."""
 
     def resume(self) -> None:
-        """Its turn again."""
+        """Continue after `pause`."""
 
     def memory(self) -> Memory:
-        """So far."""
+        """Memory used so far."""
 
     def cpu_s(self) -> float:
         """Processor time of all its processes so far."""
 
     def stop(self) -> None:
-        """Ends its processes; nothing happens where there are none."""
+        """End its processes; no-op if there are none."""
 
 
 def complete(record: Record, max_tokens: int) -> None:
-    """Marks an answer that has other than the tokens asked for as failed."""
+    """Mark an answer as failed unless it has exactly the requested number of tokens."""
     finish(record, max_tokens=max_tokens)
     if not record.error and record.output_tokens != max_tokens:
         record.error = f"{record.output_tokens} tokens, {max_tokens} asked"

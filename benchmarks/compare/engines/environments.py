@@ -1,4 +1,4 @@
-"""The peers' own environments: where they are, what is installed there, how their Python is started."""
+"""The peers' own environments: their folders, installed packages and Python."""
 
 import subprocess
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class PeerEnvironment:
-    """The environment `name` below the folder of peers (`make peers`)."""
+    """The environment `name` in the folder of peers (`make peers`)."""
 
     def __init__(self, peers: Path, name: str) -> None:
         self.folder = peers / name
@@ -22,12 +22,12 @@ class PeerEnvironment:
         return self.folder / "bin" / "python"
 
     def missing(self) -> str:
-        """Why it cannot be used; empty where it can."""
+        """Why it cannot be used; empty if it can."""
         is_there = self.python.exists() and (self.folder / ".installed").exists()
         return "" if is_there else f"not installed: make peers PEERS={self._name}"
 
     def environ(self, **more: str) -> dict[str, str]:
-        """For its programs: nothing of this process' packages but this benchmark's children."""
+        """Environment of its programs: of this process's packages, only this benchmark's child programs."""
         return {**plain_environment(), "PYTHONPATH": str(ROOT), "VIRTUAL_ENV": str(self.folder), **more}
 
     def file(self, pattern: str) -> Path | None:
@@ -35,7 +35,7 @@ class PeerEnvironment:
         return next(iter(sorted(self.folder.glob(pattern))), None)
 
     def call(self, module: str, arguments: Sequence[str]) -> str:
-        """Runs one of its modules to its end. RuntimeError with its last words where it fails."""
+        """Run one of its modules to its end. Raises RuntimeError with the end of its output if it fails."""
         command = [str(self.python), "-m", module, *arguments]
         done = subprocess.run(command, env=self.environ(), capture_output=True, text=True, check=False)
         if done.returncode:

@@ -1,8 +1,9 @@
 """llama.cpp: its server with as many slots as sequences run, built for this processor (benchmarks.compare.install).
 
-At its best: both thread counts at the machine's cores, bfloat16 weights as GGUF, a cache of its own for each slot (in a common one
-every sequence looks past the tokens of all others; but no slot sees another's prefix), no copies of prompts kept beside it. Keys
-and values stay float16, its default: as bfloat16 prompts took longer.
+Best settings: both thread counts at the machine's cores, bfloat16 weights as GGUF, a separate cache per slot
+(in a common one every sequence scans the tokens of all others; on the other hand no slot can use another's
+prefix), no copies of prompts kept beside it. Keys and values stay float16, its default: with bfloat16,
+prompts took longer.
 """
 
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ class LlamaCppServer:
         return self._host.checkpoint.with_name(f"{self._host.checkpoint.name}.gguf")
 
     def prepare(self) -> None:
-        """The checkpoint as GGUF."""
+        """Convert the checkpoint to GGUF."""
         if not self._gguf.exists():
             unfinished = self._gguf.with_suffix(".part")
             self._peer.call("benchmarks.compare.offline.to_gguf", [str(self._host.checkpoint), str(unfinished)])

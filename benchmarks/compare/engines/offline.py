@@ -1,4 +1,4 @@
-"""An engine in a process of its own, without a wire: the benchmark's side of a child program (benchmarks.compare.offline)."""
+"""An engine in a process of its own, without a wire: the benchmark's side of benchmarks.compare.offline."""
 
 import json
 import time
@@ -15,24 +15,24 @@ from quire.bench.workloads import Planned
 
 
 class Program(Protocol):
-    """Which child program, in which environment, with which settings."""
+    """A child program, its environment and its settings."""
 
     name: str
     starts_slowly: bool
     workloads: Sequence[str]
-    """Those it can run; empty = all."""
+    """Workloads it can run; empty = all."""
 
     def missing(self) -> str:
         """See Engine.missing."""
 
     def settings(self) -> Mapping[str, Any]:
-        """What the child is given to load the model with."""
+        """Settings that the child loads the model with."""
 
     def prepare(self) -> Path:
-        """The folder that the child loads; made now where it is not there."""
+        """The folder that the child loads; made now if it does not exist."""
 
     def spawn(self) -> Child:
-        """The child, just started."""
+        """Start the child."""
 
 
 class OfflineEngine:
@@ -97,13 +97,13 @@ class OfflineEngine:
         return self.alone(workload)
 
     def alone(self, workload: Workload) -> Run:
-        """The workload and nothing before it."""
+        """Run the workload without a warm-up."""
         ran = self._send(workload)
         records = [_record(*pair) for pair in zip(workload.requests, ran["events"], strict=True)]
         return Run(records, ran["tokens"])
 
     def pause(self) -> None:
-        """Frozen, whether it would spin or not."""
+        """Freeze it, so that it cannot spin either."""
         if self._child is not None:
             self._child.suspend()
 
@@ -128,7 +128,7 @@ class OfflineEngine:
 
 
 def _record(planned: Planned, events: Sequence[Sequence[float]]) -> Record:
-    """What a child's events are to figures: the request was handed over when it was due."""
+    """Convert a child's events to a record. The request counts as sent when it was due."""
     record = Record(planned.index, planned.at_s, sent_s=planned.at_s)
     record.token_times_s = [at_s for at_s, _ in events]
     record.output_tokens = int(sum(count for _, count in events))

@@ -1,7 +1,8 @@
 """OpenVINO GenAI: its ContinuousBatchingPipeline in a child process.
 
-At its best: bfloat16 hint for computing and for keys and values, threads = the machine's cores, all sequences at once, steps of as
-many tokens as vLLM's server has. Prefixes are cached, which it does not do unless told; requests that come at once share none.
+Best settings: bfloat16 for computing and for keys and values, threads = the machine's cores, all sequences at
+once, steps of as many tokens as vLLM's server has. Prefix caching is on, which is not its default; requests
+that arrive together share no prefix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from benchmarks.compare.engines.environments import PeerEnvironment
 from benchmarks.compare.engines.processes import Child
 
 NAME = "openvino"
-# Of 256 (its default), 1,024 and 2,048 this was the fastest with many prompts, and no slower with one.
+# The fastest of 256 (its default), 1,024 and 2,048 with many prompts, and no slower with one.
 _MAX_BATCHED_TOKENS = 2_048
 
 
@@ -47,7 +48,7 @@ class OpenVINOProgram:
         return {"scheduler": scheduler, "properties": properties}
 
     def prepare(self) -> Path:
-        """The checkpoint in OpenVINO's form, converted by its own tools."""
+        """The checkpoint in OpenVINO's format, converted by its own tools."""
         folder = self._host.checkpoint.with_name(f"{self._host.checkpoint.name}-openvino")
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}.part")

@@ -1,4 +1,4 @@
-"""The processes of an engine: started, found, frozen, weighed, ended by their own ids."""
+"""The processes of an engine: started, found, frozen, measured, and ended by their own ids."""
 
 import contextlib
 import os
@@ -18,16 +18,17 @@ _TAIL = 2_000
 
 
 class Child:
-    """Owner of one child process, whose descendants count as its own.
+    """Owner of one child process and its descendants.
 
-    What it says on standard error goes to `log`, and where it does not `answers`, what it says on standard output too.
+    Its standard error goes to `log`, and so does its standard output unless it `answers`.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path, *, answers: bool) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with log.open("wb") as said:
-            # A group of its own: Ctrl-C in a terminal reaches only the benchmark, which ends it in order.
+            # A process group of its own: Ctrl-C in a terminal reaches only the benchmark, which ends the
+            # child in order.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -57,7 +58,7 @@ class Child:
         return self.process.stdout
 
     def check(self) -> None:
-        """RuntimeError with its last words where it has ended."""
+        """Raise RuntimeError with the end of its log if it has ended."""
         status = self.process.poll()
         if status is not None:
             raise RuntimeError(f"ended with status {status}: {self.last_words()}")
@@ -67,7 +68,7 @@ class Child:
         return self._log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
 
     def all(self) -> list[psutil.Process]:
-        """The process and its descendants, those that live."""
+        """The process and its living descendants."""
         try:
             root = psutil.Process(self.process.pid)
             return [root, *root.children(recursive=True)]
@@ -75,12 +76,12 @@ class Child:
             return []
 
     def suspend(self) -> None:
-        """Freezes all of them."""
+        """Freeze all of them."""
         for process in self._living():
             process.suspend()
 
     def resume(self) -> None:
-        """Lets all of them go on."""
+        """Unfreeze all of them."""
         for process in self._living():
             process.resume()
 
@@ -90,7 +91,7 @@ class Child:
                 yield process
 
     def end(self) -> None:
-        """Asks it to end, kills what is left of it after a while."""
+        """Ask it to end, and kill what is left after a while."""
         everyone = self.all()
         self.resume()
         self.process.terminate()
@@ -105,12 +106,12 @@ class Child:
                     pipe.close()
 
     def memory(self) -> Memory:
-        """See Memory; read once, so that nothing is sampled while it runs."""
+        """See Memory. Read once, so that nothing is sampled during a run."""
         everyone = self.all()
         return Memory(sum(map(_peak_mb, everyone)), sum(map(_now_mb, everyone)))
 
     def cpu_s(self) -> float:
-        """Processor time of all that live."""
+        """Processor time of all living processes."""
         return sum(map(_cpu_s, self.all()))
 
 
@@ -139,14 +140,14 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """A port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def plain_environment() -> dict[str, str]:
-    """This process' environment without what would lead another Python to this one's packages."""
+    """This process's environment without variables that would lead another Python to this one's packages."""
     return {
         name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     }

@@ -19,7 +19,7 @@ _ANY_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--ad
 
 
 class QuireServer:
-    """`quire up`. `door`: "grpc" or "http"; `options`: more of `quire up`'s, such as --no-invariant."""
+    """`quire up`. `door`: "grpc" or "http"; `options`: further ones of `quire up`, such as --no-invariant."""
 
     starts_slowly = False
 
@@ -29,7 +29,7 @@ class QuireServer:
         self._address: Mapping[str, str] = {}
 
     def missing(self) -> str:
-        """It is the one that is compared."""
+        """Always available."""
         return ""
 
     def settings(self) -> Mapping[str, Any]:
@@ -41,7 +41,7 @@ class QuireServer:
         return dict(provenance()["versions"])
 
     def prepare(self) -> None:
-        """Nothing."""
+        """No-op."""
 
     def _arguments(self, model: str) -> list[str]:
         return ["up", "--model", model, "--kv-cache-memory", f"{self._host.kv_gib}GiB", *self._options]
@@ -69,7 +69,7 @@ class QuireServer:
 
 
 class QuireProgram:
-    """`LLM` in a child process. `options`: more of its settings."""
+    """`LLM` in a child process. `options`: further settings of it."""
 
     starts_slowly = False
     workloads: Sequence[str] = ()
@@ -79,7 +79,7 @@ class QuireProgram:
         self._host, self._options = host, options
 
     def missing(self) -> str:
-        """It is the one that is compared."""
+        """Always available."""
         return ""
 
     def settings(self) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ class QuireProgram:
         return {"kv_cache_memory": f"{self._host.kv_gib}GiB", **self._options}
 
     def prepare(self) -> Path:
-        """The checkpoint as it is."""
+        """The checkpoint itself."""
         return self._host.checkpoint
 
     def spawn(self) -> Child:

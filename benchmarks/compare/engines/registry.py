@@ -1,4 +1,4 @@
-"""All engines, in the order in which tables show them."""
+"""All engines, in the order of the tables."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,10 @@ QUIRE, QUIRE_HTTP, QUIRE_OFFLINE = "quire", "quire-http", "quire-offline"
 
 
 def engines(host: Host, shape: ModelShape, variants: Mapping[str, str], options: str = "") -> dict[str, Engine]:
-    """By name. `options`: more of `quire up`'s for every stack; `variants`: further stacks by name, with their own on top."""
+    """All engines by name.
+
+    `options`: options of `quire up` for every stack; `variants`: more stacks by name, with further ones.
+    """
     common = shlex.split(options)
     servers: list[Server] = [
         QuireServer(host, QUIRE, "grpc", common),
@@ -41,18 +44,18 @@ def engines(host: Host, shape: ModelShape, variants: Mapping[str, str], options:
 
 
 def reference(host: Host, shape: ModelShape) -> OfflineEngine:
-    """Quire in process without a prefix cache: what a request gets that is computed alone."""
+    """Quire in process without a prefix cache, to compute requests alone."""
     program = QuireProgram(host, "reference", {"enable_prefix_caching": False})
     return OfflineEngine(program, shape.vocab_size)
 
 
 def is_quire(name: str) -> bool:
-    """Whether it is Quire in some form."""
+    """True if it is Quire in some form."""
     return name == QUIRE or name.startswith(f"{QUIRE}-")
 
 
 def chosen(all_engines: Mapping[str, Engine], names: Sequence[str], say: Callable[[str], None]) -> list[Engine]:
-    """Those named that can run, in the order of the table; says why others cannot. KeyError for a name that there is not."""
+    """Those named that can run, in table order; says why others cannot. Raises KeyError for an unknown name."""
     for name in names:
         _ = all_engines[name]
     found = []

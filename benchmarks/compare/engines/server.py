@@ -1,6 +1,6 @@
-"""An engine behind a wire: its process, the client's event loop, what is measured of a run.
+"""An engine behind a wire: its process, the client's event loop, the measurements of a run.
 
-Not here: how each server is started and asked (`Server`: quire, vllm, llamacpp).
+`Server` (quire, vllm, llamacpp) defines how each server is started and asked.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ class Server(Protocol):
         """See Engine.versions."""
 
     def prepare(self) -> None:
-        """What is made once and not part of the start, such as another form of the checkpoint."""
+        """Make what is needed once and is not part of the start, such as another format of the checkpoint."""
 
     def spawn(self) -> Child:
-        """Its process, just started."""
+        """Start its process."""
 
     async def ready(self, child: Child) -> None:
-        """Returns when it serves. RuntimeError where it ends before."""
+        """Wait until it serves. Raises RuntimeError if it ends before."""
 
     def wire(self) -> Wire:
         """A client of the process started last."""
 
 
 class ServerEngine:
-    """Owner of a server's process. `vocab_size`: ids of warm-up prompts are below it."""
+    """Owner of a server's process. `vocab_size`: upper bound of ids in warm-up prompts."""
 
     form = Form.SERVER
 
@@ -63,7 +63,7 @@ class ServerEngine:
         self._child: Child | None = None
 
     def can(self, workload: str) -> bool:
-        """All of them."""
+        """True for all workloads."""
         return True
 
     def start(self) -> float:
@@ -105,7 +105,7 @@ class ServerEngine:
             await wire.close()
 
     def pause(self) -> None:
-        """Frozen, whether it would spin or not."""
+        """Freeze it, so that it cannot spin either."""
         if self._child is not None:
             self._child.suspend()
 
@@ -130,7 +130,7 @@ class ServerEngine:
 
 
 async def _ask_all(wire: Wire, requests: Sequence[Planned]) -> Run:
-    """Each at its time, whatever became of the others."""
+    """Send each request at its time, regardless of the others."""
     began = time.perf_counter()
 
     def clock() -> float:

@@ -1,4 +1,4 @@
-"""transformers: `generate` on one padded batch in a child process, in this environment, whose version Quire runs on."""
+"""transformers: `generate` on one padded batch in a child process, in this environment and with Quire's own version."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ class TransformersProgram:
     name = "transformers"
     starts_slowly = False
     workloads: Sequence[str] = ("W1", "W2", "W3", "W4", "P")
-    """A batch begins as a whole: it has nothing for requests that come one after the other."""
+    """Not the open workload: a batch starts as a whole and cannot take requests later."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def missing(self) -> str:
-        """Quire needs it, so it is there."""
+        """Always available, since Quire depends on it."""
         return ""
 
     def settings(self) -> Mapping[str, Any]:
@@ -31,7 +31,7 @@ class TransformersProgram:
         return {"threads": self._host.threads}
 
     def prepare(self) -> Path:
-        """The checkpoint as it is."""
+        """The checkpoint itself."""
         return self._host.checkpoint
 
     def spawn(self) -> Child:

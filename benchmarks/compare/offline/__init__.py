@@ -1,1 +1,1 @@
-"""Programs that run inside a peer's own environment, with nothing but its library and Python's own."""
+"""Programs that run inside a peer's own environment, using only its library and Python's standard library."""

@@ -1,12 +1,15 @@
-"""The child's side of an offline run: one JSON object a line, commands in, answers out. Python's own library only.
+"""The child's side of an offline run: one JSON object per line, commands in, answers out.
+
+Standard library only.
 
     {"what": "load", "model": FOLDER, "settings": {...}}
     -> {"what": "loaded", "versions": {...}}
     {"what": "run", "requests": [[AT_S, [ID, ...], MAX_TOKENS], ...]}
     -> {"what": "ran", "events": [[[S, N], ...], ...], "tokens": [[ID, ...], ...]}
 
-`events`: of each request, when so many tokens came, in seconds since the run began. Standard output is kept for answers; what the
-library prints goes to standard error. The child ends when its standard input does.
+`events`: per request, times (seconds since the run began) at which N tokens arrived. Standard output is
+reserved for answers; output of the library goes to standard error. The child ends when its standard input
+does.
 """
 
 import json
@@ -21,7 +24,7 @@ from typing import Any, Protocol
 
 @dataclass(slots=True)
 class Asked:
-    """One request and what came of it."""
+    """One request and its results."""
 
     index: int
     at_s: float
@@ -31,7 +34,7 @@ class Asked:
     tokens: list[int] = field(default_factory=list)
 
     def take(self, at_s: float, new_tokens: Sequence[int]) -> None:
-        """Tokens that have come."""
+        """Add tokens that have arrived."""
         if new_tokens:
             self.events.append((at_s, len(new_tokens)))
             self.tokens.extend(new_tokens)
@@ -41,28 +44,28 @@ class Library(Protocol):
     """A peer's library with a model."""
 
     def run(self, requests: Sequence[Asked], began: float) -> None:
-        """Computes all of them; `began`: time.perf_counter() at which `at_s` and events count from."""
+        """Compute all requests. `began`: time.perf_counter() that `at_s` and events count from."""
 
 
 Loader = Callable[[str, Mapping[str, Any]], Library]
-"""Makes a Library of a checkpoint's folder and settings."""
+"""Makes a Library from a checkpoint's folder and settings."""
 
 
 class Stepped(Protocol):
-    """A library that computes step by step: what `run_stepped` drives."""
+    """A library that computes step by step, driven by `run_stepped`."""
 
     def add(self, request: Asked) -> None:
-        """Hands a request over."""
+        """Add a request."""
 
     def step(self, began: float) -> None:
-        """Computes one step and gives its tokens to their requests, stamped in seconds since `began`."""
+        """Compute one step and assign its tokens to their requests, with seconds since `began`."""
 
     def has_unfinished(self) -> bool:
-        """Whether there is something to compute."""
+        """True if there is something to compute."""
 
 
 def run_stepped(library: Stepped, requests: Sequence[Asked], began: float) -> None:
-    """Each request is handed over when it is due, between two steps."""
+    """Add each request when it is due, between two steps."""
     waiting = sorted(requests, key=lambda request: request.at_s)
     while waiting or library.has_unfinished():
         now = time.perf_counter() - began
@@ -75,7 +78,7 @@ def run_stepped(library: Stepped, requests: Sequence[Asked], began: float) -> No
 
 
 def serve(load: Loader, packages: Sequence[str]) -> None:
-    """Answers commands until standard input ends. `packages`: whose versions are told."""
+    """Answer commands until standard input ends. `packages`: those with versions to report."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     library: Library | None = None

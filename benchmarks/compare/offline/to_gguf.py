@@ -1,6 +1,7 @@
-"""A llama checkpoint in bfloat16 as GGUF, bit for bit: python -m benchmarks.compare.offline.to_gguf FROM TO
+"""Converts a bfloat16 llama checkpoint to GGUF, bit for bit: python -m benchmarks.compare.offline.to_gguf FROM TO
 
-llama.cpp's rotary turns neighbouring pairs, the checkpoint's halves of a head: rows of queries and keys change their order.
+llama.cpp's rotary embedding rotates neighbouring pairs, the checkpoint's the halves of a head: rows of
+queries and keys are reordered.
 """
 
 import json
@@ -92,7 +93,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, path: Path, config: dict[str, Any]
 
 
 def main(checkpoint: str, target: str) -> None:
-    """The whole file."""
+    """Write the whole file."""
     folder = Path(checkpoint)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(target, "llama")

@@ -1,6 +1,6 @@
-"""A checkpoint in OpenVINO's form, by optimum-intel: python -m benchmarks.compare.offline.to_openvino FROM TO
+"""Converts a checkpoint to OpenVINO's format by optimum-intel: python -m benchmarks.compare.offline.to_openvino FROM TO
 
-Weights are stored in 16 bits; what they are computed in is a setting of the pipeline.
+Weights are stored in 16 bits; the compute precision is a setting of the pipeline.
 """
 
 import sys
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 
 def main(checkpoint: str, folder: str) -> None:
-    """Model and tokenizer."""
+    """Convert model and tokenizer."""
     config = OVConfig(dtype="fp16")
     main_export(checkpoint, folder, task="text-generation-with-past", ov_config=config, convert_tokenizer=False)
     export_tokenizer(AutoTokenizer.from_pretrained(checkpoint), folder)

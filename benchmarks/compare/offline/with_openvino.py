@@ -1,6 +1,6 @@
 """OpenVINO GenAI's ContinuousBatchingPipeline, step by step: python -m benchmarks.compare.offline.with_openvino
 
-The checkpoint's folder is in OpenVINO's form (benchmarks.compare.offline.to_openvino).
+The checkpoint's folder is in OpenVINO's format (benchmarks.compare.offline.to_openvino).
 """
 
 import time

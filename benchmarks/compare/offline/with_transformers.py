@@ -1,6 +1,7 @@
 """transformers' `generate` on one padded batch: python -m benchmarks.compare.offline.with_transformers
 
-A batch goes on until its longest request has its tokens; a row that has its own is not asked for more, but computed.
+A batch runs until its longest request has its tokens; a completed row is still computed, but its tokens are
+ignored.
 """
 
 import time
@@ -14,7 +15,7 @@ from benchmarks.compare.offline import child
 
 
 class _Watch(StoppingCriteria):
-    """Asked after every token: gives tokens to their requests, and says which have all of theirs."""
+    """Called after every token: assigns tokens to their requests, and returns which requests are complete."""
 
     def __init__(self, requests: Sequence[child.Asked], began: float) -> None:
         self._requests, self._began = requests, began
@@ -40,7 +41,7 @@ class TransformersLibrary:
         self._pad = 0
 
     def run(self, requests: Sequence[child.Asked], began: float) -> None:
-        """See child.Library. All in one batch, padded on the left; arrival times are not looked at."""
+        """See child.Library. All requests in one batch, padded on the left; arrival times are ignored."""
         width = max(len(request.prompt) for request in requests)
         ids = torch.full((len(requests), width), self._pad)
         mask = torch.zeros_like(ids)

@@ -1,4 +1,4 @@
-"""vLLM's `LLM`, its engine driven step by step as `LLM.generate` drives it: python -m benchmarks.compare.offline.with_vllm"""
+"""vLLM's `LLM`, its engine driven step by step as `LLM.generate` does: python -m benchmarks.compare.offline.with_vllm"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class VllmLibrary:
             self._live[self._own_id(output.request_id)].take(now, list(output.outputs[0].token_ids))
 
     def _own_id(self, request_id: str) -> str:
-        """Versions differ in whether they tell an id as it was given, or with something behind it."""
+        """Map a request id back: some versions return it unchanged, others with a suffix."""
         return request_id if request_id in self._live else request_id.rpartition("-")[0]
 
     def has_unfinished(self) -> bool:

@@ -1,1 +1,1 @@
-"""Tool calls: the formats that models write them in, the parser, and grammars that force them."""
+"""Tool calls: the formats of model families, the parsers, and grammars that force calls."""

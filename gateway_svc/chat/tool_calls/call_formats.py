@@ -1,4 +1,4 @@
-"""How the families write tool calls: Hermes and Qwen, Llama 3, Mistral. One parser each; see `formats` for how one is chosen."""
+"""Parsers for the tool-call formats of Hermes and Qwen, Llama 3, and Mistral. How one is chosen: `formats`."""
 
 import re
 
@@ -13,7 +13,7 @@ TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 class HermesParser(CallParser):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere, any number of them."""
+    """Parser for any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere."""
 
     marker = HERMES_OPEN
     lead = "\r\n"
@@ -23,11 +23,11 @@ class HermesParser(CallParser):
         self.markers = frozenset({HERMES_OPEN, HERMES_CLOSE})
 
     def at_calls(self) -> bool:
-        """See CallParser."""
+        """State after the opening marker; see CallParser."""
         return self.read_held(self.read_object)
 
     def behind_call(self) -> bool:
-        """The closing marker, if the model wrote it, or began to."""
+        """Take the closing marker, complete or cut off by the end of the output."""
         is_there, place = self.something_behind()
         text = self.buffer[place:]
         closes = begins_with(text, HERMES_CLOSE, is_over=self.is_over) if is_there else is_there
@@ -45,7 +45,10 @@ class HermesParser(CallParser):
 
 
 class Llama3Parser(CallParser):
-    """`{"name": ..., "parameters": {...}}` as the output's beginning, or behind `<|python_tag|>`; several are separated by `;`."""
+    """Parser for Llama 3's calls, `{"name": ..., "parameters": {...}}`.
+
+    They stand at the start of the output or after `<|python_tag|>`; several are separated by `;`.
+    """
 
     marker = PYTHON_TAG
 
@@ -61,11 +64,11 @@ class Llama3Parser(CallParser):
         return True
 
     def at_calls(self) -> bool:
-        """See CallParser."""
+        """State after the marker; see CallParser."""
         return self.read_held(self.read_object)
 
     def behind_call(self) -> bool:
-        """Another call behind a semicolon, or content."""
+        """Expect another call after a semicolon or tag, else content."""
         is_there, place = self.something_behind()
         text = self.buffer[place:] if is_there else ""
         if text.startswith((";", PYTHON_TAG)):
@@ -80,7 +83,11 @@ class Llama3Parser(CallParser):
 
 
 class MistralParser(CallParser):
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}` once for each call."""
+    """Parser for Mistral's calls.
+
+    Reads `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}` once per
+    call.
+    """
 
     marker = TOOL_CALLS
 
@@ -91,7 +98,7 @@ class MistralParser(CallParser):
         self._is_list = False
 
     def at_calls(self) -> bool:
-        """See CallParser."""
+        """State after the marker; see CallParser."""
         return self.read_held(self._begin)
 
     def _begin(self) -> bool:
@@ -129,7 +136,7 @@ class MistralParser(CallParser):
         return self.end_call() if status is not Status.READING else False
 
     def behind_call(self) -> bool:
-        """Another call, the end of the list, or content."""
+        """Expect another call, the end of the list, or content."""
         is_there, place = self.something_behind()
         if is_there is None:
             return False

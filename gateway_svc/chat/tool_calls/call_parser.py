@@ -1,4 +1,7 @@
-"""What the parsers of tool calls share: content up to a marker, then calls, then content again. The formats: `call_formats`."""
+"""Base of the tool-call parsers: content up to a marker, then calls, then content again.
+
+The formats are in `call_formats`.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -9,12 +12,12 @@ from gateway_svc.chat.tool_calls.json_calls import CallReader, Status
 from gateway_svc.text.parts import CONTENT, Part, PartKind
 
 MAX_HELD_CHARS = 16_384
-"""Characters that may wait for the name of a call whose arguments come first."""
+"""Most characters held while waiting for the name of a call that begins with its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What counts as a call: `names` of the tools (None = any), how many at most (None = any number); ids by number."""
+    """Rules for calls: tool `names` (None = any), `max_calls` (None = any number), and ids by call number."""
 
     names: frozenset[str] | None
     call_id: Callable[[int], str]
@@ -22,10 +25,10 @@ class CallRules:
 
 
 class CallParser(BufferedParser):
-    """Finds `marker`; a format says what comes behind it (`at_calls`) and behind each call (`behind_call`).
+    """Finds `marker`; a format parses what follows it (`at_calls`) and what follows each call (`behind_call`).
 
-    What turns out not to be a call is content, from its marker on. `lead`: characters that are markup right before a marker.
-    Of calls beyond the most that there may be, nothing is visible.
+    Text that proves not to be a call is content, from its marker on. `lead`: characters that are markup
+    directly before a marker. Calls beyond the allowed number are not visible.
     """
 
     marker = ""
@@ -42,53 +45,53 @@ class CallParser(BufferedParser):
         self._num_given = 0
         self.markers = frozenset({self.marker})
 
-    # --- what formats say ------------------------------------------------------------------------------------------------
+    # --- implemented by formats ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def at_calls(self) -> bool:
-        """State: the buffer begins with a marker, which is not certain yet; `held` is behind it."""
+        """State: the buffer begins with an uncertain marker; `held` follows it."""
 
     @abstractmethod
     def behind_call(self) -> bool:
-        """State: a call is complete; the buffer begins behind it."""
+        """State: a call is complete; the buffer begins after it."""
 
-    # --- for formats -----------------------------------------------------------------------------------------------------
+    # --- used by formats -------------------------------------------------------------------------------------------------
 
     @property
     def num_before_held(self) -> int:
-        """Characters before `held`."""
+        """Number of characters before `held`."""
         return self._num_marker_chars + num_blanks(self.buffer, self._num_marker_chars)
 
     @property
     def held(self) -> str:
-        """What is behind the marker that is not certain yet, without white space before it."""
+        """Uncertain text after the marker, without leading white space."""
         return self.buffer[self.num_before_held :]
 
     def read_held(self, read: Callable[[], bool]) -> bool:
-        """Goes on with `read` once `held` has begun; behind a marker where nothing comes is no call."""
+        """Continue with `read` once `held` is not empty; a marker with nothing after it is no call."""
         is_there, _ = self.something_behind(self._num_marker_chars)
         if is_there is None:
             return False
         return read() if is_there else self.refuse()
 
     def hold_marker(self, num_chars: int) -> None:
-        """The buffer begins with a marker."""
+        """Note that the buffer begins with a marker of that length."""
         self._num_marker_chars = num_chars
         self.state = self.at_calls
 
     def refuse(self) -> bool:
-        """Behind the marker is no call: it is content, and what follows is looked at anew."""
+        """Treat the marker as content, since no call follows it, and parse again after it."""
         self.take(self._num_marker_chars, CONTENT)
         self._num_marker_chars = 0
         self.state = self.in_content
         return True
 
     def is_named(self, name: str) -> bool:
-        """Whether there is a tool of that name."""
+        """True if there is a tool of that name."""
         return bool(name) and (self._rules.names is None or name in self._rules.names)
 
     def begin_call(self, name: str, num_chars: int) -> None:
-        """The next `num_chars` are the head of a call: its arguments follow."""
+        """Begin a call: the next `num_chars` are its head, and its arguments follow."""
         surplus = self._rules.max_calls is not None and self._num_calls >= self._rules.max_calls
         number = self._num_calls
         self._num_calls += not surplus
@@ -97,18 +100,18 @@ class CallParser(BufferedParser):
         self.take(num_chars, head, visible=False)
 
     def give(self, num_chars: int, *, visible: bool) -> None:
-        """The next characters belong to the call."""
+        """Emit the next characters as part of the call."""
         self.take(num_chars, self._call, visible=visible and self._call is not CONTENT)
 
     def end_call(self) -> bool:
-        """The call is complete."""
+        """End the call."""
         self.current = CONTENT
         self._num_marker_chars = 0
         self.state = self.behind_call
         return True
 
     def read_object(self) -> bool:
-        """Goes on to the state that reads a call that is a JSON object, which `held` begins with."""
+        """Switch to the state that reads a call that is a JSON object at the start of `held`."""
         self._base = self.num_before_held
         self._reader = CallReader(self._rules.names)
         self._num_given = 0
@@ -118,7 +121,7 @@ class CallParser(BufferedParser):
     # --- states ----------------------------------------------------------------------------------------------------------
 
     def in_content(self) -> bool:
-        """See BufferedParser."""
+        """Content up to the next marker."""
         begin, end = find_marker(self.buffer, self.marker, self.lead, is_over=self.is_over)
         self.take(begin, CONTENT)
         if end is None:
@@ -127,7 +130,7 @@ class CallParser(BufferedParser):
         return True
 
     def _in_object(self) -> bool:
-        """Not announced yet: the reader is ahead of what was taken."""
+        """State: the call is not announced yet, and the reader is ahead of the characters taken."""
         reader = self._reader
         for char in self.buffer[self._base + reader.size :]:
             if reader.status is not Status.READING or reader.is_call or reader.size > MAX_HELD_CHARS:
@@ -143,7 +146,7 @@ class CallParser(BufferedParser):
         return False
 
     def _in_call(self) -> bool:
-        """Announced: what the reader has accepted is given on at once."""
+        """State: the call is announced; accepted characters are emitted at once."""
         reader = self._reader
         for char in self.buffer[reader.size - self._num_given :]:
             if reader.status is not Status.READING:

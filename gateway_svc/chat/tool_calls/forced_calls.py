@@ -1,6 +1,7 @@
-"""The grammar that makes a model call tools, in its own format's syntax, with arguments that fit the tool's schema, or answer.
+"""Grammars that force a model to call tools, or to either call or answer.
 
-A Lark grammar as llguidance reads it. Markers that are special tokens of the model are named by their ids; the others are text.
+Calls follow the syntax of the model's format, and their arguments the tool's schema. A Lark grammar in
+llguidance's dialect. Markers that are special tokens of the model are given by id, the others as text.
 """
 
 import json
@@ -19,7 +20,7 @@ _JSON_TOKENS = re.compile(r'"[^"]*"|.', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ForcedTool:
-    """A tool that may be called; `parameters`: JSON schema of an object."""
+    """A callable tool; `parameters`: JSON schema of an object."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -27,7 +28,7 @@ class ForcedTool:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What a model may think before it calls. `is_open`: the prompt's end has opened it."""
+    """Reasoning allowed before the calls. `is_open`: the prompt's end opens it."""
 
     format: ReasoningFormat
     is_open: bool
@@ -42,9 +43,10 @@ def forced_grammar(
     reasoning: Reasoning | None = None,
     answer: Sequence[str] = (),
 ) -> str:
-    """At least one call, at most `max_calls`, then the end. `special_ids`: ids of the markers that are special tokens.
+    """Build the grammar of at least one and at most `max_calls` calls, then the end.
 
-    `answer`: rules of what there may be instead of calls, the one of that name first.
+    `special_ids`: ids of the markers that are special tokens. `answer`: rules of an alternative to calls, the
+    rule `answer` first.
     """
     write = _Writer(special_ids)
     more = f" (between call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
@@ -64,22 +66,25 @@ def forced_grammar(
 
 
 class _Writer:
-    """Writes pieces of a syntax."""
+    """Writes pieces of a syntax as grammar text."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
 
     def piece(self, text: str) -> str:
-        """A marker or text."""
+        """Write a marker or text."""
         token_id = self._special_ids.get(text)
         return json.dumps(text, ensure_ascii=True) if token_id is None else f"<[{token_id}]>"
 
     def sequence(self, pieces: Iterable[str]) -> str:
-        """Several, in order."""
+        """Write several pieces in order."""
         return " ".join(map(self.piece, pieces)) or '""'
 
     def call(self, syntax: CallSyntax, tool: ForcedTool, number: int) -> str:
-        """One call of `tool`; neighbouring texts are one literal, so that no name is taken for the beginning of another."""
+        """Write a call of `tool`.
+
+        Adjacent texts become one literal, so that no name matches as the prefix of another.
+        """
         pieces: list[str] = []
         text = ""
         for part in syntax.call:
@@ -92,7 +97,10 @@ class _Writer:
         return " ".join([*pieces, self.literal(text)] if text else pieces)
 
     def literal(self, text: str) -> str:
-        """Text that is no marker. What begins as JSON does is cut as JSON is: a longer literal would win over the answer's."""
+        """Write text that is no marker.
+
+        Text that begins like JSON is split into JSON tokens: a longer literal would beat the answer's.
+        """
         return self.sequence(_JSON_TOKENS.findall(text) if text.startswith("{") else [text])
 
 
@@ -101,7 +109,7 @@ def _schema(tool: ForcedTool) -> str:
 
 
 def _thought(reasoning: Reasoning, write: _Writer) -> list[str]:
-    """To the closing marker; where the prompt has not opened it, it may be left out."""
+    """Rules for reasoning up to the closing marker; optional if the prompt has not opened it."""
     begin, end = (write.piece(marker) for marker in (reasoning.format.begin, reasoning.format.end))
     is_token = end.startswith("<")
     head = "thinking gap" if reasoning.is_open else f"({begin} thinking gap)?"

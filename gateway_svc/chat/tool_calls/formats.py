@@ -1,4 +1,4 @@
-"""The formats that are built in, and which one a chat template writes. A gateway's settings may name others than those found."""
+"""Built-in formats of tool calls and reasoning, detected from the chat template or named in a gateway's settings."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How forced calls are written: texts and markers in order, NAME and ARGUMENTS for what is in their place.
+    """Syntax of forced calls: texts and markers in order, with NAME and ARGUMENTS as placeholders.
 
-    `before` and `after` the calls, `between` two of them.
+    `before` and `after` all calls, and `between` two of them.
     """
 
     call: Sequence[str]
@@ -42,7 +42,7 @@ NAME, ARGUMENTS = "{name}", "{arguments}"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models calls tools. `fits`: whether a chat template's source is of that family."""
+    """Tool-call format of a model family. `fits`: tests whether a chat template's source is of that family."""
 
     name: str
     fits: Callable[[str], bool]
@@ -53,18 +53,21 @@ class ToolFormat:
 
     @property
     def head(self) -> str:
-        """What forced calls begin with. Of an object the brace alone: beside an answer that is JSON it may have white space."""
+        """Start of forced calls.
+
+        For a JSON object only the brace, since white space may follow it if a JSON answer is also allowed.
+        """
         first = (*self.syntax.before, *self.syntax.call)[0]
         return first[0] if first.startswith("{") else first
 
     def call_id(self, seed: str) -> str:
-        """An id of the family's shape, a function of `seed`."""
+        """Call id in the family's form, derived from `seed`."""
         return self.id_prefix + hashlib.sha256(seed.encode()).hexdigest()[: self.num_id_chars]
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models marks what it thinks."""
+    """Reasoning markers of a model family."""
 
     name: str
     fits: Callable[[str], bool]
@@ -72,7 +75,7 @@ class ReasoningFormat:
     end: str
 
     def is_open(self, prompt: str) -> bool:
-        """Whether the prompt's end has opened it."""
+        """True if the prompt's end opens the reasoning."""
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -90,7 +93,7 @@ LLAMA3 = ToolFormat(
     Llama3Parser,
     CallSyntax(call=('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), between=("; ",)),
 )
-# Its templates refuse ids of another length.
+# Mistral's templates refuse ids of another length.
 MISTRAL = ToolFormat(
     "mistral",
     lambda source: TOOL_CALLS in source and ARGS not in source,
@@ -125,27 +128,27 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {f.name: f for f in (THINK,)}
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """What an operator chose: names of formats, `auto` = what the chat template shows, `none` = nothing is parsed."""
+    """Formats chosen by the operator: a name, `auto` = detect from the chat template, `none` = parse nothing."""
 
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
 
     def tools(self, template: str) -> ToolFormat | None:
-        """The format of tool calls with a model of that template; None = none is known."""
+        """Tool-call format for a chat template; None = unknown."""
         return _chosen(self.tool_parser, TOOL_FORMATS, template)
 
     def reasoning(self, template: str) -> ReasoningFormat | None:
-        """The format of reasoning with a model of that template."""
+        """Reasoning format for a chat template; None = unknown."""
         return _chosen(self.reasoning_parser, REASONING_FORMATS, template)
 
 
 def known_tool_parser(name: str) -> str:
-    """`name`; ValueError where there is no such format of tool calls."""
+    """Return `name`; raises ValueError if there is no such tool-call format."""
     return _known(name, TOOL_FORMATS)
 
 
 def known_reasoning_parser(name: str) -> str:
-    """`name`; ValueError where there is no such format of reasoning."""
+    """Return `name`; raises ValueError if there is no such reasoning format."""
     return _known(name, REASONING_FORMATS)
 
 

@@ -1,4 +1,7 @@
-"""Reading a tool call that is a JSON object, `{"name": ..., "arguments": {...}}`, character by character as a model writes it."""
+"""Read a tool call that is a JSON object, character by character as the model writes it.
+
+Its form is `{"name": ..., "arguments": {...}}`.
+"""
 
 import json
 from collections.abc import Callable
@@ -8,12 +11,12 @@ WHITESPACE = " \t\r\n"
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 STRING_KEYS = frozenset({"name", "type", "id"})
 MAX_STRING_CHARS = 256
-# What JSON may have outside of strings; anything else ends a call.
+# Characters that JSON allows outside strings; any other ends a call.
 _STRUCTURE = frozenset('{}[]:,"+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
 
 
 class Status(Enum):
-    """How far a reader is."""
+    """State of a reader."""
 
     READING = "reading"
     DONE = "done"
@@ -21,9 +24,10 @@ class Status(Enum):
 
 
 class ArgumentsReader:
-    """One JSON object, to its closing brace. Only brackets and strings are looked at: what is between them is the caller's.
+    """Reads one JSON object up to its closing brace.
 
-    `is_plausible`: it begins as JSON objects do.
+    Checks only brackets and strings; the rest is left to the client. `is_plausible`: it begins as JSON
+    objects do.
     """
 
     def __init__(self) -> None:
@@ -34,11 +38,11 @@ class ArgumentsReader:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether the first two characters that count were those of an object."""
+        """True if the first two significant characters fit an object."""
         return len(self._first) == 2
 
     def feed(self, char: str) -> Status:
-        """Takes the next character; one that is BAD is not part of it."""
+        """Add the next character; one that returns BAD is not part of the object."""
         if self._in_string:
             self._feed_string(char)
             return Status.READING
@@ -70,10 +74,11 @@ class ArgumentsReader:
 
 
 class CallReader:
-    """One call. Positions count from the object's opening brace; `size`: characters that are part of it.
+    """Reads one call.
 
-    `name`: empty = not read yet. `begin`, `end`: where its arguments lie; None = not there yet. A call whose keys are others than
-    those of calls, or whose name is not in `names` (None = any), is BAD.
+    Positions count from the object's opening brace; `size`: number of characters that are part of it. `name`:
+    empty = not read yet. `begin`, `end`: range of its arguments; None = not reached yet. A call with keys
+    other than those of calls, or with a name not in `names` (None = any), is BAD.
     """
 
     def __init__(self, names: frozenset[str] | None) -> None:
@@ -91,17 +96,17 @@ class CallReader:
 
     @property
     def is_call(self) -> bool:
-        """Whether enough is known to say so: the name, and arguments that begin as an object."""
+        """True once a name and arguments that begin as an object have been read."""
         return bool(self.name) and self._arguments.is_plausible
 
     def feed(self, char: str) -> None:
-        """Takes the next character. Not to be fed when it is not READING."""
+        """Add the next character. Do not feed unless the status is READING."""
         if not self._state(char):
             self.status = Status.BAD
             return
         self.size += 1
 
-    # --- states: each takes a character and says whether it fits ---------------------------------------------------------
+    # --- states: each takes a character and returns whether it fits ------------------------------------------------------
 
     def _at_start(self, char: str) -> bool:
         self._state = self._before_key
@@ -176,7 +181,7 @@ class CallReader:
 
 
 def _unescaped(raw: str) -> str:
-    """A string's value; empty where it is none."""
+    """Decoded value of a JSON string's inside; empty if invalid."""
     try:
         return str(json.loads(f'"{raw}"'))
     except ValueError:

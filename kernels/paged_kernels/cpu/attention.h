@@ -1,4 +1,5 @@
-// Attention of a step: which queries walk together (walk.h), and what a token leaves in its slot.
+// Attention of a step: which queries share a walk over the keys (walk.h), and how a token is written to its
+// slot.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +9,16 @@
 
 namespace quire {
 
-constexpr int MOST_BATCHES = 4;  // walks of a tile that go side by side, part by part
+constexpr int MOST_BATCHES = 4;  // walks of a tile that run side by side, part by part
 
-// Rows that are attended for together: of one sequence at consecutive positions, or, where `shared` is not 0, one each of sequences
-// whose first `shared` keys, whole parts, are the same blocks.
+// Rows that are attended together: of one sequence at consecutive positions, or, where `shared` is not 0, one
+// row each of sequences with the same blocks for the first `shared` keys (whole parts).
 struct Tile {
   int64_t token;
   int count, shared;
 };
 
-// Where the packed tokens of a step live.
+// Positions and cache slots of a step's packed tokens.
 struct Places {
   const int32_t* tables;
   int64_t table_stride;
@@ -37,12 +38,12 @@ struct Places {
   }
 
  private:
-  // Whether a token is its sequence's next after the token before it.
+  // True if a token directly follows the token before it in the same sequence.
   bool goes_on(int64_t t) const {
     return slots[t] >= 0 && slots[t - 1] >= 0 && sequences[t] == sequences[t - 1] && positions[t] == positions[t - 1] + 1;
   }
 
-  // Single rows whose sequences begin with the same blocks become one tile of up to `most`.
+  // Joins single rows of sequences that begin with the same blocks into tiles of up to `most` rows.
   std::vector<Tile> joined(const std::vector<Tile>& tiles, int block_size, int most) const {
     std::vector<Tile> found;
     for (const Tile& tile : tiles) {
@@ -75,7 +76,7 @@ struct Queries {
   size_t out_stride;
 };
 
-// The queries of one kv head for a tile's rows, what they see and what becomes of them.
+// The queries of one kv head for a tile's rows: which keys they see, and their results.
 template <class Q, class T>
 class Attention {
  public:
@@ -92,7 +93,7 @@ class Attention {
     return tile_.shared > 0 ? chunks(0, first_key(0), end(0)) : chunks(0, first_key(0), end(tile_.count - 1));
   }
 
-  // A padding token's result is zero. `next`: what the thread will read after these.
+  // A padding token's result is zero. `next`: blocks that the thread reads after these.
   void run(const Chunks<T>& next, Scratch& scratch) const {
     if (is_padding()) {
       Q* out = queries_.out + tile_.token * queries_.out_stride + size_t(kv_head_) * group_ * dim();
@@ -124,7 +125,7 @@ class Attention {
     return {&cache_, places_.table(tile_.token + row) + first, kv_head_, from < to ? (to - 1) / size - first + 1 : 0};
   }
 
-  // Where the head of query n of the tile is in rows of `stride` elements.
+  // Offset of the head of query n of the tile, in rows of `stride` elements.
   size_t head_at(int n, size_t stride) const {
     return (tile_.token + n / group_) * stride + (size_t(kv_head_) * group_ + n % group_) * dim();
   }
@@ -152,7 +153,7 @@ class Attention {
     }
   }
 
-  // Rows `row` .. row + rows - 1 through keys from .. to - 1 of the sequence of the first.
+  // Rows `row` .. row + rows - 1 over keys from .. to - 1 of the first row's sequence.
   void walk(Scratch& all, int row, int rows, int from, int to, const Chunks<T>& next) const {
     const Route<T> route{chunks(row, from, to), next, from / cache_.shape.block_size};
     for (int start = from / PART * PART; start < to; start += PART) {
@@ -165,7 +166,7 @@ class Attention {
     }
   }
 
-  // As many queries from n on as one walk takes; returns how many.
+  // Walks for as many queries from n on as one walk takes; returns their number.
   int walk_part(Scratch& all, int row, int n, int left, int start, const Route<T>* route) const {
 #define QUIRE_WALK(NQ)                                                                                        \
   if (left >= NQ) {                                                                                           \
@@ -197,7 +198,7 @@ class Attention {
   const int kv_head_, group_, shared_;
 };
 
-// The key and value of one token and kv head into their slot.
+// Writes the key and value of one token and kv head to their slot.
 template <class T>
 void write_kv(const T* key, const T* value, T* keys, T* values, int64_t slot, int kv_head, const Shape& shape) {
   const int dim = shape.head_dim, size = shape.block_size;

@@ -1,4 +1,4 @@
-// The first of a row's highest logits, and whether all of them are finite: one walk over the row.
+// The first of a row's highest logits, and whether all are finite, in one pass over the row.
 #pragma once
 
 #include <algorithm>
@@ -8,17 +8,17 @@
 namespace quire {
 
 struct Choice {
-  int64_t place;  // one of the row's, but without meaning where the row is not finite
+  int64_t place;  // an index of the row; meaningless if the row is not finite
   bool is_finite;
 };
 
-// What is known of each lane of the pieces seen so far.
+// State of each lane over the pieces seen so far.
 struct Lanes {
   static constexpr int VECS = 4, PIECE = VECS * LANES;
 
   Vec highest = splat(-__builtin_inff());
-  IntVec pieces = {};   // the first that has `highest`
-  IntVec largest = {};  // of all, bits without their sign: those of infinities and NaN come last
+  IntVec pieces = {};   // the first piece that has `highest`
+  IntVec largest = {};  // of all, bits without the sign: infinities and NaN compare highest
 
   void see(const Float32* at, int32_t piece) {
     Vec top = highest;

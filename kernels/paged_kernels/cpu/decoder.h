@@ -1,6 +1,7 @@
-// A list of operators that takes packed rows through all layers of a decoder, in one parallel region.
+// Runs a list of operators on packed rows through all layers of a decoder, in one parallel region.
 //
-// Each operator's work is cut into shares that threads take as they come; the next begins when all of them are done.
+// Each operator's work is cut into shares that threads take dynamically; the next operator starts when all
+// are done.
 #pragma once
 
 #include <memory>
@@ -19,24 +20,24 @@ enum Stored { PLAIN = 0, INT8 = 1 };
 
 }  // namespace quire
 
-// One operator, as Python fills it in (cpu_decoder.py). Of the pointers, those that an operator does not name are null.
+// One operator, filled in by Python (cpu_decoder.py). Pointers that an operator does not use are null.
 extern "C" struct QuireOperator {
-  int32_t kind, in, out, adds;           // buffers; adds: to what is in `out`
+  int32_t kind, in, out, adds;           // buffers; adds: add to the contents of `out`
   int32_t columns, depth;                // LINEAR, GATED: of the weights
   int32_t activation, one_plus;          // GATED; NORM, PLACE
   int32_t layer, window;                 // PLACE, ATTEND
   float eps, scale, softcap;             // NORM, PLACE; ATTEND
-  int32_t rotary;                        // PLACE: elements of a head that are turned
+  int32_t rotary;                        // PLACE: elements of a head that are rotated
   const void *weights, *bias;            // LINEAR, GATED (the gate's); NORM; PLACE: norm of queries, of keys
-  const void *second, *second_bias;      // GATED (the other's); PLACE: cosines, sines [positions, rotary]
-  const float *scales, *second_scales;   // LINEAR, GATED, where `stored` is not PLAIN
+  const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
+  const float *scales, *second_scales;   // LINEAR, GATED, if `stored` is not PLAIN
   int32_t stored, reserved;              // LINEAR, GATED: a Stored, of both weights
 };
 
-// What a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
+// Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
 extern "C" struct QuireStep {
   void** buffers;
-  const int64_t* widths;  // elements of a row, by buffer
+  const int64_t* widths;  // elements of a row, per buffer
   void* pool;
   int64_t num_blocks;
   const int32_t* tables;
@@ -53,7 +54,7 @@ namespace quire {
 constexpr int ROWS_A_SHARE = 4;
 constexpr int TILES_A_THREAD = 8;
 
-// E: what rows hold, T: what the cache holds.
+// E: element type of rows, T: of the cache.
 template <class E, class T>
 class Decoder {
  public:
@@ -73,7 +74,7 @@ class Decoder {
   }
 
  private:
-  // This thread's part of one operator; all of it is done when it returns.
+  // This thread's part of one operator; returns when the whole operator is done.
   void run(const QuireOperator& op, Shares& shares, Bell& bell, Scratch& scratch, Room& room) const {
     const int64_t count = num_shares(op);
     for (int64_t share; shares.next(count, share);) {
@@ -124,7 +125,8 @@ class Decoder {
     else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next, room);
   }
 
-  // What a thread that takes every so many shares reads after this one; after an operator's last, the next product's.
+  // Weights to prefetch: this thread's likely next share, or, after an operator's last one, the next
+  // product's.
   template <class Form> Ahead ahead(const QuireOperator& op, int64_t share) const {
     const int64_t next = share + step_.threads, count = num_shares(op);
     if (next < count)
@@ -146,13 +148,13 @@ class Decoder {
     return static_cast<T*>(step_.pool) + (size_t(layer) * 2 + which) * step_.num_blocks * elements;
   }
 
-  // A row [queries, keys, values] turned to its position; its key and value go to their slot.
+  // Rotates a row [queries, keys, values] to its position and writes its key and value to their slot.
   void place_row(const QuireOperator& op, int64_t row) const {
     if (step_.slots[row] < 0) return;
     const int dim = shape_.head_dim;
     E* heads = buffer(op.in) + row * step_.widths[op.in];
     E* keys = heads + size_t(shape_.heads) * dim;
-    const size_t width = size_t(shape_.kv_heads) * dim;  // of a row's keys, as of its values
+    const size_t width = size_t(shape_.kv_heads) * dim;  // of a row's keys, and of its values
     const E* cosines = op.rotary ? of(op.second) + size_t(step_.positions[row]) * op.rotary : nullptr;
     const E* sines = op.rotary ? of(op.second_bias) + size_t(step_.positions[row]) * op.rotary : nullptr;
     turn(op, heads, shape_.heads, of(op.weights), cosines, sines);
@@ -165,7 +167,7 @@ class Decoder {
     }
   }
 
-  // `count` elements as the cache holds them: where they are, or in `room`.
+  // `count` elements in the cache's type: in place if the types are equal, else in `room`.
   static const T* as_cached(const E* from, size_t count, std::vector<T>& room) {
     if constexpr (std::is_same_v<E, T>) {
       return from;
@@ -184,7 +186,8 @@ class Decoder {
     }
   }
 
-  // The longest contexts come last in a packed row of prompts; short work at the end keeps threads level.
+  // In a packed row of prompts the longest contexts come last. They are taken first: short work at the end
+  // balances the threads.
   void attend_share(const QuireOperator& op, int64_t share, Scratch& scratch) const {
     const int heads = by_head_ ? 1 : shape_.kv_heads, shares_a_tile = shape_.kv_heads / heads;
     const size_t place = tiles_.size() - 1 - size_t(share / shares_a_tile);
@@ -199,7 +202,8 @@ class Decoder {
     }
   }
 
-  // Other threads take the shares between: one of this thread's next is about as many further as there are threads.
+  // Other threads take the shares in between: this thread's next one is about as many further on as there are
+  // threads.
   Chunks<T> next_chunks(const Queries<E>& queries, const Cache<T>& cache, const Rule& rule, size_t place, int head,
                         bool same_tile) const {
     if (!same_tile && (by_head_ || place < size_t(step_.threads))) return {&cache, nullptr, 0, 0};
@@ -214,7 +218,7 @@ class Decoder {
   const Shape shape_;
   const Places places_;
   const std::vector<Tile> tiles_;
-  const bool by_head_;  // few tiles: heads are shared out too
+  const bool by_head_;  // few tiles: heads are divided among threads too
 };
 
 }  // namespace quire

@@ -1,8 +1,9 @@
-// Weights of 8 bits: whole numbers from -127 to 127, and a float32 scale for each column.
+// 8-bit weights: integers from -127 to 127, and a float32 scale per column.
 //
-// A panel holds, for each unit of 4 depths, 64 bytes for 16 columns. The numbers are exact in bfloat16 and float32, so products are
-// those of Plain weights with the same numbers, in the same order; the scale comes last, once. Only the order of the bytes within a
-// unit and their encoding depend on the processor: what suits the instructions that turn them into elements.
+// A panel holds, for each unit of 4 depths, 64 bytes for 16 columns. The integers are exact in bfloat16 and
+// float32, so products are those of Plain weights with the same numbers, in the same order; the scale is
+// applied last, once. Only the order of bytes within a unit and their encoding depend on the processor: they
+// suit the instructions that convert them to elements.
 #pragma once
 
 #include <cmath>
@@ -14,13 +15,13 @@ namespace quire {
 
 constexpr int INT8_DEPTH = 4, INT8_MOST = 127;
 
-// The 16 columns' numbers at depth i of a unit of which each group of 4 bytes is a column.
+// The 16 columns' numbers at depth i of a unit in which each group of 4 bytes is a column.
 inline Vec int8_at(UintVec unit, int i) {
   return __builtin_convertvector(as<IntVec>(unit << (24 - 8 * i)) >> 24, Vec);
 }
 
-// How a unit of weights is laid out and read: `place`, the byte of a column and depth; `encode`, a number's byte; `open`, units of
-// Plain<E> with the same weights.
+// Layout and decoding of a unit of weights: `place`, the byte of a column and depth; `encode`, a number's
+// byte; `open`, conversion to units of Plain<E> with the same weights.
 template <class E>
 struct Int8Unit {
   static constexpr int PARTS = INT8_DEPTH / per_unit<E>();
@@ -45,7 +46,7 @@ struct Int8Unit {
 };
 
 #if defined(QUIRE_AVX512) && defined(__AVX512VBMI__)
-// The bytes of the bfloat16 of 0 .. 127.
+// The bytes of 0 .. 127 in bfloat16.
 struct alignas(64) MagnitudeBytes {
   uint8_t low[128], high[128];
   constexpr MagnitudeBytes() : low(), high() {
@@ -58,8 +59,9 @@ struct alignas(64) MagnitudeBytes {
   }
 };
 
-// Sign and magnitude: the two bytes of a magnitude's bfloat16 are looked up, in tables of 128 bytes, and interleaved. Each 16 bytes
-// hold 4 columns: their first two depths, then the others, as interleaving takes them.
+// Sign and magnitude: the two bytes of a magnitude's bfloat16 are looked up in tables of 128 bytes and
+// interleaved. Each 16 bytes hold 4 columns: their first two depths, then the others, in the order of the
+// interleaving.
 template <>
 struct Int8Unit<BFloat16> {
   static constexpr int PARTS = 2;
@@ -92,14 +94,15 @@ struct Int8Unit<BFloat16> {
 };
 #endif
 
-// Such weights, for rows of type E. A form of Weights, see Plain.
+// 8-bit weights for rows of type E. A form of Weights, see Plain.
 template <class E>
 struct Int8 {
   static constexpr bool IS_EXPANDED = false;
   static constexpr int DEPTH = INT8_DEPTH;
   using Stored = Int8Unit<E>;
 
-  // See Plain. Where accumulators would leave too few registers to read weights with, panel by panel.
+  // See Plain. Computes panel by panel if the accumulators would leave too few registers to read weights
+  // with.
   template <int ROWS, int PANELS>
   static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out, Fetch) {
     constexpr int AT_ONCE = ROWS * PANELS > MOST_SUMS ? 1 : PANELS;
@@ -107,7 +110,7 @@ struct Int8 {
       sums<ROWS, AT_ONCE>(a, stride, w + first * panel, panel, units, out + first * LANES, PANELS * LANES);
   }
 
-  // A panel as Plain<E> has it.
+  // Converts a panel to the form of Plain<E>.
   static void expand(const char* w, int units, char* out) {
     const typename Stored::Opener opener;
     for (int k = 0; k < units; ++k, w += PANEL_UNIT, out += Stored::PARTS * PANEL_UNIT) {
@@ -117,7 +120,8 @@ struct Int8 {
     }
   }
 
-  // A panel of plain weights [columns, depth] (as torch keeps them) into `packed`, its columns' scales into `scales`.
+  // Packs a panel of plain weights [columns, depth] (torch's layout) into `packed`, and its columns' scales
+  // into `scales`.
   static void pack_panel(const E* plain, int columns, int depth, int panel, char* packed, float* scales) {
     char* out = packed + size_t(panel) * (depth / DEPTH) * PANEL_UNIT;
     for (int lane = 0; lane < LANES; ++lane) {
@@ -132,7 +136,7 @@ struct Int8 {
 
  private:
   static constexpr int MOST_SUMS = 12;
-  // A few rows wait for memory: panels are short, and the processor's own prefetching begins anew with each.
+  // With few rows, computing waits for memory: panels are short, and hardware prefetching restarts with each.
   static constexpr int FEW_ROWS = 4, FETCHED_AHEAD = 2048;  // bytes
 
   template <int ROWS, int PANELS>
@@ -156,7 +160,7 @@ struct Int8 {
       for (int p = 0; p < PANELS; ++p) std::memcpy(out + r * out_stride + p * LANES, &acc[r][p], sizeof(Vec));
   }
 
-  // The largest magnitude / 127. NaN where a weight is no finite number: so are then all products with that column.
+  // The largest magnitude / 127. NaN if a weight is not finite: all products with that column are then NaN.
   static float scale_of(const E* from, int depth) {
     float most = 0.0f;
     for (int d = 0; d < depth; ++d) {

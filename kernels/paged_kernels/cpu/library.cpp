@@ -63,7 +63,7 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
 
 }  // namespace
 
-// QUERIES_CACHE: queries and results are of the cache's type, or of float32.
+// QUERIES_CACHE: queries and results have the cache's type, or float32.
 #define QUIRE_ATTENTION(NAME, Q, T)                                                                                    \
   extern "C" void quire_paged_attention_##NAME(                                                                        \
       const void* query, void* out, const void* keys, const void* values, const int32_t* tables, int64_t table_stride, \
@@ -82,7 +82,7 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
                  Shape{kv_heads, kv_heads, head_dim, block_size}, threads);                                            \
   }
 
-// `wide`: `out` is float32; its values are rounded as E holds them.
+// `wide`: `out` is float32, with values rounded to E.
 #define QUIRE_PRODUCTS(NAME, E)                                                                                        \
   extern "C" void quire_pack_##NAME(const void* plain, void* packed, int columns, int depth, int threads) {            \
     pack(columns, threads, [=](int panel) { pack_panel((const E*)plain, columns, depth, panel, (char*)packed); });     \
@@ -121,7 +121,7 @@ QUIRE_DECODER(bfloat16_bfloat16, BFloat16, BFloat16)
 QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
 
-// Few rows are done before another thread is awake.
+// With few rows, a single thread finishes before another would be awake.
 extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, int64_t* places, uint8_t* finite,
                              int threads) {
   share_out<Nothing>(rows, rows < 8 ? 1 : threads, [=](int64_t row, Nothing) {
@@ -131,8 +131,8 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
   });
 }
 
-// The OpenMP runtime's GOMP_parallel; to be set before anything else is called.
+// Sets the OpenMP runtime's GOMP_parallel; call this first.
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
-// Raised with every change of a signature or a layout above.
+// Incremented with every change of a signature or a layout above.
 extern "C" int quire_kernels_abi() { return 6; }

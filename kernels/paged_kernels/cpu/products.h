@@ -1,14 +1,15 @@
-// Products of rows with weights that were packed once.
+// Products of rows with packed weights.
 //
-// Packed weights: panels of 16 columns; a panel holds, for each unit of depth, 16 groups of 4 bytes: one float32, or two bfloat16 of
-// consecutive depth. Columns beyond the last are zero. Weights may be stored in another form (a class like Plain, such as Int8 of
-// int8.h): a few rows read that form as it is, for many each panel is expanded once.
+// Packed weights: panels of 16 columns; a panel holds, for each unit of depth, 16 groups of 4 bytes: one
+// float32, or two bfloat16 of consecutive depth. Columns beyond the last are zero. Weights may be stored in
+// another form (a class like Plain, such as Int8 of int8.h): with few rows that form is read directly, with
+// many each panel is expanded once.
 //
-// Weights lie in memory, and are asked for while those before them are multiplied: waiting for them would take as long again as
-// multiplying some dozens of rows.
+// Weights are prefetched from memory while those before them are multiplied: waiting for them would take as
+// long again as multiplying several dozen rows.
 //
-// Invariance: every element of a result is summed over the depth in order, one accumulator each, whatever rows and columns are
-// computed beside it and by whom. So a row's bits do not depend on its company.
+// Invariance: every element of a result is summed over the depth in order, in one accumulator, whatever rows
+// and columns are computed beside it and on whichever thread. So a row's bits do not depend on other rows.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +26,11 @@ constexpr int MOST_ROWS = 8, WIDE = 3;  // 24 of 32 registers accumulate
 #else
 constexpr int MOST_ROWS = 2, WIDE = 2;
 #endif
-constexpr int UNIT_PANELS = 6;  // of a share of work
+constexpr int UNIT_PANELS = 6;  // of one share of work
 constexpr int BLOCK_ROWS = 128;
-constexpr int STREAMED_ROWS = 6;  // so few wait for memory, which is fastest when weights are just read as they lie
+constexpr int STREAMED_ROWS = 6;  // up to this many rows wait for memory, which is fastest when weights are read sequentially
 
-// acc + both products of a pair of bfloat16, as bits, with 16 pairs.
+// acc + both products of a pair of bfloat16, given as bits, with 16 pairs.
 inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)pairs);
@@ -38,13 +39,13 @@ inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
   return acc + as_float(a & 0xffff0000u) * as<Vec>(pairs & 0xffff0000u);
 #endif
 }
-// acc + a's pair (or single) times 16 columns' worth of weights.
+// acc + a's pair (or single element) times the weights of 16 columns.
 inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, UintVec w) { return multiply_pairs(acc, a, w); }
 inline Vec multiply_add(Vec acc, Float32, uint32_t a, UintVec w) { return acc + as_float(a) * as<Vec>(w); }
 
 template <class E> constexpr int per_unit() { return 4 / int(sizeof(E)); }
 
-// What a tile asks for while it is computed: with each unit of depth the lines at `at` and, if not 0, `apart` from it, `step` bytes
+// Prefetches of a tile: for each unit of depth the lines at `at` and, if not 0, `apart` from it, `step` bytes
 // further each time.
 struct Fetch {
   const char* at;
@@ -57,13 +58,13 @@ struct Fetch {
   }
 };
 
-// Weights of type E as they are.
+// Weights of type E, stored as they are.
 template <class E>
 struct Plain {
   static constexpr bool IS_EXPANDED = true;
   static constexpr int DEPTH = per_unit<E>();  // of a unit
 
-  // `out` [ROWS][PANELS * 16], float32. Unrolled by order: compilers would keep sums in memory.
+  // `out` [ROWS][PANELS * 16], float32. Unrolled explicitly: compilers would otherwise keep sums in memory.
   template <int ROWS, int PANELS>
   __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out,
                                              Fetch fetch) {
@@ -106,8 +107,8 @@ void tile_of(int rows, const E* a, size_t stride, const char* w, size_t panel, i
   }
 }
 
-// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null; `scales`: what sums of a column are multiplied by,
-// or null.
+// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null; `scales`: factor of each
+// column's sums, or null.
 template <class E, class Form = Plain<E>>
 struct Weights {
   const char* packed;
@@ -120,7 +121,7 @@ struct Weights {
   int panels() const { return (columns + LANES - 1) / LANES; }
   const char* panel(int number) const { return packed + number * panel_bytes(); }
 
-  // The result of 16 columns' sum (or the last fewer), from `column` on: scaled, biased and rounded.
+  // The result from the sums of 16 columns (or the last fewer) from `column` on: scaled, biased and rounded.
   Vec finished(const float* sum, int column, int lanes) const {
     Vec value = load_vec(reinterpret_cast<const Float32*>(sum));
     if (scales) value *= load_vec(reinterpret_cast<const Float32*>(scales + column), lanes);
@@ -129,7 +130,7 @@ struct Weights {
   }
 };
 
-// Where a thread expands panels.
+// A thread's memory for expanded panels.
 struct alignas(PANEL_UNIT) Unit { char bytes[PANEL_UNIT]; };
 struct Room { std::vector<Unit> first, second; };
 
@@ -139,18 +140,19 @@ template <class W> int64_t num_shares(const W& weights, int64_t rows) {
   return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS * shares_across(weights);
 }
 
-// Where the weights of a share, or of the same one for other rows, begin.
+// Start of the weights of a share; shares with other rows but the same columns have the same.
 template <class W> const char* weights_at(const W& weights, int64_t share) {
   return weights.panel(int(share % shares_across(weights)) * UNIT_PANELS);
 }
 
-// What a tile computes: `count` panels (WIDE or one) of up to MOST_ROWS rows. `number`: which of its share's with these panels.
+// Work of a tile: `count` panels (WIDE or one) of up to MOST_ROWS rows. `number`: index among the share's
+// tiles with these panels.
 struct Part {
   int64_t row;
   int rows, panel, count, number;
 };
 
-// A share of a product: panels first .. last - 1 of rows begin .. end - 1, by tiles of one height.
+// A share of a product: panels first .. last - 1 of rows begin .. end - 1, in tiles of one height.
 struct ProductShare {
   int first, last, tiles, height;
   int64_t begin, end;
@@ -164,7 +166,7 @@ struct ProductShare {
     height = int((end - begin + tiles - 1) / tiles);
   }
 
-  // Calls `use(part)` for each part, those with the same panels one after another.
+  // Calls `use(part)` for each part, those with the same panels consecutively.
   template <class Use> void each(Use use) const {
     for (int panel = first, count; panel < last; panel += count) {
       count = last - panel >= WIDE ? WIDE : 1;
@@ -175,10 +177,11 @@ struct ProductShare {
   }
 };
 
-// Weights that are read after those of a share, or null: by the first reader, by the second.
+// Weights read after those of a share, or null: by the first reader, by the second.
 struct Ahead { const char *first = nullptr, *second = nullptr; };
 
-// Weights as the tiles of a share read them, panels in order: as they are stored, or expanded where they serve `rows` enough.
+// Weights in the order in which a share's tiles read them: as stored, or expanded if they serve enough
+// `rows`.
 template <class E, class Form>
 class Reader {
  public:
@@ -209,7 +212,8 @@ class Reader {
     }
   }
 
-  // Tiles with the same panels share in asking for the next ones; two in both halves at once, lest they leave out lines.
+  // Tiles with the same panels divide the prefetches of the next ones; with two tiles or fewer, each fetches
+  // in both halves at once, so that no lines are left out.
   Fetch fetch(const Part& part, int units) const {
     const char* next = part.panel + part.count < share_.last ? weights_.panel(part.panel + part.count) : ahead_;
     if (!next || share_.end - share_.begin <= STREAMED_ROWS) return {weights_.panel(part.panel), 0, 0};
@@ -233,7 +237,8 @@ class Reader {
   int expanded_ = -1;
 };
 
-// Calls `use(row, panel, column, lanes)` for each 16 columns of a part's rows; compilers see that these are mostly all there.
+// Calls `use(row, panel, column, lanes)` for each 16 columns of a part's rows. Full pieces get a constant
+// lane count.
 template <class Use> inline void each_piece(const Part& part, int columns, Use use) {
   for (int r = 0; r < part.rows; ++r)
     for (int p = 0; p < part.count; ++p) {
@@ -243,7 +248,8 @@ template <class Use> inline void each_piece(const Part& part, int columns, Use u
     }
 }
 
-// out (+)= a @ weights + bias. `adds`: to what is there, rounded after the product and after the sum. O: E, or Float32.
+// out (+)= a @ weights + bias. `adds`: add to the contents, rounded after the product and after the sum. O:
+// E, or Float32.
 template <class E, class Form, class O>
 void linear_share(const Weights<E, Form>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t number,
                   Ahead ahead, Room& room) {
@@ -288,7 +294,7 @@ void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int a
   });
 }
 
-// Panels first .. of plain weights [columns, depth] (as torch keeps them) into `packed`.
+// Packs one panel of plain weights [columns, depth] (torch's layout) into `packed`.
 template <class E>
 void pack_panel(const E* plain, int columns, int depth, int panel, char* packed) {
   const int units = depth / per_unit<E>();

@@ -1,6 +1,7 @@
-// What happens to a row between products: norms, rotary positions.
+// Operations on rows between products: norms, rotary positions.
 //
-// Values are rounded to E wherever the modules of transformers round them, so that both ways agree but for the order of sums.
+// Values are rounded to E wherever transformers' modules round them, so that both agree except for the order
+// of sums.
 #pragma once
 
 #include <cmath>
@@ -9,14 +10,15 @@
 
 namespace quire {
 
-// x / sqrt(mean(x^2) + eps) * weight. `one_plus`: the weight is what differs from one, multiplied before rounding (Gemma).
+// x / sqrt(mean(x^2) + eps) * weight. `one_plus`: the factor is 1 + weight, multiplied before rounding
+// (Gemma).
 template <class E>
 struct RmsNorm {
   const E* weight;
   float eps;
   bool one_plus;
 
-  // `out` may be `in`; `adds`: the result is added to what is there.
+  // `out` may be `in`; `adds`: add the result to its contents.
   void apply(const E* in, E* out, int width, bool adds) const {
     Vec squares = {};
     for (int d = 0; d < width; d += LANES) {
@@ -34,7 +36,7 @@ struct RmsNorm {
   }
 };
 
-// The first `width` elements of a head turned by their position's angles; `cosines` and `sines` [width].
+// Rotates the first `width` elements of a head by its position's angles; `cosines` and `sines` [width].
 template <class E>
 void rotate(E* head, const E* cosines, const E* sines, int width) {
   const int half = width / 2;

@@ -1,5 +1,5 @@
-// What the kernels need of a C++ library, for libraries that are built ahead of time: they depend on the C library alone.
-// Memory that cannot be had ends the process, as an exception in a thread of OpenMP would.
+// The C++ library functions that the kernels need, for prebuilt libraries, which depend on the C library
+// only. Failed allocation ends the process, as an exception in an OpenMP thread would.
 
 #include <cstdlib>
 #include <new>

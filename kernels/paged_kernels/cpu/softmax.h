@@ -1,6 +1,7 @@
 // The softmax of one query, part by part of its keys.
 //
-// Not a template of how many queries there are: whoever walks beside a query, the same instructions compute its weights.
+// Not a template over the number of queries: the same instructions compute a query's weights whatever queries
+// are computed with it.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +20,8 @@ struct Softmax {
   float top = -std::numeric_limits<float>::infinity();
   Vec total = {};  // by key position modulo 16
 
-  // Scores begin .. end - 1 of a part to weights in place, those around them in the same grains to zero. Returns what sums that were
-  // weighted before are to be multiplied with.
+  // Converts scores begin .. end - 1 of a part to weights in place, and those around them in the same grains
+  // to zero. Returns the factor for sums that were weighted before.
   __attribute__((noinline)) float weigh(float* scores, int begin, int end, const Rule& rule) {
     const int from = begin / GRAIN * GRAIN, to = (end + GRAIN - 1) / GRAIN * GRAIN;
     if (rule.softcap > 0) cap(scores + from, to - from, rule);

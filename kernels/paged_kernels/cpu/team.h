@@ -1,7 +1,8 @@
-// Threads that go through a list of operators together, where cores are shared with other processes.
+// Threads that run a list of operators together, where cores are shared with other processes.
 //
-// An operator is over when its shares are done, not when all threads have come: one that has lost its core holds up nobody unless it
-// holds a share. A thread that waits spins for some microseconds, then sleeps: an idle core takes over who waits for one.
+// An operator is complete when its shares are done, not when all threads have arrived: a descheduled thread
+// delays the others only if it holds a share. A waiting thread spins for a few microseconds, then sleeps and
+// yields its core.
 #pragma once
 
 #include <atomic>
@@ -16,16 +17,16 @@
 
 namespace quire {
 
-// Waits, and tells of progress. Of one team.
+// Wait and notify, for one team.
 class Bell {
  public:
-  // Those who sleep look again.
+  // Makes sleeping threads check again.
   void ring() {
     rings_.fetch_add(1);
     if (sleepers_.load() > 0) wake();
   }
 
-  // Until `is_over()`; whoever makes it so rings afterwards.
+  // Waits until `is_over()`; the thread that makes it true must ring afterwards.
   template <class IsOver>
   void wait(IsOver is_over) {
     for (int turn = 0; turn < SPINS; ++turn) {
@@ -38,7 +39,7 @@ class Bell {
  private:
   static constexpr int SPINS = 500;
 
-  // Until there was another ring, or for no reason.
+  // Returns after another ring, or spuriously.
   void sleep(int heard) {
 #if defined(__linux__)
     sleepers_.fetch_add(1);
@@ -64,7 +65,7 @@ class Bell {
   alignas(64) std::atomic<int> sleepers_{0};
 };
 
-// Hands out 0 .. count - 1, each once, to whoever asks next, and knows when all are done.
+// Hands out 0 .. count - 1, each once, and knows when all are done.
 class Shares {
  public:
   bool next(int64_t count, int64_t& share) {

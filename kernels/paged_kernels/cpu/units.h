@@ -1,6 +1,8 @@
-// How the elements of keys and values come to be multiplied with those of queries and weights: 4 bytes, a unit, at once.
+// How elements of keys and values are multiplied with those of queries and weights: 4 bytes, a unit, at a
+// time.
 //
-// A unit is one float32, or, where queries and cache are bfloat16 and the processor multiplies pairs of them, two bfloat16.
+// A unit is one float32, or, if queries and cache are bfloat16 and the processor multiplies pairs of them,
+// two bfloat16.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +18,10 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// Elements of a key that lie together.
+// Adjacent elements of one key.
 template <class T> constexpr int together() { return std::is_same_v<T, BFloat16> ? 2 : 1; }
 
-// 16 elements of keys that lie one behind the other, or 16 times two that lie together, of which `count` are there.
+// 16 consecutive elements of keys, or 16 adjacent pairs, of which `count` exist.
 template <class T> inline UintVec load_keys(const T* at, int count) {
   if constexpr (sizeof(T) * together<T>() == 4) {
     UintVec keys = {};
@@ -30,15 +32,15 @@ template <class T> inline UintVec load_keys(const T* at, int count) {
   }
 }
 
-// Q: what queries were stored as, T: what keys and values are.
+// Q: stored type of queries, T: of keys and values.
 template <class Q, class T>
 struct Units {
   using Element = Float32;
   static constexpr int DEPTH = 1;              // elements of a query in a unit
-  static constexpr int IN_STORED = together<T>();  // units in what `load_keys` gives
-  static constexpr int KEYS = 1;               // whose weights make a unit
+  static constexpr int IN_STORED = together<T>();  // units in the result of `load_keys`
+  static constexpr int KEYS = 1;               // keys with weights in one unit
   static constexpr int COLUMNS = LANES;        // of values at once
-  static constexpr int VECS = 1;               // that these become
+  static constexpr int VECS = 1;               // vectors that these become
 
   static uint32_t of_query(const Q* at) { return as_bits(load(*at)); }
   static UintVec part(UintVec stored, int number) {
@@ -59,7 +61,7 @@ struct Units<BFloat16, BFloat16> {
   static uint32_t of_query(const BFloat16* at) { uint32_t unit; std::memcpy(&unit, at, sizeof unit); return unit; }
   static UintVec part(UintVec stored, int) { return stored; }
 
-  // Elements of two rows side by side; by quarters of a vector, first those of even numbers.
+  // Interleaved elements of two rows; by quarters of a vector, even quarters first.
   static void load_values(const BFloat16* row, const BFloat16* next, int count, UintVec* out) {
     const __m512i a = load_row(row, count), b = load_row(next, count);
     out[0] = (UintVec)_mm512_unpacklo_epi16(a, b);
@@ -69,7 +71,7 @@ struct Units<BFloat16, BFloat16> {
     return count == COLUMNS ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((uint32_t(1) << count) - 1, row);
   }
 
-  // Weights from .. to - 1 (multiples of COLUMNS) become bfloat16 in place.
+  // Converts weights from .. to - 1 (multiples of COLUMNS) to bfloat16 in place.
   static void keep_weights(float* weights, int from, int to) {
     for (int k = from; k < to; k += COLUMNS) {
       const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + k + LANES), _mm512_loadu_ps(weights + k));
@@ -77,7 +79,7 @@ struct Units<BFloat16, BFloat16> {
     }
   }
 
-  // Sums of COLUMNS columns in the order of columns.
+  // Reorders the sums of COLUMNS columns into column order.
   static void in_order(Vec* sums) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512 a = (__m512)sums[0], b = (__m512)sums[1];

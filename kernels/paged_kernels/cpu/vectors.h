@@ -1,11 +1,11 @@
-// Sixteen lanes of float32, and the element types that are stored in fewer bits.
+// Vectors of sixteen float32 lanes, and the element types stored in fewer bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-#define QUIRE_AVX512  // compilers split conversions of whole vectors into halves
+#define QUIRE_AVX512  // compilers would split conversions of whole vectors into halves
 #include <immintrin.h>
 #endif
 
@@ -13,7 +13,7 @@ namespace quire {
 
 constexpr int LANES = 16;
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
-typedef float LooseVec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // anywhere in memory
+typedef float LooseVec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // unaligned
 typedef int32_t IntVec __attribute__((vector_size(LANES * sizeof(int32_t))));
 typedef uint32_t UintVec __attribute__((vector_size(LANES * sizeof(uint32_t))));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * sizeof(uint16_t))));
@@ -35,7 +35,8 @@ inline To as(From from) {
 inline float load(Float32 x) { return x.bits; }
 inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
 inline float load(Float16 x) {
-  // Shift exponent and mantissa into place, then correct the exponent's bias by a multiplication, which also normalises.
+  // Shift exponent and mantissa into place, then correct the exponent's bias by a multiplication, which also
+  // normalises.
   uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
   float value = as_float(magnitude) * as_float(0x77800000u);  // 2^112
   if ((x.bits & 0x7c00) == 0x7c00) value = as_float(magnitude | 0x7f800000u);
@@ -51,15 +52,15 @@ inline void store(Float16& out, float x) {
   uint32_t bits = as_bits(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000u) { out.bits = uint16_t(sign | 0x7e00); return; }
   if (magnitude >= 0x477ff000u) { out.bits = uint16_t(sign | 0x7c00); return; }
-  if (magnitude < 0x38800000u) {  // subnormal: let the addition of 0.5 round
+  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 rounds it
     out.bits = uint16_t(sign | (as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u));
     return;
   }
   out.bits = uint16_t(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
-// Asks for a line of memory, to be in the second cache soon. In assembler where we can: GCC throws away functions that do nothing
-// but ask.
+// Prefetches a line of memory into the second-level cache. In assembler where possible: GCC removes functions
+// that only prefetch.
 inline void ask_for(const char* line) {
 #if defined(__x86_64__)
   asm volatile("prefetcht1 %0" : : "m"(*line));
@@ -84,7 +85,7 @@ template <> inline Vec load_vec<Float32>(const Float32* p, int count) {
   std::memcpy(&v, p, size_t(count) * sizeof(float));
   return v;
 }
-// 16 integers of 16 bits as 32, and back.
+// Widens 16 integers from 16 to 32 bits, and back.
 inline UintVec widened(HalfVec h) {
 #ifdef QUIRE_AVX512
   return (UintVec)_mm512_cvtepu16_epi32((__m256i)h);
@@ -108,7 +109,7 @@ template <> inline Vec load_vec<BFloat16>(const BFloat16* p, int count) {
 }
 template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
 
-// Bits of bfloat16, rounded to the nearest, ties to even.
+// Bits of bfloat16, rounded to nearest, ties to even.
 inline HalfVec narrow(Vec x) {
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
   return (HalfVec)_mm512_cvtneps_pbh((__m512)x);
@@ -131,7 +132,7 @@ template <> inline void store_vec<BFloat16>(BFloat16* p, Vec x, int count) {
   else std::memcpy(p, &h, size_t(count) * sizeof(uint16_t));
 }
 
-// What is left of a value when it is stored as T.
+// A value after storing it as T.
 template <class T> inline Vec rounded(Vec x) {
   T kept[LANES];
   store_vec(kept, x, LANES);
@@ -140,7 +141,7 @@ template <class T> inline Vec rounded(Vec x) {
 template <> inline Vec rounded<Float32>(Vec x) { return x; }
 template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(x)) << 16); }
 
-// Lanes taken together by halves, then quarters, ...: always in the same order.
+// Combines lanes by halves, then quarters, ...: always in the same order.
 typedef float HalfOf __attribute__((vector_size(8 * sizeof(float))));
 typedef float QuarterOf __attribute__((vector_size(4 * sizeof(float))));
 template <class Take> inline float folded(Vec x, Take take) {
@@ -173,7 +174,7 @@ inline Vec exp_vec(Vec x) {
   return underflow ? Vec{} : p * factor;
 }
 
-// 2^x for x of at most about 100, about 1 ulp; 0 far below. NaN stays NaN.
+// 2^x for x up to about 100, about 1 ulp; 0 for very negative x. NaN stays NaN.
 inline Vec exp2_vec(Vec x) {
 #ifdef QUIRE_AVX512
   const Vec y = (Vec)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x);
@@ -201,7 +202,7 @@ inline Vec exp2_vec(Vec x) {
 
 inline Vec magnitude(Vec x) { return as<Vec>(as<UintVec>(x) & 0x7fffffffu); }
 
-// 1 / (1 + e^-x); the exponential is taken of what is not positive.
+// 1 / (1 + e^-x); takes the exponential of -|x| only.
 inline Vec sigmoid(Vec x) {
   Vec e = exp_vec(-magnitude(x)), one = splat(1.0f);
   return (x < Vec{} ? e : one) / (one + e);

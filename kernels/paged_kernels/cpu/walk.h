@@ -1,16 +1,18 @@
-// A walk through the keys and values of one sequence, in blocks where they lie, for queries that share a kv head.
+// A walk over the keys and values of one sequence, in place in its blocks, for queries that share a kv head.
 //
-// Block layout: keys [kv_heads][head_dim][block_size], values [kv_heads][block_size][head_dim]. Keys lie transposed so that one
-// vector holds the same element of 16 keys and a score needs no sum across lanes. Of bfloat16 keys two elements lie together,
-// [kv_heads][head_dim / 2][block_size][2], which is what processors multiply at once; a last odd element lies alone.
+// Block layout: keys [kv_heads][head_dim][block_size], values [kv_heads][block_size][head_dim]. Keys are
+// transposed so that one vector holds the same element of 16 keys and a score needs no sum across lanes.
+// bfloat16 keys store two elements together, [kv_heads][head_dim / 2][block_size][2], the pairs that
+// processors multiply at once; a last odd element is stored alone.
 //
-// Keys are taken by parts of PART: scores, their softmax and weighted values of one part, then those of the next, while what was
-// summed before is scaled wherever the highest score grew.
+// Keys are processed in parts of PART: scores, their softmax and weighted values of one part, then the next
+// part, scaling earlier sums wherever the highest score grew.
 //
-// Invariance: the result of (token, head) is a function of its query, keys and values alone. Parts begin at the same positions for
-// all. A score is a sum over head_dim in order; weights are summed in 16 lanes by key position; values are added in key order, where
-// processors multiply pairs in those of an even position and the next. Blocks, batch, threads, and which queries share a walk through
-// the keys only decide who computes it and when. Hidden keys are never multiplied, so that stale NaNs cannot leak.
+// Invariance: the result of (token, head) is a function of its query, keys and values alone. Parts begin at
+// the same positions for all sequences. A score is a sum over head_dim in order; weights are summed in 16
+// lanes by key position; values are added in key order, or, where processors multiply pairs, in pairs of an
+// even position and the next. Blocks, batch, threads and the set of queries that share a walk only determine
+// when and on which thread it is computed. Hidden keys are never multiplied, so that stale NaNs cannot leak.
 #pragma once
 
 #include <algorithm>
@@ -22,27 +24,27 @@
 namespace quire {
 
 constexpr int PART = 256;         // keys
-constexpr int MOST_QUERIES = 12;  // that share a walk
-constexpr int SLICE = 32;         // units of a query that lie together
+constexpr int MOST_QUERIES = 12;  // sharing a walk
+constexpr int SLICE = 32;         // adjacent units of a query
 
-// Compilers keep arrays of sums in registers where loops over them are unrolled early.
+// Compilers keep arrays of sums in registers if loops over them are unrolled early.
 #define QUIRE_UNROLLED _Pragma("GCC unroll 16")
 
 struct Shape { int heads, kv_heads, head_dim, block_size; };
 
-// One layer's keys and values, and where a sequence's are.
+// One layer's keys and values, and their addresses.
 template <class T>
 struct Cache {
   const T *keys, *values;
   Shape shape;
 
-  // Where a kv head of a block begins, among keys as among values.
+  // Offset of a block's kv head, in keys as in values.
   size_t head_at(int block, int kv_head) const {
     return (size_t(block) * shape.kv_heads + kv_head) * shape.head_dim * shape.block_size;
   }
 };
 
-// Where element d of a block's key `offset` is, from the beginning of its kv head.
+// Offset of element d of a block's key `offset`, from the start of its kv head.
 template <class T> inline size_t key_element(int d, int offset, const Shape& shape) {
   constexpr int GROUP = together<T>();
   const int whole = shape.head_dim / GROUP * GROUP;
@@ -52,14 +54,15 @@ template <class T> inline size_t key_element(int d, int offset, const Shape& sha
 
 // Blocks of one kv head, `count` from `table` on.
 //
-// They lie anywhere, so the processor does not guess what comes next and must be told, early enough and little by little.
+// They are scattered in memory, which defeats hardware prefetching: they are prefetched explicitly, early and
+// in small steps.
 template <class T>
 struct Chunks {
   const Cache<T>* cache;
   const int32_t* table;
   int kv_head, count;
 
-  // Of keys, or of values.
+  // Prefetches a block of keys or of values.
   __attribute__((always_inline)) void fetch(const T* pool, int index) const {
     constexpr int LINE = 64;  // bytes
     if (index < 0 || index >= count) return;
@@ -70,13 +73,13 @@ struct Chunks {
 };
 constexpr int CHUNKS_AHEAD = 3;
 
-// Blocks that a thread goes through now, from the sequence's block `first` on, and those that it will go through after them.
+// Blocks that a thread reads now, from the sequence's block `first` on, and those it reads afterwards.
 template <class T>
 struct Route {
   Chunks<T> now, next;
   int first;
 
-  // Block number `block` is being read: asks for one that comes some time later.
+  // Prefetches the block that is read CHUNKS_AHEAD blocks after `block`.
   __attribute__((always_inline)) void fetch_after(const T* pool, int block) const {
     const int wanted = block - first + CHUNKS_AHEAD;
     if (wanted < now.count) now.fetch(pool, wanted);
@@ -84,27 +87,27 @@ struct Route {
   }
 };
 
-// Queries that share a kv head, and what they gathered so far. Room that a thread keeps.
+// Queries that share a kv head, and their sums so far. Memory that a thread keeps.
 struct Scratch {
   std::vector<uint32_t> units;  // [slices][queries][SLICE]
   std::vector<float> sums;      // [queries][width]: of weighted values
   std::vector<Softmax> softmax;
   std::vector<int> first, end;  // keys that a query sees; ascending within a walk
-  std::vector<char> nothing;    // zeros, for a row of values that is hidden
+  std::vector<char> nothing;    // zeros, for a hidden row of values
   int queries = 0, width = 0;
   alignas(64) float scores[MOST_QUERIES][PART];
 };
 
-// `NQ` queries from `base` on, through parts of the keys of a sequence.
+// `NQ` queries from `base` on, over parts of a sequence's keys.
 template <class Q, class T, int NQ>
 class Walk {
  public:
-  // `route`: null where others have asked for all blocks.
+  // `route`: null if all blocks have been prefetched already.
   Walk(const Cache<T>& cache, const int32_t* table, const Rule& rule, int kv_head, const Route<T>* route, Scratch& all, int base)
       : cache_(cache), table_(table), rule_(rule), route_(route), all_(all), base_(base), dim_(cache.shape.head_dim),
         size_(cache.shape.block_size), kv_head_(kv_head) {}
 
-  // Takes in those of keys start .. start + PART - 1 that the queries see.
+  // Processes those of keys start .. start + PART - 1 that the queries see.
   __attribute__((noinline)) void run(int start) {
     start_ = start;
     const int from = std::max(start, all_.first[base_]), to = std::min(start + PART, all_.end[base_ + NQ - 1]);
@@ -131,7 +134,7 @@ class Walk {
   // A run: up to 16 keys within one block.
   struct Run { const T* head; int offset, count, start; };
 
-  // Hidden keys of the run are scored too; nobody looks at it.
+  // Hidden keys of the run are scored too; the scores are not used.
   Run run_at(int key) const {
     const int offset = key % size_;
     const int count = std::min({LANES, size_ - offset, start_ + PART - key});
@@ -161,7 +164,7 @@ class Walk {
 
   template <int NT, bool FULL>
   void score_runs(const Run* runs) const {
-    constexpr int STORED = U::DEPTH * U::IN_STORED;  // elements that lie together
+    constexpr int STORED = U::DEPTH * U::IN_STORED;  // adjacent elements
     const int units = dim_ / STORED * U::IN_STORED, step = size_ * together<T>();
     Vec acc[NT][NQ] = {};
     const T* at[NT];
@@ -187,7 +190,7 @@ class Walk {
     if (dim_ % STORED) add_last(runs, NT);
   }
 
-  // The last element of keys where it lies alone.
+  // The last element of keys, if it is stored alone.
   __attribute__((noinline)) void add_last(const Run* runs, int count) const {
     const int unit = dim_ / U::DEPTH;
     const uint32_t* query = all_.units.data() + (size_t(unit / SLICE) * all_.queries + base_) * SLICE + unit % SLICE;
@@ -200,7 +203,7 @@ class Walk {
     }
   }
 
-  // Query n's scores to weights.
+  // Converts query n's scores to weights.
   void weigh(int n) {
     const int begin = begin_of(n) - start_, end = end_of(n) - start_;
     const float factor = all_.softmax[base_ + n].weigh(all_.scores[n], begin, end, rule_);
@@ -210,7 +213,7 @@ class Walk {
     for (int d = 0; d < all_.width; ++d) sums[d] *= factor;
   }
 
-  // Rows of values of `count` units of keys, one behind the other; of a pair one may be hidden.
+  // Rows of values for `count` consecutive units of keys; one row of a pair may be hidden.
   struct Rows { const T *row, *next; int count; };
 
   const T* values_at(int key) const {
@@ -229,7 +232,8 @@ class Walk {
     }
   }
 
-  // Weighted values of keys from .. to - 1 to the sums of N queries from n on, all of which see them.
+  // Adds the weighted values of keys from .. to - 1 to the sums of N queries from n on, all of which see
+  // them.
   template <int N>
   void add_values(int n, int from, int to) const {
     if (from >= to) return;

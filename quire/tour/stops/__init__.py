@@ -1,1 +1,1 @@
-"""The stops of the tour, a module each with its `STOP`. In order: `quire.tour.route`."""
+"""The stops of the tour, one module each with its `STOP`. Their order: `quire.tour.route`."""

@@ -1,4 +1,4 @@
-"""The stop `batching`: the same requests in static batches and in batches that are formed anew at every step (R1)."""
+"""The stop `batching`: the same requests under static batching and under continuous batching."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,27 +20,27 @@ _PROMPT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The steps of one stack, from the first that one of the requests runs in to the last."""
+    """The steps of one stack, from the first to the last in which one of the requests runs."""
 
     steps: Sequence[dict[str, Any]]
 
     def places_of(self, name: str) -> list[int]:
-        """The steps that a request runs in, counted from the first of the course."""
+        """Steps that a request runs in, counted from the first of the course."""
         return [place for place, step in enumerate(self.steps, 1) if pictures.share(step, name)]
 
     @property
     def last_steps(self) -> dict[str, int]:
-        """Of each request the step that made its last token, counted from the first of the course."""
+        """The step of each request's last token, counted from the first of the course."""
         return {name: max(self.places_of(name)) for name in _LENGTHS}
 
     @property
     def used(self) -> int:
-        """Places that a request took, summed over all steps."""
+        """Batch places used, summed over all steps."""
         return sum(pictures.share(step, name) is not None for step in self.steps for name in _LENGTHS)
 
     @property
     def wasted(self) -> int:
-        """Places that stood empty while requests ran."""
+        """Batch places empty while requests ran, summed over all steps."""
         return sum(_num_empty(step) for step in self.steps)
 
     @property
@@ -50,14 +50,14 @@ class Course:
 
 
 def _course(stage: Stage, policy: str) -> Course:
-    """Steps are planned one after the other's result, so that what is free can be seen in the very next one."""
+    """Without overlap, so that a place that becomes free is visible in the next step."""
     with stage.stack(policy=policy, max_num_seqs=_PLACES, scheduler_args=("--no-overlap",)) as stack:
         stack.at_once([Request(name, _prompt(name), _params(length)) for name, length in _LENGTHS.items()])
         return course_of(stack.steps())
 
 
 def _prompt(name: str) -> list[int]:
-    """Another one for each, so that none is in the cache."""
+    """A different prompt for each request, so that none is cached."""
     return [100 + 10 * ord(name) + place for place in range(_PROMPT_TOKENS)]
 
 
@@ -72,7 +72,7 @@ def course_of(steps: Sequence[dict[str, Any]]) -> Course:
 
 
 def show(stage: Stage) -> Screen:
-    """Eight requests of different lengths at four places, under `static` and under `quire`."""
+    """Eight requests of different lengths in four places, under `static` and under `quire`."""
     static, continuous = _course(stage, "static"), _course(stage, "quire")
     return Screen(
         "Static batches against continuous batching",
@@ -92,12 +92,12 @@ def show(stage: Stage) -> Screen:
 
 
 def _num_empty(step: dict[str, Any]) -> int:
-    """Places that nobody has, whoever it is: the request that held the door may still be there."""
+    """Empty places of a step; the gate request, if still running, takes a place too."""
     return _PLACES - len(step["scheduled"])
 
 
 def _timetable(course: Course) -> Text:
-    """Under the requests a row of empty places, those that somebody else could have had."""
+    """Timetable of the requests, with a last row that counts the empty places of each step."""
     picture = pictures.timetable(course.steps, list(_LENGTHS)).append("\n  ")
     for step in course.steps:
         picture.append(str(_num_empty(step) or " "), style="red")
@@ -145,7 +145,7 @@ def _checks(static: Course, continuous: Course) -> list[Check]:
 
 
 def _joined_under_way(steps: Sequence[dict[str, Any]]) -> list[str]:
-    """Requests that began in a step in which others went on."""
+    """Requests that began in a step in which others continued."""
     return [
         name
         for before, step in pairwise(steps)
@@ -155,7 +155,7 @@ def _joined_under_way(steps: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _gaps(course: Course) -> list[int]:
-    """Of each request that had to wait for a place: steps from the end of one that left, earliest first, to its beginning."""
+    """For each request that waited for a place: steps from the end of a finished request, earliest first, to its start."""
     begins = sorted(min(course.places_of(name)) for name in _LENGTHS)[_PLACES:]
     return [begin - end for begin, end in zip(begins, sorted(course.last_steps.values()), strict=False)]
 

@@ -1,4 +1,4 @@
-"""The stop `chitu`: four tasks in the order of each scorer, and of two scorers one after the other (R161, R168-R170)."""
+"""The stop `chitu`: four tasks in the order of each of Chitu's scorers, and of two scorers combined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ TYPES = (
 )
 """Values of `scheduler_type`."""
 TASKS = {"A": (120, 1), "B": (40, 2), "C": (80, 3), "D": (20, 1)}
-"""Tokens of the prompt and priority, in order of arrival."""
+"""Prompt tokens and priority, in order of arrival."""
 PLUG = "plug"
-"""Comes first and is over after its prompt: the others arrive while it runs."""
+"""Arrives first and ends after its prompt; the others arrive while it runs."""
 _PAUSES_S = {"A": 0.02, "B": 0.1, "C": 0.02}
 _OUTPUT_TOKENS = 4
 _NS_PER_TOKEN, _EXPECTED_OUTPUT = 1_000_000, 1_024
 _CLOCKS_NS = 1_000_000
-"""How far readings of two clocks, of an arrival and of a plan, may be apart."""
+"""Allowed difference between the clock readings of an arrival and of a plan."""
 _OPTIONS: dict[str, Any] = {
     "policy": "chitu",
     "policy_set": ("max_prefill_tasks=1", f"max_decode_tasks={len(TASKS)}"),
@@ -43,7 +43,10 @@ _OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What scorers know of a task. `arrived_ns`: Unix time, as `quire why` tells it; `num_tokens`: prompt and generated ones."""
+    """What scorers know of a task.
+
+    `arrived_ns`: Unix time, as `quire why` reports it; `num_tokens`: prompt and generated tokens.
+    """
 
     arrived_ns: int
     prompt_tokens: int
@@ -60,12 +63,12 @@ SCORES: dict[str, Callable[[Task, int], int]] = {
     "deadline": lambda task, now: -(task.arrived_ns + _NS_PER_TOKEN * (task.prompt_tokens + _EXPECTED_OUTPUT)),
     "prefix_align": lambda task, now: -task.num_tokens,
 }
-"""R168, read again: what the scheduler does is compared with these, larger = sooner."""
+"""Reference formulas of the scorers, larger = sooner; the scheduler's choices are compared with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The four tasks under one type. `arrived_ns`: by letter; `prefix`: of their ids."""
+    """The four tasks under one scheduler type. `arrived_ns`: by letter; `prefix`: of their ids."""
 
     type: str
     prefix: str
@@ -73,22 +76,22 @@ class Run:
     arrived_ns: dict[str, int]
 
     def letters(self, step: Step) -> str:
-        """Who runs in it, by their letters."""
+        """Letters of the tasks in a step."""
         return "".join(name.removeprefix(self.prefix) for name in step_facts.ids(step))
 
     @property
     def order(self) -> str:
-        """In which order the prompts ran."""
+        """Letters of the tasks in the order in which their prompts ran."""
         return "".join(self.letters(step) for step in self.steps if step_facts.is_prefill(step))
 
     @property
     def is_pure(self) -> bool:
-        """No step has both types (R169)."""
+        """True if no step mixes prefill and decode."""
         return all(len({group["prefill"] for group in step["scheduled"]}) == 1 for step in self.steps)
 
 
 def show(stage: Stage) -> Screen:
-    """Every type on one stack."""
+    """Run all scheduler types on one stack."""
     with stage.stack(**_OPTIONS) as stack:
         runs = [_run(stack, number, name) for number, name in enumerate(TYPES)]
     return Screen(
@@ -182,14 +185,14 @@ def _checks(runs: Sequence[Run]) -> list[Check]:
 
 
 def _best_first(run: Run) -> Check:
-    """R168-R170: in each step the best-scored task runs, by its type's own formula; alone if it is a prompt."""
+    """Check that in each step the task with the best score runs, by its type's own formula; alone if it is a prompt."""
     wrong = [step["step"] for place, step in enumerate(run.steps) if not _is_best(run, run.steps[:place], step)]
     seen = f"in {len(run.steps)} steps" if not wrong else f"not in steps {', '.join(map(str, wrong))}"
     return Check(f"{run.type}: the best first", bool(run.steps) and not wrong, seen)
 
 
 def _is_best(run: Run, before: Sequence[Step], step: Step) -> bool:
-    """Nobody left out has a score that is better by more than the clocks' difference."""
+    """True if no omitted task has a better score by more than the clocks' difference."""
     tasks = {letter: _task(run, before, letter) for letter in TASKS}
     live = {letter: task for letter, task in tasks.items() if task.num_tokens - task.prompt_tokens < _OUTPUT_TOKENS}
     chosen = run.letters(step)

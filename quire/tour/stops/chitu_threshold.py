@@ -1,4 +1,4 @@
-"""The stop `chitu-threshold`: how many blocks prompts may fill, halved for each eviction, back at once (R170, R173-R175, R181)."""
+"""The stop `chitu-threshold`: Chitu's limit on blocks for prompts, halved at each eviction and restored at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ _OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """All steps of the requests. `thresholds`: right after each was planned, from the recording; `total`: blocks that there are."""
+    """All steps of the requests. `thresholds`: right after each was planned, from the recording; `total`:
+    blocks in the pool."""
 
     steps: Sequence[Step]
     thresholds: Sequence[int]
@@ -41,13 +42,13 @@ class Course:
 
     @property
     def recoveries(self) -> list[int]:
-        """Steps before which the threshold came back to the total."""
+        """Steps before which the threshold was restored."""
         rises = zip(pairwise(self.thresholds), self.steps[1:], strict=True)
         return [step["step"] for (before, after), step in rises if after > before]
 
 
 def show(stage: Stage) -> Screen:
-    """Eight tasks whose blocks do not fit together."""
+    """Eight tasks that need more blocks together than there are."""
     with stage.stack(**_OPTIONS) as stack:
         arrivals.one_by_one(stack, [_request(name) for name in _NAMES])
         course = _course(stack)
@@ -133,7 +134,7 @@ def _pairs(course: Course) -> Iterator[tuple[int, int]]:
 
 
 def thresholds_of(steps: Sequence[Step], total: int) -> Iterator[int]:
-    """R174, R175 applied to what the steps say: the threshold right after each was planned."""
+    """The threshold right after each step was planned, recomputed from the steps with Chitu's rule."""
     threshold, made = total, dict.fromkeys(_NAMES, 0)
     for step in steps:
         for _ in step["preempted"]:
@@ -146,7 +147,7 @@ def thresholds_of(steps: Sequence[Step], total: int) -> Iterator[int]:
 
 
 def _prompts_below(course: Course) -> tuple[bool, str]:
-    """R170: blocks in use once a prompt has its share are at most the threshold."""
+    """Check that blocks in use after scheduling a prompt are at most the threshold."""
     marks = list(zip(course.steps, course.used, course.thresholds, strict=True))
     over = [step["step"] for step, used, limit in marks if step_facts.is_prefill(step) and used > limit]
     above = sum(used > limit for step, used, limit in marks if not step_facts.is_prefill(step))
@@ -154,13 +155,13 @@ def _prompts_below(course: Course) -> tuple[bool, str]:
 
 
 def _strict(course: Course) -> tuple[bool, str]:
-    """R181."""
+    """Check that no step of prompts preempts."""
     prompts = [step for step in course.steps if step_facts.is_prefill(step)]
     return bool(prompts) and not any(step["preempted"] for step in prompts), f"{len(prompts)} steps of prompts"
 
 
 def _last_evicted(course: Course) -> tuple[bool, str]:
-    """R173; under prefill_first tasks of one type are in the order in which they came."""
+    """Check that the last arrived task is evicted; under prefill_first, tasks of one type are in order of arrival."""
     wrong, count = [], 0
     for step in course.steps:
         staying = max(step_facts.ids(step), default="")

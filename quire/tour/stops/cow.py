@@ -1,4 +1,4 @@
-"""The stop `cow`: samples that fork from one prompt share its last block until they write into it (R19, R20)."""
+"""The stop `cow`: samples forked from one prompt share its last block until they write to it (copy on write)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _OUTPUT_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request that forks: its samples, and the tokens of its prompt, 16 a block."""
+    """A request that forks: number of samples, and prompt tokens (16 per block)."""
 
     name: str
     num_samples: int
@@ -28,7 +28,7 @@ class Case:
 
 ALONE = Case("one", 1, 20)
 CASES = (Case("two", 2, 20), Case("four", 4, 20), Case("full", 4, 32))
-"""Two and four samples of a prompt that ends within a block, four of one that fills its blocks."""
+"""Two and four samples of a prompt that ends within a block, and four of one that fills its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Fork:
 
     @property
     def before(self) -> Tables:
-        """Tables as the samples forked: before the step's copies, without the blocks that it took."""
+        """Tables at the fork: before the step's copies, without the blocks that the step allocated."""
         group = share(self.step, self.name)
         num_blocks = -(-group["computed_before"] // BLOCK_SIZE) if group else 0
         return {name: blocks[:num_blocks] for name, blocks in before_copies(self.step, self.name).items()}
@@ -57,13 +57,13 @@ class Fork:
 
 
 def fork_of(steps: Sequence[Step], name: str) -> Fork:
-    """The first step that a request decodes in."""
+    """The first decode step of a request."""
     step = next(step for step in steps if (group := share(step, name)) is not None and not group["prefill"])
     return Fork(step, name)
 
 
 def show(stage: Stage) -> Screen:
-    """The same greedy prompt once, twice and four times, each request alone."""
+    """The same greedy prompt with one, two and four samples, each request alone."""
     with stage.stack(tables=True, policy="vllm-v0", worker_args=EXACT) as stack:
         outputs = {case.name: _run(stack, case) for case in (ALONE, *CASES)}
         steps = stack.steps(tables=True)
@@ -82,7 +82,7 @@ def show(stage: Stage) -> Screen:
 
 
 def _run(stack: TourStack, case: Case) -> RequestOutput:
-    """Greedy, so that what is read from a copied block shows in the tokens."""
+    """Run one request; greedy, so that a wrongly copied block shows in the tokens."""
     params = SamplingParams(n=case.num_samples, temperature=0.0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True)
     [output] = stack.together([Request(case.name, [500 + place for place in range(case.prompt_tokens)], params)])
     return output
@@ -122,7 +122,7 @@ def _copy_check(case: Case, fork: Fork) -> Check:
 
 
 def _count_check(forks: Mapping[str, Fork]) -> Check:
-    """The source's count falls by one with each copy."""
+    """Check that each copy decrements its source's reference count, down to 1."""
     falls = {
         name: (references(fork.before)[source], references(fork.after)[source], len(fork.copies))
         for name, fork in forks.items()

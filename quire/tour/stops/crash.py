@@ -1,4 +1,4 @@
-"""The stop `crash`: the worker is killed while streams run; they go on as if nothing had happened (R200, design.md 8)."""
+"""The stop `crash`: the worker is killed while streams run; the streams continue with the same tokens."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ NUM_REQUESTS, OUTPUT_TOKENS = 6, 120
 NAMES = tuple(f"s{number}" for number in range(NUM_REQUESTS))
 _PROMPT_TOKENS = 24
 _KILL_AFTER = NUM_REQUESTS * OUTPUT_TOKENS // 3
-"""Tokens that clients have, over all streams."""
+"""Tokens received over all streams when the worker is killed."""
 _REVIVE_EVERY_S = 0.02
 _READ_TIMEOUT_S = 120.0
 _COLUMNS = 88
@@ -36,7 +36,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class Reading:
-    """What one client saw. `times_ns`: Unix time of each token; `is_in_order`: every token came once, at its place."""
+    """What one client received. `times_ns`: Unix time of each token; `is_in_order`: each token came once, at its position."""
 
     tokens: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
@@ -45,7 +45,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The run with the kill. `reasons`: what `quire why` says of each request; `boots`: the worker's memories, before and after."""
+    """The run with the kill.
+
+    `reasons`: those of `quire why` for each request; `boots`: the worker's boot ids, before and after.
+    """
 
     steps: Sequence[Step]
     readings: Sequence[Reading]
@@ -57,12 +60,12 @@ class Course:
 
     @property
     def after(self) -> list[Step]:
-        """Steps whose results came from the worker that was started again."""
+        """Steps completed by the restarted worker."""
         return [step for step in self.steps if step["times"]["planned_ns"] > self.killed_ns and not step.get("error")]
 
     @property
     def recovery_s(self) -> float:
-        """From the kill to the first result of the new worker."""
+        """Seconds from the kill to the first result of the new worker."""
         return (self.after[0]["times"]["finished_ns"] - self.killed_ns) / 1e9 if self.after else float("inf")
 
 
@@ -114,7 +117,7 @@ def _requests(prefix: str) -> list[Request]:
 
 @contextmanager
 def _revived(local: LocalStack) -> Iterator[None]:
-    """What dies meanwhile is started again."""
+    """Restart services that die within this context."""
     stop = threading.Event()
 
     def revive() -> None:
@@ -131,7 +134,7 @@ def _revived(local: LocalStack) -> Iterator[None]:
 
 
 def _read_and_kill(stack: TourStack, requests: Sequence[Request]) -> tuple[list[Reading], int]:
-    """What clients read, and when the worker was killed, Unix ns."""
+    """What the clients received, and when the worker was killed (Unix ns)."""
     readings = [Reading() for _ in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="stream") as threads:
         reads = [threads.submit(_read, stack, *pair) for pair in zip(requests, readings, strict=True)]
@@ -159,7 +162,7 @@ def _read(stack: TourStack, request: Request, reading: Reading) -> None:
 
 
 def _arrivals(course: Course) -> Text:
-    """A line for each stream and a column for each stretch of time: how many tokens came in it."""
+    """One line per stream, one column per interval of time: number of tokens received in it."""
     start_ns = min(reading.times_ns[0] for reading in course.readings)
     stretch_ns = max(1, (max(reading.times_ns[-1] for reading in course.readings) - start_ns) // (_COLUMNS - 1))
     counts = [_counts(reading.times_ns, start_ns, stretch_ns) for reading in course.readings]
@@ -205,7 +208,7 @@ def _numbers(course: Course) -> list[Number]:
 
 
 def _num_again(steps: Sequence[Step]) -> int:
-    """Prompts and tokens whose keys and values were gone."""
+    """Tokens recomputed because their KV was lost."""
     return sum(group["tokens"] for step in steps for group in step["scheduled"] if group["prefill"])
 
 

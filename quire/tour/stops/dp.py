@@ -1,4 +1,4 @@
-"""The stop `dp`: two workers as data-parallel ranks; tasks go round robin and stay, a known prefix draws (R188-R194)."""
+"""The stop `dp`: two workers as data-parallel ranks; tasks are placed round robin, or where their prefix is cached."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from quire.tour.stage import Request, Stage
 
 NUM_RANKS, MAX_REQS = 2, 6
 STRANGERS = "ABCDEFG"
-"""Tasks whose prompts nobody knows; the first six have a place."""
+"""Tasks with uncached prompts; the first six get a place."""
 FRIENDS = {"b": "B", "d": "D", "c": "C"}
-"""Tasks that begin as those did, in order of arrival."""
+"""Tasks with the same prefix as those, in order of arrival."""
 _PROMPT_TOKENS, BLOCK_SIZE = 48, 16
 _OPTIONS: dict[str, Any] = {
     "policy": "chitu-dp",
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """All steps; a round is what is planned for all ranks at once. `draws`: what those that a prefix drew were told."""
+    """All steps; a round is planned for all ranks at once. `draws`: numbers of PREFIX_AFFINITY for tasks placed by prefix."""
 
     steps: Sequence[Step]
     outputs: Mapping[str, RequestOutput]
@@ -46,7 +46,7 @@ class Course:
 
     @property
     def rounds(self) -> list[list[Step]]:
-        """Steps that were planned in one call, together."""
+        """Steps grouped by the call that planned them."""
         found: dict[int, list[Step]] = {}
         for step in self.steps:
             found.setdefault(step["times"]["planned_ns"], []).append(step)
@@ -54,7 +54,7 @@ class Course:
 
 
 def show(stage: Stage) -> Screen:
-    """Seven strangers, then three that begin as some of them did."""
+    """Seven tasks with new prefixes, then three that share a prefix with one of them."""
     with stage.stack(**_OPTIONS) as stack:
         strangers = [Request(name, _prompt(name), _params(8 + 3 * place)) for place, name in enumerate(STRANGERS)]
         friends = [Request(name, [*_prompt(known), 7, 8, 9], _params(6)) for name, known in FRIENDS.items()]
@@ -94,14 +94,14 @@ def _draw(episodes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _rank_picture(course: Course, rank: int) -> tuple[Text, Text]:
-    """A place for each round, so that ranks that pause are seen to pause."""
+    """A timetable of one rank with a cell for each round, so that pauses are visible."""
     names = [name for name, owners in course.owners.items() if owners == [rank]]
     own = [_of_rank(planned, rank) for planned in course.rounds]
     return Text(f"rank {rank}: rounds", style="bold"), pictures.timetable(step_facts.fitting(own, 90), names)
 
 
 def _of_rank(planned: Sequence[Step], rank: int) -> Step:
-    """Its step of a round; one of nobody, with the round's first number, where it has none."""
+    """The rank's step of a round; if it has none, an empty step with the round's first number."""
     idle = {"step": planned[0]["step"], "lane": rank, "scheduled": [], "preempted": []}
     return next((step for step in planned if step["lane"] == rank), idle)
 
@@ -177,7 +177,7 @@ def _drawn(course: Course) -> tuple[bool, str]:
 
 
 def _reused(course: Course) -> tuple[bool, str]:
-    """Whole blocks of the known prompt are cached tokens of the answer and of its first step."""
+    """Check that the whole blocks of the known prompt are cached tokens of the response and of the first step."""
     found = [course.outputs[name].num_cached_tokens for name in FRIENDS]
     before = [next(step_facts.shares(course.steps, name))[1]["computed_before"] for name in FRIENDS]
     expected = [_PROMPT_TOKENS // BLOCK_SIZE * BLOCK_SIZE] * len(FRIENDS)

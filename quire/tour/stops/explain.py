@@ -1,4 +1,4 @@
-"""The stop `explain`: why a request waited, left and came back, told by `quire why` and by its trace (R12)."""
+"""The stop `explain`: why a request waited and was preempted and resumed, by `quire why` and by its trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from quire.tour.stage import Request, Stage
 from svc_common import trace_names as names
 
 SUBJECT = "T"
-"""The request that all is about; the others are in its way."""
+"""The request that is explained; the others compete with it."""
 _OTHERS = {"A": (48, 48), "B": (48, 60), "C": (16, 8)}
 """Tokens of prompt and output."""
 _SERVICES = ("quire-gateway", "quire-scheduler", "quire-worker")
@@ -34,7 +34,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A reason to wait as one of both tells it: the step that found it, the code and its numbers."""
+    """A reason to wait, from the timeline or from the trace: the step that found it, its code and its numbers."""
 
     step: int
     reason: str
@@ -42,13 +42,13 @@ class Told:
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """The numbers in one line."""
         return " ".join(f"{name}={value}" for name, value in self.numbers.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The subject as each tells of it: its steps, its timeline, its trace."""
+    """The subject's steps, timeline and trace."""
 
     steps: Sequence[Step]
     timeline: Mapping[str, Any]
@@ -56,36 +56,36 @@ class Course:
 
     @property
     def by_why(self) -> list[Told]:
-        """Its waits by `quire why`."""
+        """The subject's waits by `quire why`."""
         waits = [episode for episode in self.timeline["episodes"] if episode["queue"] in ("waiting", "swapped")]
         return [Told(episode["from_step"], episode["reason"], episode["numbers"]) for episode in waits]
 
     @property
     def by_trace(self) -> list[Told]:
-        """Its waits by the events of its spans: reasons are in capitals, everything else is not."""
+        """The subject's waits by its spans' events; names in capitals are reasons."""
         told = [event for span in self.of_scheduler for event in span.events if event.name.isupper()]
         return [_told(event) for event in sorted(told, key=lambda event: event.time_ns)]
 
     @property
     def of_scheduler(self) -> list[ReceivedSpan]:
-        """Its phases, one after the other."""
+        """The scheduler's spans of the subject, one per phase."""
         return [span for span in self.trace.spans if span.name.startswith("scheduler.")]
 
     @property
     def chunks_of_trace(self) -> list[tuple[int, int, int]]:
-        """(step, tokens computed before, tokens) of each piece of prompt, by the trace."""
+        """(step, tokens computed before, tokens) of each prefill chunk, by the trace."""
         events = [event.attributes for span in self.of_scheduler for event in span.events if event.name == names.CHUNK]
         return [(of[names.STEP], of[names.COMPUTED_BEFORE], of[names.TOKENS]) for of in events]
 
     @property
     def chunks_of_steps(self) -> list[tuple[int, int, int]]:
-        """The same by `quire steps`."""
+        """(step, tokens computed before, tokens) of each prefill chunk, by `quire steps`."""
         found = step_facts.shares(self.steps, SUBJECT)
         return [(number, group["computed_before"], group["tokens"]) for number, group in found if group["prefill"]]
 
 
 def show(stage: Stage) -> Screen:
-    """Four requests, three at a time, in too few blocks."""
+    """Four requests, at most three at a time, with too few blocks."""
     with stage.stack(traced=True, **_OPTIONS) as stack:
         asks = [_request(name, *sizes) for name, sizes in {**_OTHERS, SUBJECT: (90, 50)}.items()]
         arrivals.one_by_one(stack, asks)
@@ -121,7 +121,7 @@ def _told(event: ReceivedEvent) -> Told:
 
 
 def _trace_of(records: OtlpReceiver, request_id: str) -> ReceivedTrace:
-    """All of it: every service's part, and every span's parent."""
+    """The complete trace: spans of all services, and no span without its parent."""
     records.wait(lambda spans: _is_complete(spans, request_id), timeout_s=_TRACE_TIMEOUT_S)
     return records.traces()[_trace_id(records.spans(), request_id)]
 
@@ -230,7 +230,7 @@ def _checks(course: Course) -> list[Check]:
 
 
 def _short(course: Course) -> tuple[bool, str]:
-    """Whoever is told of a shortage is told one: with what is kept back it would be too little."""
+    """Check that each reported shortage was real: taking the blocks would have gone below the watermark."""
     told = [wait.numbers for wait in course.by_why if wait.reason == "NEED_BLOCKS"]
     true = [numbers for numbers in told if numbers["free"] - numbers["need"] < numbers["watermark"]]
     return bool(told) and true == told, ", ".join(f"{n['need']} of {n['free']}" for n in told)

@@ -1,4 +1,4 @@
-"""The stop `memory`: what the same requests take with paging, and with one contiguous region each (R14-R17, R209)."""
+"""The stop `memory`: memory used by the same requests with paging, and with one contiguous region each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from quire.tour.tables import Step, is_scattered, num_logical, num_physical
 from svc_common.errors import DeadlineExceeded
 
 _WORKER_ARGS = ("--num-gpu-blocks-override", "121", "--max-model-len", "1024")
-"""One of the blocks is the null block, which nobody can use."""
+"""One of the 121 blocks is the null block, which is never allocated."""
 _PLACES = 8
 _LENGTHS = (
     (150, 60), (37, 200), (201, 50), (90, 120), (64, 180), (120, 90), (180, 70), (75, 150), (230, 60), (50, 210),
@@ -33,14 +33,14 @@ _LOST = ("reserved", "internal", "external")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The memory report at one instant, and the step that it was read after."""
+    """The memory report at one instant, and the step after which it was read."""
 
     step: int
     report: Mapping[str, Any]
 
     @property
     def num_slots(self) -> int:
-        """Places for the keys and values of one token each, in the whole memory."""
+        """Token slots in the whole memory: each holds the KV of one token."""
         return int(self.report["num_blocks"] * self.report["block_size"])
 
     @property
@@ -83,7 +83,7 @@ def show(stage: Stage) -> Screen:
 
 
 def _moments(stack: TourStack) -> list[Moment]:
-    """Reads the memory again and again while the requests run."""
+    """Read the memory report repeatedly while the requests run."""
     streams, moments = [stack.start(request) for request in _requests()], list[Moment]()
     while (load := stack.admin.load()).queues.running or load.num_waiting or not moments:
         moments.append(Moment(*stack.memory_after()))
@@ -93,7 +93,7 @@ def _moments(stack: TourStack) -> list[Moment]:
 
 
 def _fullest(moments: Sequence[Moment], steps: Sequence[Step]) -> Moment:
-    """The plain moment with the most sequences, and of these with the most tokens."""
+    """The plain moment with most sequences, and among these with most tokens."""
     plain = [moment for moment in moments if _is_plain(moment, steps)]
     if not plain:
         raise DeadlineExceeded("the memory was never read while all requests made tokens", reason="TOUR_TIMEOUT")
@@ -116,7 +116,7 @@ def _bar(slots: Mapping[str, int]) -> list[Part]:
 
 
 def _kinds(moment: Moment) -> Table:
-    """A line for each kind of slot: its share without paging and with it."""
+    """One line per kind of slot: its share without paging and with it."""
     table = Table.grid(padding=(0, 2))
     for _ in range(4):
         table.add_column()
@@ -180,7 +180,7 @@ def _both(moment: Moment) -> dict[str, dict[str, int]]:
 
 
 def _held(step: Step, block_size: int) -> int:
-    """Tokens that have a slot: those computed with this step, and the one it makes where its slot is there already."""
+    """Tokens with a slot: those computed with this step, plus the sampled one if its slot is already allocated."""
     return sum(
         min(group["computed_before"] + group["tokens"] + 1, len(step["tables"][f"{group['id']}/0"]) * block_size)
         for group in step["scheduled"]
@@ -188,7 +188,7 @@ def _held(step: Step, block_size: int) -> int:
 
 
 def _room_left(step: Step, block_size: int) -> int:
-    """Most slots that a sequence of the step has beyond the tokens computed with it."""
+    """Most slots that a sequence of the step has beyond its computed tokens."""
     rooms = [
         len(step["tables"][f"{group['id']}/0"]) * block_size - group["computed_before"] - group["tokens"]
         for group in step["scheduled"]
@@ -197,7 +197,7 @@ def _room_left(step: Step, block_size: int) -> int:
 
 
 def _is_plain(moment: Moment, steps: Sequence[Step]) -> bool:
-    """Whether all that had blocks then made a token each in that step: nothing else was under way."""
+    """True if every sequence with blocks decoded one token in the moment's step."""
     step = next((step for step in steps if step["step"] == moment.step), None)
     if step is None:
         return False

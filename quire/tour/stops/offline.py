@@ -1,4 +1,4 @@
-"""The stop `offline`: `quire.LLM` in this process and the served stack make the same tokens of the same prompts (R4, R5, R7)."""
+"""The stop `offline`: `quire.LLM` in this process and the served stack generate the same tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

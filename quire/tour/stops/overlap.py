@@ -1,4 +1,4 @@
-"""The stop `overlap`: the next step is planned while one runs; two lanes in time, with and without (R144-R147, R155, R159)."""
+"""The stop `overlap`: the next step is planned while one runs; two timelines, with and without overlap."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The decoding steps of one stack in which all requests took part, and what came of them."""
+    """The decode steps of one stack that all requests take part in, and the outputs."""
 
     option: str
     steps: Sequence[Step]
@@ -38,34 +38,34 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The option as words."""
         return self.option.lstrip("-").replace("-", " ")
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of each request."""
+        """Token ids of each request."""
         return [list(output.outputs[0].token_ids) for output in self.outputs]
 
     @property
     def idle_share(self) -> float:
-        """The part of the time in which the worker had nothing to do."""
+        """Share of the time in which the worker is idle."""
         return timelines.idle_share([timelines.run(step) for step in self.steps])
 
     @property
     def median_gap_us(self) -> float:
-        """Between two steps at the worker."""
+        """Median gap between two steps at the worker."""
         return median(timelines.gaps([timelines.run(step) for step in self.steps])) / 1e3
 
     @property
     def num_planned_ahead(self) -> int:
-        """Steps that were planned before the result of the step before was taken."""
+        """Steps planned before the previous step's result was processed."""
         return sum(
             after["times"]["planned_ns"] < before["times"]["finished_ns"] for before, after in pairwise(self.steps)
         )
 
     @property
     def num_ready(self) -> int:
-        """Steps that lay at the worker before it was done with the step before."""
+        """Steps that reached the worker before it completed the previous step."""
         return sum(
             timelines.queued(after).start_ns < timelines.run(before).end_ns for before, after in pairwise(self.steps)
         )
@@ -106,7 +106,7 @@ def _request(number: int, name: str) -> Request:
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
-    """Those in which every request makes a token and nobody computes a prompt; they follow each other."""
+    """The steps in which every request decodes and none computes a prompt; they are consecutive."""
     return [step for step in steps if set(step_facts.ids(step)) == set(NAMES) and not step_facts.is_prefill(step)]
 
 
@@ -114,14 +114,14 @@ def decoding(steps: Sequence[Step]) -> list[Step]:
 
 
 def _pictures(runs: Sequence[Run]) -> list[Text]:
-    """Both on the same scale: that of the longer one."""
+    """Both timelines on the same scale, that of the longer one."""
     drawn = [_drawn(run) for run in runs]
     length_ns = max(_end_ns(steps) - _start_ns(steps) for steps in drawn)
     return [part for run, steps in zip(runs, drawn, strict=True) for part in _picture(run, steps, length_ns)]
 
 
 def _drawn(run: Run) -> Sequence[Step]:
-    """So many in a row: those that took least, as somebody else may have had the machine during others."""
+    """The shortest run of `_NUM_DRAWN` consecutive steps, since other processes may have delayed the others."""
     starts = range(1, len(run.steps) - _NUM_DRAWN)
     windows = [run.steps[at : at + _NUM_DRAWN] for at in starts] or [run.steps]
     return min(windows, key=lambda window: _end_ns(window) - _start_ns(window))
@@ -188,7 +188,7 @@ def _checks(without: Run, with_overlap: Run) -> list[Check]:
 
 
 def _depth(without: Run, with_overlap: Run) -> tuple[bool, str]:
-    """R147: as many plans without a result as the policy plans ahead."""
+    """Check that steps in flight are as many as the policy plans ahead: 1 without overlap, 2 with it."""
     alone, two = (
         timelines.most_at_once(timelines.under_way(step) for step in run.steps) for run in (without, with_overlap)
     )

@@ -1,4 +1,4 @@
-"""The stop `phases`: steps of prompts or of decodes (vLLM v0) against steps that mix both (vLLM v1) (R40, R41, R127, R128)."""
+"""The stop `phases`: steps of prompts or of decodes (vLLM v0) against steps that mix both (vLLM v1)."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from quire.tour.stage import GATE, Request, Stage
 _PROMPTS = {"R1": 3, "R2": 5, "R3": 12}
 _OUTPUT_TOKENS = 9
 BUDGET = 11
-"""Tokens of a step under v1: ten, and one for the request that decodes all along."""
+"""Tokens per step under v1: ten, plus one for the request that decodes throughout."""
 _NAMES = (GATE, *_PROMPTS)
 
 
 def show(stage: Stage) -> Screen:
-    """Three prompts come while one request decodes, under both policies."""
+    """Three prompts arrive while one request decodes, under both policies."""
     v0 = _course(stage, "vllm-v0", None)
     v1 = _course(stage, "vllm-v1", BUDGET)
     cell = pictures.token_cell(3)
@@ -42,7 +42,7 @@ def show(stage: Stage) -> Screen:
 
 
 def _course(stage: Stage, policy: str, budget: int | None) -> list[Step]:
-    """From the step before the prompts to the one in which the first of them ends. Prompts are not cached: all is computed."""
+    """Run the requests and return the steps of interest. Prefix caching is off, so that everything is computed."""
     with stage.stack(
         policy=policy,
         max_num_batched_tokens=budget,
@@ -59,23 +59,23 @@ def _course(stage: Stage, policy: str, budget: int | None) -> list[Step]:
 
 
 def course_of(steps: Sequence[Step]) -> list[Step]:
-    """Two steps before the prompts start, and on to the last step of the last of them."""
+    """From two steps before the first prompt to the last step with one of the requests."""
     places = [place for place, step in enumerate(steps) if any(share(step, name) for name in _PROMPTS)]
     return list(steps[max(0, places[0] - 2) : places[-1] + 1])
 
 
 def kinds(step: Step) -> set[bool]:
-    """Which kinds of work a step has: True = prompts, False = decodes."""
+    """Kinds of work in a step: True = prompts, False = decodes."""
     return {group["prefill"] for group in step["scheduled"]}
 
 
 def tokens(step: Step) -> dict[str, int]:
-    """Tokens of each request."""
+    """Number of tokens of each request."""
     return {group["id"]: group["tokens"] for group in step["scheduled"]}
 
 
 def _first(steps: Sequence[Step]) -> int:
-    """Place of the first step with a prompt."""
+    """Index of the first step with a prompt."""
     return next(place for place, step in enumerate(steps) if any(share(step, name) for name in _PROMPTS))
 
 
@@ -93,7 +93,7 @@ def _numbers(v0: Sequence[Step], v1: Sequence[Step]) -> list[Number]:
 
 
 def _prompt_steps(steps: Sequence[Step]) -> int:
-    """Steps from the first with a prompt to the one that completes the longest."""
+    """Steps from the first one with a prompt to the one that completes the longest prompt."""
     last = max(place for place, step in enumerate(steps) if (group := share(step, "R3")) and group["prefill"])
     return last - _first(steps) + 1
 
@@ -129,7 +129,7 @@ def _checks(v0: Sequence[Step], v1: Sequence[Step]) -> list[Check]:
 
 
 _EXPECTED = [{"R1": 3, "R2": 5, "R3": 2}, {"R1": 1, "R2": 1, "R3": 8}, {"R1": 1, "R2": 1, "R3": 2}]
-"""R128's example."""
+"""Tokens per request in the first three steps under v1: at most 10 a step, R3 in three chunks."""
 
 STOP = Stop(
     "phases",

@@ -1,4 +1,4 @@
-"""The stop `policy-v0`: what else decides in vLLM 0.6.3: priority, the delay factor, prompts that never fit, adapter slots."""
+"""The stop `policy-v0`: further rules of vLLM 0.6.3: priority, delay factor, prompts that never fit, adapter slots."""
 
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ WATERMARK = 2
 NUM_BLOCKS = 16
 ADAPTERS = ("one", "two", "three")
 _CLOCKS_S = 0.005
-"""How far readings of the service's two clocks may be apart on a busy machine."""
+"""Allowed difference between readings of the service's two clocks on a busy machine."""
 _WIDTH = 40
 _OPTIONS: dict[str, Any] = {
     "policy": "vllm-v0",
@@ -70,7 +70,7 @@ def _timetable(steps: Sequence[Step], names: Sequence[str]) -> Any:
 
 
 def _priority(stack: TourStack) -> Scene:
-    """Two places are taken when a more important request comes."""
+    """A request of higher priority arrives while both places are taken."""
     low = [_request("low-1", 8, 24), _request("low-2", 8, 24)]
     high = _request("high", 8, 8, priority=5)
     stack.admin.set_policy(["max_num_seqs=2"])
@@ -114,7 +114,7 @@ def _priority(stack: TourStack) -> Scene:
 
 
 def _delay(stack: TourStack) -> Scene:
-    """Prompts that come after one has run wait for `delay_factor` times what that one took; somebody decodes meanwhile."""
+    """Prompts that arrive after one has run wait for `delay_factor` times its duration while another request decodes."""
     stack.admin.set_policy([f"delay_factor={DELAY_FACTOR}"])
     others = [_request("2nd", 8, 3), _request("3rd", 8, 3)]
     with ExitStack() as opened:
@@ -123,7 +123,9 @@ def _delay(stack: TourStack) -> Scene:
         next(running)
         streams = [opened.enter_context(stack.start(_request("1st", 100, 12)))]
         arrivals.wait_running(stack, "1st")
-        with arrivals.standing_still(stack):  # the first one's step takes that much longer, so nobody has waited enough
+        with arrivals.standing_still(
+            stack
+        ):  # prolongs the first prompt's step, so that the others have not waited long enough
             streams += [opened.enter_context(stack.start(request)) for request in others]
             for request in others:
                 stack.wait(lambda: arrivals.has_come(stack, request.id), f"{request.id} to arrive")  # noqa: B023
@@ -166,13 +168,13 @@ def _delay_scene(stack: TourStack, names: list[str]) -> Scene:
 
 
 def prompt_latency_s(steps: Sequence[Step], number: int) -> float:
-    """From the planning of that step to the planning of the next (R57)."""
+    """Seconds from the planning of that step to the planning of the next one."""
     planned = {step["step"]: step["times"]["planned_ns"] for step in steps}
     return float(planned[min(other for other in planned if other > number)] - planned[number]) / 1e9
 
 
 def delay_waited_s(steps: Sequence[Step], number: int, arrived_ns: int) -> float:
-    """From the arrival to the planning of that step."""
+    """Seconds from the arrival to the planning of that step."""
     return float(step_facts.by_number(steps)[number]["times"]["planned_ns"] - arrived_ns) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The stop `preempt`: blocks run out, somebody leaves by being computed again or by being copied to host memory (R60, R72-R79)."""
+"""The stop `preempt`: blocks run out, and requests are preempted by recompute or by swap."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ from quire.tour.stage import Request, Stage, TourStack
 NUM_BLOCKS, BLOCK_SIZE = 16, 16
 RECOMPUTE, SWAP, BY_NUMBER = "recompute", "swap", "by number"
 ACTS: Mapping[str, str] = {RECOMPUTE: "r", SWAP: "s", BY_NUMBER: "n"}
-"""Acts, and the first letter of the names of their requests."""
+"""Acts, and the first letter of their requests' names."""
 _LETTERS = "ABCD"
 _TWINS = "C"
-"""Asks for two samples where the mode goes by their number."""
+"""The request with two samples in the act where the mode depends on the number of samples."""
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 48, 36
 _OPTIONS: dict[str, Any] = {
     "policy": "vllm-v0",
-    # Below 100 blocks the default keeps none back (R52), and who leaves is back in the next step, to leave again.
+    # Below 100 blocks the default watermark is 0, and a preempted request would resume in the next step, to
+    # be preempted again.
     "policy_set": ("preemption_mode=recompute", "prefix_caching=false", "watermark_blocks=1"),
     "worker_args": (
         *("--dtype", "float32", "--max-model-len", "256", "--swap-space", "8MiB", "--block-size", str(BLOCK_SIZE)),
@@ -34,8 +35,11 @@ _OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """One that left. `amount`: tokens lost, or blocks copied out, as `quire why` tells it; `by`: for whom. `back`: its first share
-    afterwards, with the step's number."""
+    """One preemption.
+
+    `amount`: tokens lost, or blocks copied out, as reported by `quire why`; `by`: the request that got the
+    blocks. `back`: (step number, the request's first entry afterwards).
+    """
 
     act: str
     name: str
@@ -48,7 +52,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What one mode made of the four requests."""
+    """The four requests under one preemption mode."""
 
     name: str
     steps: Sequence[Step]
@@ -58,16 +62,16 @@ class Act:
 
     @property
     def is_equal(self) -> bool:
-        """The tokens are those of an undisturbed run."""
+        """True if the tokens are those of an undisturbed run."""
         return [_tokens(output) for output in self.outputs] == [_tokens(output) for output in self.undisturbed]
 
     def of_mode(self, mode: str) -> list[Departure]:
-        """Who left in this way."""
+        """Preemptions by this mode."""
         return [departure for departure in self.departures if departure.mode == mode]
 
 
 def show(stage: Stage) -> Screen:
-    """Four requests whose blocks do not fit together, under each mode."""
+    """Four requests that need more blocks together than there are, under each mode."""
     with stage.stack(**_OPTIONS) as stack:
         undisturbed = {who: stack.together([_request(f"alone-{who}", who, 1)])[0] for who in _LETTERS}
         twins = stack.together([_request(f"alone-{_TWINS}{_TWINS}", _TWINS, 2)])[0]
@@ -190,7 +194,7 @@ def _checks(acts: Sequence[Act], pool: Mapping[str, int]) -> list[Check]:
 
 
 def _last_leaves(acts: Sequence[Act]) -> Check:
-    """R60: the victim is the tail of the running queue, which the steps' order of requests is."""
+    """Check that the victim is the tail of the running queue, which has the order of the steps' requests."""
     wrong, count = [], 0
     for act in acts:
         running: list[str] = []
@@ -207,7 +211,7 @@ def _last_leaves(acts: Sequence[Act]) -> Check:
 
 
 def _starts_over(act: Act) -> tuple[bool, str]:
-    """R26, R77: prompt and generated tokens from the first on, and what was lost is what had been computed."""
+    """Check that a recompute starts at token 0 with prompt and generated tokens, and loses what had been computed."""
     for one in act.departures:
         made = step_facts.num_sampled(act.steps, one.name, before=one.step)
         computed = step_facts.num_computed(act.steps, one.name, one.step)
@@ -218,7 +222,7 @@ def _starts_over(act: Act) -> tuple[bool, str]:
 
 
 def _comes_back(act: Act) -> tuple[bool, str]:
-    """R73, R78: as many blocks as left, and the next token right away."""
+    """Check that a swap brings back as many blocks as were copied out, and that decoding then continues."""
     out, back = (sum(len(step[way]) for step in act.steps) for way in ("swap_out", "swap_in"))
     told = sum(one.amount for one in act.departures)
     goes_on = all(one.back is not None and one.back[1]["tokens"] == 1 for one in act.departures)
@@ -227,14 +231,14 @@ def _comes_back(act: Act) -> tuple[bool, str]:
 
 
 def _one_way(acts: Sequence[Act]) -> tuple[bool, str]:
-    """R3."""
+    """Check that no step swaps both in and out."""
     both = [step["step"] for act in acts for step in act.steps if step["swap_out"] and step["swap_in"]]
     ways = sum(bool(step["swap_out"] or step["swap_in"]) for act in acts for step in act.steps)
     return ways > 0 and not both, f"{ways} steps copy, {len(both)} of them both ways"
 
 
 def _goes_by_number(act: Act) -> tuple[bool, str]:
-    """R76: without a mode, by the number of sequences that can run."""
+    """Check that the default mode depends on the number of unfinished sequences: one is recomputed, several are swapped."""
     twins = f"{ACTS[BY_NUMBER]}{_TWINS}"
     wrong = [one for one in act.departures if (one.mode == SWAP) is not (one.name == twins)]
     both = {one.mode for one in act.departures} == {RECOMPUTE, SWAP}

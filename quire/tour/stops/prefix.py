@@ -1,4 +1,4 @@
-"""The stop `prefix`: what of a prompt is found in the cache, what that saves, and who goes first when blocks run short."""
+"""The stop `prefix`: prefix-cache hits, the computation they save, and the order of eviction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +35,10 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Cached blocks that nobody held, next to be evicted first: before a request that needs room, and after it. `taken`: the
-    request's own."""
+    """Unreferenced cached blocks, next to be evicted first, before and after a request that needs many blocks.
+
+    `taken`: the blocks of that request.
+    """
 
     before: Sequence[str]
     after: Sequence[str]
@@ -44,17 +46,17 @@ class Eviction:
 
     @property
     def gone(self) -> list[str]:
-        """Cached blocks that the request was given, those at the head of `before` in their order."""
+        """Cached blocks allocated to the request, which are the head of `before`, in order."""
         return [block for block in self.before if block in self.taken]
 
     @property
     def left(self) -> list[str]:
-        """Those of before that are still cached, in their order now."""
+        """Blocks of `after` not taken by the request, in their current order."""
         return [block for block in self.after if block not in self.taken]
 
 
 def show(stage: Stage) -> Screen:
-    """Requests one after the other: hits and misses, then one that takes most of the blocks, then who is still there."""
+    """Requests one after the other: hits and misses, one that takes most blocks, and a check of what is still cached."""
     with stage.stack(
         tables=True, worker_args=_WORKER_ARGS, max_num_batched_tokens=BUDGET, max_num_seqs=BUDGET
     ) as stack:
@@ -82,7 +84,7 @@ def show(stage: Stage) -> Screen:
 
 
 def _hits(stack: TourStack) -> dict[str, RequestOutput]:
-    """Runs the requests of EXPECTED one after the other."""
+    """Run the requests of EXPECTED one after the other."""
     [cold] = stack.together([_request("cold", _PROMPT, _FIRST_OUTPUT)])
     answer = [*_PROMPT, *cold.outputs[0].token_ids[: _FIRST_OUTPUT - 1], 9]
     prompts = {
@@ -109,23 +111,23 @@ def _request(name: str, prompt: Sequence[int], num_tokens: int = _OUTPUT) -> Req
 
 
 def prefills(steps: Sequence[Step], name: str) -> list[Mapping[str, int]]:
-    """A request's shares of the steps that compute its prompt."""
+    """Entries of a request in the steps that compute its prompt."""
     shares = [share(step, name) for step in steps]
     return [group for group in shares if group is not None and group["prefill"]]
 
 
 def cached_tokens(steps: Sequence[Step], name: str) -> int:
-    """Tokens that count as computed before its first step."""
+    """Tokens that count as computed before the request's first step."""
     return prefills(steps, name)[0]["computed_before"]
 
 
 def computed_tokens(steps: Sequence[Step], name: str) -> int:
-    """Tokens of its prompt that are computed."""
+    """Tokens of the request's prompt that are computed."""
     return sum(group["tokens"] for group in prefills(steps, name))
 
 
 def taken_by(steps: Sequence[Step], name: str) -> list[str]:
-    """All blocks that a request of one choice ever had."""
+    """All blocks that a request with one choice ever had."""
     return list(dict.fromkeys(block for step in steps for block in step["tables"].get(f"{name}/0", ())))
 
 

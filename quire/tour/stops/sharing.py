@@ -1,4 +1,4 @@
-"""The stop `sharing`: samples and beams hold their prompt once; what that saves, beside the closed form (R14, R19, R21, R209)."""
+"""The stop `sharing`: samples and beams share the blocks of their prompt; the saving, beside its closed form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _SHADES = ((1, "░", "bright_black"), (2, "▒", "yellow"), (3, "▓", "yellow"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Blocks of a request summed over its decode steps: entries of its tables, and different blocks among them."""
+    """Blocks of a request summed over its decode steps: entries of its tables, and distinct blocks among them."""
 
     num_steps: int
     logical: int
@@ -30,12 +30,12 @@ class Holding:
 
     @property
     def saved(self) -> float:
-        """Share of blocks that sharing saves."""
+        """Share of blocks saved by sharing."""
         return 1 - self.physical / self.logical
 
 
 def show(stage: Stage) -> Screen:
-    """Three requests for several samples and a beam search run side by side, each with a prompt of its own."""
+    """Three requests for several samples and a beam search run together, each with its own prompt."""
     with stage.stack(tables=True) as stack:
         stack.together(_requests())
         steps = stack.steps(tables=True)
@@ -78,7 +78,7 @@ def _requests() -> list[Request]:
 
 
 def _prompt(name: str) -> list[int]:
-    """Another one for each."""
+    """A different prompt for each request."""
     first = 300 + PROMPT_TOKENS * [*SAMPLES, *BEAMS].index(name)
     return [first + place for place in range(PROMPT_TOKENS)]
 
@@ -87,7 +87,7 @@ def _prompt(name: str) -> list[int]:
 
 
 def _decodes(steps: Sequence[Step], name: str) -> list[Step]:
-    """The steps in which a request decodes with all its sequences: those that compute its prompt are left out."""
+    """The decode steps of a request; steps that compute its prompt are left out."""
     ours = [(step, share(step, name)) for step in steps]
     return [step for step, group in ours if group is not None and not group["prefill"]]
 
@@ -98,13 +98,13 @@ def _middle(steps: Sequence[Step], name: str) -> Step:
 
 
 def holding(steps: Sequence[Step], name: str) -> Holding:
-    """What a request holds over its decode steps."""
+    """Blocks of a request summed over its decode steps."""
     tables = [tables_of(step, name) for step in _decodes(steps, name)]
     return Holding(len(tables), sum(map(num_logical, tables)), sum(map(num_physical, tables)))
 
 
 def closed_form(n: int) -> float:
-    """R209: 1 - sum of (floor(P/b) + n (L_t - floor(P/b))) / sum of n L_t over t = 1..O, with L_t = ceil((P + t) / b)."""
+    """Saving 1 - sum of (floor(P/b) + n (L_t - floor(P/b))) / sum of n L_t over t = 1..O, with L_t = ceil((P + t) / b)."""
     shared = PROMPT_TOKENS // BLOCK_SIZE
     lengths = [-(-(PROMPT_TOKENS + t) // BLOCK_SIZE) for t in range(1, OUTPUT_TOKENS + 1)]
     return 1 - sum(shared + n * (length - shared) for length in lengths) / (n * sum(lengths))
@@ -114,7 +114,7 @@ def closed_form(n: int) -> float:
 
 
 def _tables(step: Step, name: str) -> Table:
-    """A row for each sequence, a character for each logical block: how many hold it."""
+    """One row per sequence, one character per logical block that shows how many sequences share it."""
     tables = tables_of(step, name)
     counts = references(tables)
     grid = Table.grid(padding=(0, 1))

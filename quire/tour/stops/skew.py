@@ -1,4 +1,4 @@
-"""The stop `skew`: two cache slots whose batches are under way at the same time (R147, R179, R183-R187)."""
+"""The stop `skew`: Chitu's skew scheduler: the batches of two cache slots are in flight at the same time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ OUTPUT_TOKENS = {name: 6 + 3 * place for place, name in enumerate(_NAMES)}
 _PROMPT_TOKENS = 24
 _MAX_REQS, _NUM_SLOTS = 5, 2
 SIZES = (3, 2)
-"""Places of each slot: the first ones have one more (R179)."""
+"""Places of each slot; the first slots get the remainder."""
 _NUM_DRAWN = 8
 _OPTIONS: dict[str, Any] = {
     "policy": "chitu-skew",
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """All steps of the requests; `reasons`: what each was told while it waited."""
+    """All steps of the requests; `reasons`: the waiting reasons of each."""
 
     steps: Sequence[Step]
     reasons: Mapping[str, Sequence[str]]
@@ -38,22 +38,22 @@ class Course:
 
     @property
     def slots(self) -> dict[str, set[int]]:
-        """In which slots each request ran."""
+        """Slots that each request ran in."""
         return {
             name: {step["lane"] for step in self.steps if pictures.share(step, name) is not None} for name in self.names
         }
 
     def of_slot(self, slot: int) -> list[Step]:
-        """Its steps."""
+        """Steps of one slot."""
         return [step for step in self.steps if step["lane"] == slot]
 
     def residents(self, slot: int) -> list[list[str]]:
-        """Who lives in it at each of its steps."""
+        """Requests in the slot at each of its steps."""
         return [step_facts.ids(step) for step in self.of_slot(slot)]
 
     @property
     def both(self) -> list[Step]:
-        """Steps while both slots had somebody: up to the last of the slot that is done first."""
+        """Steps while both slots had requests: up to the last step of the slot that finishes first."""
         last = min(self.of_slot(slot)[-1]["step"] for slot in range(_NUM_SLOTS))
         return [step for step in self.steps if step["step"] <= last]
 
@@ -99,7 +99,7 @@ def _slot_picture(course: Course, slot: int) -> tuple[Text, Text]:
 
 
 def _lanes(course: Course) -> Text:
-    """From the middle of the time in which both slots are busy."""
+    """Timeline from the middle of the time in which both slots are busy."""
     middle = max(0, len(course.both) // 2 - _NUM_DRAWN // 2)
     drawn = course.both[middle : middle + _NUM_DRAWN]
     rows: dict[str, list[Span]] = {f"slot {slot}": [] for slot in range(_NUM_SLOTS)}
@@ -127,7 +127,7 @@ def _most_under_way(steps: Sequence[Step]) -> int:
 
 
 def _overlapping(steps: Sequence[Step]) -> list[Step]:
-    """Those that were planned before the result of the one before was taken."""
+    """Steps planned before the previous one's result was processed."""
     return [after for before, after in pairwise(steps) if after["times"]["planned_ns"] < before["times"]["finished_ns"]]
 
 
@@ -135,7 +135,7 @@ def _overlapping(steps: Sequence[Step]) -> list[Step]:
 
 
 def checks(course: Course) -> list[Check]:
-    """What must hold of skew scheduling."""
+    """Checks of skew scheduling."""
     most, num_overlapping = _most_under_way(course.steps), len(_overlapping(course.both))
     alone = [_most_under_way(course.of_slot(slot)) for slot in range(_NUM_SLOTS)]
     turns = [(before["lane"], after["lane"]) for before, after in pairwise(course.both)]
@@ -163,7 +163,7 @@ def checks(course: Course) -> list[Check]:
 
 
 def _drains(course: Course) -> tuple[bool, str]:
-    """R184: whoever comes in finds no decoding resident; and somebody was kept out for that."""
+    """Check that a task enters a slot only when none of its residents is decoding, and that some task waited for that."""
     early = []
     for slot in range(_NUM_SLOTS):
         for before, after in pairwise(course.residents(slot)):

@@ -1,4 +1,4 @@
-"""The stop `startup`: how a start goes, and how weights, the largest step and the KV cache divide the memory (R8, R9)."""
+"""The stop `startup`: phases of a startup, and memory for weights, the largest step and the KV cache."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What was read of a stack that has just started, and of its first request."""
+    """What was read of a stack right after its start, and of its first request."""
 
     milestones: Sequence[Milestone]
     account: worker_pb2.ProfileCacheResponse
@@ -39,7 +39,7 @@ class Start:
 
     @property
     def block_bytes(self) -> int:
-        """R9's, from the checkpoint's config.json: dtype x layers x 2 x block size x KV heads x size of a head."""
+        """Bytes of a block from config.json: dtype x layers x 2 x block size x KV heads x head size."""
         config: dict[str, Any] = json.loads((default_model() / "config.json").read_text(encoding="utf-8"))
         dtype_bytes = {"bfloat16": 2, "float16": 2, "float32": 4}[config["dtype"]]
         per_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"]
@@ -47,7 +47,7 @@ class Start:
 
     @property
     def pool_blocks(self) -> int:
-        """Blocks of the device pool as the first step found it: those that were free, and those that it took."""
+        """Blocks of the device pool at the first step: those free plus those that the step took."""
         first = self.steps[0]
         taken = {block for blocks in first["tables"].values() for block in blocks}
         return int(first["free"][0]) + len(taken)
@@ -81,7 +81,7 @@ def _start(stack: TourStack) -> Start:
 
 
 def _profile(address: str) -> worker_pb2.ProfileCacheResponse:
-    """The worker's account: what it measured for the largest step, which it says again for every smaller one."""
+    """The worker's memory profile of the largest step, which it repeats for every smaller one."""
     with blocking_channel(Credentials())(address) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
         request = worker_pb2.ProfileCacheRequest(max_num_batched_tokens=1, max_num_seqs=1)
@@ -93,7 +93,7 @@ def _profile(address: str) -> worker_pb2.ProfileCacheResponse:
 
 
 def _timeline(milestones: Sequence[Milestone]) -> Table:
-    """A line for each milestone: when it was reached."""
+    """One line per milestone: when it was reached."""
     end_s = milestones[-1].at_s
     table = Table.grid(padding=(0, 2))
     for milestone in milestones:
@@ -104,7 +104,7 @@ def _timeline(milestones: Sequence[Milestone]) -> Table:
 
 
 def _parts(account: worker_pb2.ProfileCacheResponse) -> list[tuple[Part, str]]:
-    """Bytes by what they are for, and how that is known."""
+    """Bytes by purpose, and how each is known."""
     gpu = account.num_gpu_blocks * account.block_bytes
     cpu = account.num_cpu_blocks * account.block_bytes
     return [

@@ -1,1 +1,1 @@
-"""The parts that a policy is made of: queue order, admission, budget, preemption, placement."""
+"""The parts of a policy: queue order, admission, budget, preemption, placement."""

@@ -9,25 +9,25 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class OpenGate:
-    """A check without a gate and without a memory: the parts below say more."""
+    """Base of checks without a gate and without state."""
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
-        """Always open."""
+        """Return True."""
         return True
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """Anybody."""
+        """Return ENTER."""
         return Verdict.ENTER
 
     def close(self, num_started: int) -> None:
-        """Nothing to remember."""
+        """No-op."""
 
 
 class MaxSeqs(OpenGate):
-    """No more than `max_num_seqs` sequences run at a time (R132)."""
+    """Run no more than `max_num_seqs` sequences at a time."""
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """STOP where it would be more."""
+        """STOP if there would be more."""
         num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
         if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
             return Verdict.ENTER
@@ -36,13 +36,13 @@ class MaxSeqs(OpenGate):
 
 
 class LoraSlots(OpenGate):
-    """At most `max_loras` adapters in a batch; who would need one more is passed over (R53)."""
+    """At most `max_loras` adapters in a batch; groups that would need one more are passed over."""
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """SKIP where it would be more."""
+        """SKIP if there would be more."""
         lora_id = group.request.lora_id
         if not lora_id or lora_id in draft.lora_ids or len(draft.lora_ids) < self._max_loras:
             return Verdict.ENTER
@@ -51,7 +51,7 @@ class LoraSlots(OpenGate):
 
 
 class Delay(OpenGate):
-    """Prompts wait for company: until the oldest waited `delay_factor` times the last prompt step's duration (R57)."""
+    """Batch prompts: start none until the oldest has waited `delay_factor` times the last prompt step's duration."""
 
     MEMORY = ("_prev_time", "_prev_prompt", "_last_prompt_latency")
 
@@ -62,7 +62,10 @@ class Delay(OpenGate):
         self._last_prompt_latency = 0.0
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
-        """Open when it waited long enough, or nobody runs. Asking twice in a step forgets that the last one was a prompt's."""
+        """Open if the oldest waited long enough, or no group runs.
+
+        As in vLLM, a second call in a step clears the flag that the last step had prompts.
+        """
         if self._prev_prompt:
             self._last_prompt_latency = draft.now - self._prev_time
         self._prev_time, self._prev_prompt = draft.now, False
@@ -76,15 +79,18 @@ class Delay(OpenGate):
         return False
 
     def close(self, num_started: int) -> None:
-        """Remembers that this step has prompts."""
+        """Remember whether this step has prompts."""
         self._prev_prompt = self._prev_prompt or num_started > 0
 
 
 class WholeBatch(OpenGate):
-    """Static batching: nobody joins a batch under way; the slowest keeps all others waiting (R1: what is to be avoided)."""
+    """Static batching: no group joins a running batch, so the slowest sequence delays all waiting requests.
+
+    This is the baseline that continuous batching is compared with.
+    """
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
-        """Open while a batch is put together: until the worker holds its first."""
+        """Open while a batch is being assembled: until the worker holds its first sequence."""
         if not state.running or state.running[0].live[0].name not in state.on_worker:
             return True
         if len(state.waiting):
@@ -93,8 +99,9 @@ class WholeBatch(OpenGate):
 
 
 class PatientSlots(OpenGate):
-    """`LoraSlots` until a request is `patience_s` later than it should have started; from then on nobody behind it starts until its
-    adapter has a slot (R53, R202)."""
+    """`LoraSlots` with a limit on overtaking: once a request is `patience_s` late, no group behind it starts
+    before its adapter has a slot.
+    """
 
     def __init__(self, max_loras: int, ordering: Ordering, patience_s: float) -> None:
         self._slots = LoraSlots(max_loras)
@@ -103,7 +110,7 @@ class PatientSlots(OpenGate):
         self._patience_s = patience_s
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """SKIP, or STOP for who has been patient."""
+        """SKIP, or STOP for a request that is `patience_s` late."""
         verdict = self._slots.check(group, state, draft)
         if verdict is not Verdict.SKIP or draft.now <= self._ordering.key(group)[0] + self._patience_s:
             return verdict

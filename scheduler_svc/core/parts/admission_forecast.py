@@ -1,4 +1,4 @@
-"""Restraint: a prompt starts only where those that run can be expected to come to their end with it, without preemption."""
+"""Admit a prompt only if forecast peak KV usage fits, so that running requests finish without preemption."""
 
 import math
 from dataclasses import dataclass
@@ -22,8 +22,11 @@ _MOST_CAUTION = 1.0
 
 @dataclass(slots=True)
 class Demand:
-    """Of groups, one entry each: `tokens` known so far, `blocks` they hold, of which `own` go when they end, `remaining` tokens
-    expected to come, `width` sequences that grow."""
+    """Block demand of several groups, one array entry per group.
+
+    `tokens`: tokens so far; `blocks`: blocks held; `own`: those of them freed when it ends; `remaining`:
+    expected further tokens; `width`: sequences that grow.
+    """
 
     tokens: Floats
     blocks: Floats
@@ -32,13 +35,13 @@ class Demand:
     width: Floats
 
     def __add__(self, other: "Demand") -> "Demand":
-        """Those of both."""
+        """The demand of both sets of groups."""
         columns = ("tokens", "blocks", "own", "remaining", "width")
         return Demand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
 
     def peak(self, num_used: int, block_size: int) -> float:
-        """The most blocks in use at any time from now on, `num_used` now: just before each of them ends in turn."""
-        # By all columns, so that the order in which groups were looked at makes no difference.
+        """Peak number of blocks in use from now on, given `num_used` now: the maximum just before each group ends."""
+        # Sorted by all fields, so that the order in which groups were examined makes no difference.
         order = np.lexsort((self.width, self.own, self.blocks, self.tokens, -self.remaining))
         remaining, width = self.remaining[order], np.cumsum(self.width[order])
         known = np.cumsum(self.tokens[order] - self.blocks[order] * block_size)
@@ -49,13 +52,15 @@ class Demand:
 
 
 class ExpectedPeak(OpenGate):
-    """Looks ahead: everybody grows to its expected length and frees its blocks at its end; the most blocks in use at any time must
-    fit the pool. What outputs are expected to become is learned (`OutputLengths`), times a caution that grows with each step in
-    which work was lost, and falls back to `caution` as outputs come to their end. Where victims are copied to the host for less
-    than computing them costs, it counts for as much less.
+    """Forecast peak KV usage: each group grows to its expected length and then frees its blocks; the peak must fit
+    the pool.
 
-    Who would run alone always enters, and so does for whom others just left. A forecast, not a promise: whether there are blocks
-    in this step is asked of the cache rules.
+    Expected output lengths are learned (`OutputLengths`) and multiplied by a caution factor, which grows with
+    each step that lost work to preemption and decays to `caution` as outputs finish. Where swapping a victim
+    costs less than recomputing it, the factor is reduced by that ratio.
+
+    A group that would run alone always enters, and so does one for which others were just preempted. The check
+    is a forecast; whether the blocks of this step are available is up to the cache rules.
     """
 
     MEMORY = ("_caution", "_num_lost", "_num_ended")
@@ -68,7 +73,7 @@ class ExpectedPeak(OpenGate):
         self._num_used = 0
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """STOP where the expected peak is more than there is."""
+        """STOP if the forecast peak exceeds the capacity."""
         if not state.running or group is draft.favoured or group is state.guard.favourite:
             return Verdict.ENTER
         size = state.limits.block_size
@@ -82,11 +87,11 @@ class ExpectedPeak(OpenGate):
         return Verdict.STOP
 
     def close(self, num_started: int) -> None:
-        """The step is over."""
+        """Drop the demand computed for this step."""
         self._draft = self._demand = None
 
     def _running(self, state: CoreState, draft: StepDraft, capacity: int) -> Demand:
-        """Those that ran when the step was first asked about, and who was let in since."""
+        """Demand of the groups running at the first check of the step and of those admitted since."""
         if self._demand is None or self._draft is not draft:
             self._draft = draft
             self._learn(state)
@@ -95,12 +100,12 @@ class ExpectedPeak(OpenGate):
             loose = [group for group in state.running if not group.is_steady]
             self._demand = self._of_rows(state) + self._of(loose, state)
             held = float(np.sum(self._demand.blocks))
-            # Shared blocks are in several tables: each of their holders is taken to free its part.
+            # Shared blocks are in several tables: each holder is assumed to free its part.
             self._demand.own = self._demand.blocks * (min(1.0, self._num_used / held) if held else 0.0)
         return self._demand
 
     def _learn(self, state: CoreState) -> None:
-        """From what happened since the last time."""
+        """Update the caution factor by tokens lost and outputs finished since the last step."""
         num_ended = state.lengths.num_noted - self._num_ended
         self._caution = max(self._least, self._caution - _FALL * num_ended)
         if state.num_lost_tokens > self._num_lost:
@@ -108,7 +113,7 @@ class ExpectedPeak(OpenGate):
         self._num_lost, self._num_ended = state.num_lost_tokens, state.lengths.num_noted
 
     def _factor(self, state: CoreState) -> float:
-        """What expected growth is multiplied by."""
+        """Factor applied to expected growth."""
         costs, size = state.costs.now, state.limits.block_size
         if not (costs.are_known and state.cache.num_free_cpu):
             return self._caution
@@ -140,7 +145,7 @@ class ExpectedPeak(OpenGate):
 
 
 def _num_held(group: Group, state: CoreState) -> int:
-    """Device blocks in its tables, or those in use already that it would share if it started."""
+    """Device blocks in the group's tables; for a waiting group, blocks in use that it would share."""
     ledger = state.cache.ledger
     if group.place is Place.WAITING:
         return sum(ledger.gpu.refs[block] > 0 for block in state.cache.lookup(group.live[0]).block_ids)

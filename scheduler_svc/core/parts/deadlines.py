@@ -1,4 +1,4 @@
-"""Deadlines: refused when they cannot be met, dropped when they passed before anything was computed (design.md 8)."""
+"""Deadlines: reject infeasible requests, and drop requests that are still waiting at their deadline."""
 
 import heapq
 
@@ -22,9 +22,9 @@ class Deadlines:
         self._count = 0
 
     def take(self, request: Request, state: CoreState) -> None:
-        """Watches its deadline. DeadlineExceeded (INFEASIBLE) where even on an idle worker it would come too late.
+        """Watch a request's deadline. DeadlineExceeded (INFEASIBLE) if even an idle worker would miss it.
 
-        Only what is certain counts: tokens that are cached now, or will be by steps under way, are computed by nobody again.
+        Cached tokens, including those that steps in flight will compute, count as computed.
         """
         if request.deadline is None:
             return
@@ -41,7 +41,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def pop_expired(self, now: float) -> list[Request]:
-        """Those whose deadline has passed, each once."""
+        """Remove and return the requests past their deadline; each is returned once."""
         expired = []
         while self._heap and self._heap[0][0] <= now:
             expired.append(heapq.heappop(self._heap)[2])
@@ -49,16 +49,16 @@ class Deadlines:
 
 
 class DropExpired:
-    """Before anything else of a step: who waits for blocks with its deadline behind it ends, and computes nothing (again).
+    """First phase of a step: end requests that are waiting or swapped out when their deadline passes.
 
-    Who runs is its caller's: the service cancels it by its own clock.
+    Running requests are left to the service, which cancels them by its own clock.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """End expired requests that hold no device blocks."""
         for request in self._deadlines.pop_expired(draft.now):
             for group in request.groups:
                 if group.place in (Place.WAITING, Place.SWAPPED):
@@ -66,7 +66,7 @@ class DropExpired:
 
 
 def infeasible(request: Request, needs_s: float, has_s: float) -> DeadlineExceeded:
-    """The refusal, with its numbers."""
+    """The error for an infeasible deadline, with its numbers."""
     return DeadlineExceeded(
         f"request {request.request_id} needs at least {needs_s:.3f} s and has {max(0.0, has_s):.3f} s until its deadline",
         reason="INFEASIBLE",

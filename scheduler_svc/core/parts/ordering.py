@@ -1,4 +1,4 @@
-"""Orderings: who comes first."""
+"""Orderings: which group is first in a queue."""
 
 from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Key
@@ -6,7 +6,7 @@ from scheduler_svc.core.request import Group, Request
 
 
 class Fcfs:
-    """By arrival; the queue itself keeps that order, and what was preempted goes to its front."""
+    """First come, first served. The queue itself keeps that order, and preempted groups go to its front."""
 
     sorts_waiting = False
 
@@ -16,7 +16,7 @@ class Fcfs:
 
 
 class Priority:
-    """By (priority, arrival time), lower first (R24, R81)."""
+    """By (priority, arrival time), lower first."""
 
     sorts_waiting = True
 
@@ -29,14 +29,15 @@ MOST_CLASSES = 10
 
 
 class Aged:
-    """First who should start first:
+    """Priority with aging: order by the time at which a request should start.
 
-        start_by = arrival_time + patience_s * (1 + class), where class = priority, not beyond +-MOST_CLASSES
-        with a deadline  min(start_by, deadline - least time it takes), as far as the most important class would bring it
+        start_by = arrival_time + patience_s * (1 + class), where class = priority, clamped to +-MOST_CLASSES
+        with a deadline: min(start_by, deadline - least service time), but no sooner than the top class would get
 
-    So a class is worth `patience_s`, and who has a deadline and no slack goes before those of its class that are patient still. The
-    key does not change while a request waits: its queue stays sorted. Waiting is bounded: nobody who arrives more than
-    `longest_overtaking_s` = patience_s * (class + MOST_CLASSES) after a request is served before it, whatever arrives.
+    So one class is worth `patience_s` of waiting, and a request with a tight deadline precedes those
+    of its class that can wait. The key does not change while a request waits, so its queue stays sorted.
+    Waiting is bounded: no request that arrives more than `longest_overtaking_s` = patience_s * (class +
+    MOST_CLASSES) after another is served before it, whatever the load.
     """
 
     sorts_waiting = True
@@ -50,7 +51,7 @@ class Aged:
         return (self.start_by(group.request), group.request.arrival_time)
 
     def start_by(self, request: Request) -> float:
-        """See the class."""
+        """Time at which the request should start, in seconds; see the class."""
         start_by = request.arrival_time + self._patience_s * (1 + class_of(request))
         if request.deadline is None:
             return start_by
@@ -58,20 +59,20 @@ class Aged:
         return max(min(start_by, latest), request.arrival_time + self._patience_s * (1 - MOST_CLASSES))
 
     def longest_overtaking_s(self, request: Request) -> float:
-        """How much later than this one a request may arrive and yet be served before it, at most."""
+        """Maximum time by which another request may arrive later than this one and still be served before it."""
         return self._patience_s * (class_of(request) + MOST_CLASSES)
 
 
 def class_of(request: Request) -> int:
-    """Its priority; those far out count as the outermost."""
+    """Priority class of a request: its priority, clamped to +-MOST_CLASSES."""
     return max(-MOST_CLASSES, min(MOST_CLASSES, request.priority))
 
 
 def least_service_s(request: Request, costs: CostBook, *, num_cached_tokens: int) -> float:
-    """The least time it takes from now to its end, by what costs are known; 0 where none are.
+    """Least time in seconds from now to the request's end, by known costs; 0 if none are known.
 
-    Its tokens but the cached ones are computed; each output token that it must have takes a step. Stops may end it earlier than
-    max_tokens, so those do not count.
+    It computes all its tokens but the cached ones, and takes one step per output token up to min_tokens. A stop
+    may end it before max_tokens, so those do not count.
     """
     sequence = request.sequences[0]
     num_tokens = sequence.num_tokens - num_cached_tokens

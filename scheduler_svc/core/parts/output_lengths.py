@@ -1,4 +1,4 @@
-"""How long outputs turn out to be: what is learned from requests that ended, for those that run."""
+"""Expected output lengths, learned from finished requests."""
 
 import bisect
 from collections import deque
@@ -13,7 +13,7 @@ _FADING = 1 / 64
 
 
 class Sample:
-    """The last numbers of some kind: what those that are larger than one are on average."""
+    """The last MOST_KEPT values of a quantity, with the mean of those above a given value."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -25,12 +25,12 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        """Of all; 0 where there are none."""
+        """Mean of all values; 0 if there are none."""
         _, sums = self._tabulate()
         return float(sums[0]) / max(1, len(self))
 
     def note(self, number: float) -> None:
-        """One more; the oldest is forgotten."""
+        """Add a value; the oldest is dropped."""
         self._recent.append(number)
         bisect.insort(self._sorted, number)
         if len(self._recent) > MOST_KEPT:
@@ -39,14 +39,14 @@ class Sample:
         self._tables = None
 
     def mean_above(self, numbers: Floats) -> Floats:
-        """For each the mean of the larger ones; where there is none, infinite."""
+        """For each number the mean of the larger values; infinite where there is none."""
         ascending, sums = self._tabulate()
         first = np.searchsorted(ascending, numbers, side="right")
         num_larger = len(ascending) - first
         return np.where(num_larger > 0, sums[first] / np.maximum(1, num_larger), np.inf)
 
     def _tabulate(self) -> tuple[Floats, Floats]:
-        """All in ascending order, and the sums of all from each on."""
+        """All values in ascending order, and the suffix sums."""
         if self._tables is None:
             ascending = np.array(self._sorted, np.float64)
             self._tables = ascending, np.concatenate([np.cumsum(ascending[::-1])[::-1], np.zeros(1)])
@@ -54,10 +54,10 @@ class Sample:
 
 
 class OutputLengths:
-    """Owner of the lengths of outputs that came to a natural end: in tokens, and as parts of what they could have had at most.
+    """Owner of the lengths of naturally finished outputs: in tokens, and as fractions of the possible maximum.
 
-    Clients that know how long an answer gets say so in max_tokens, others set it far too high: whichever of the two foretold
-    lengths better so far is believed. `num_noted`: how many there were so far.
+    Some clients set max_tokens close to the actual length, others far too high: of the two predictors, the one
+    with the smaller recent error is used. `num_noted`: outputs seen so far.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class OutputLengths:
         self._error_by_part = 0.0
 
     def note(self, num_output_tokens: int, most: int) -> None:
-        """An output came to its end with so many tokens of `most` >= 1."""
+        """Record an output that finished with that many tokens of at most `most` >= 1."""
         self.num_noted += 1
         if len(self._lengths):
             by_length, by_part = min(self._lengths.mean, most), self._parts.mean * most
@@ -78,8 +78,10 @@ class OutputLengths:
         self._parts.note(num_output_tokens / most)
 
     def remaining(self, num_so_far: Floats, left: Floats) -> Floats:
-        """Expected tokens still to come of outputs that have `num_so_far` and get `left` more at most: the mean over those that
-        became longer; where none did, `left`."""
+        """Expected further tokens of outputs that have `num_so_far` and get at most `left` more.
+
+        The mean over finished outputs that were longer; `left` where there were none.
+        """
         most = np.maximum(1.0, num_so_far + left)
         if self._error_by_part <= self._error_by_length:
             expected = self._parts.mean_above(num_so_far / most) * most

@@ -2,21 +2,21 @@
 
 
 class OneWorker:
-    """What placements share whose lanes are all one worker's."""
+    """Base of placements with all lanes on one worker."""
 
     has_worker_per_lane = False
 
     def lose(self, lane: int) -> None:
-        """AssertionError: it is lost as a whole."""
+        """Raise AssertionError: the worker is lost as a whole."""
         raise AssertionError("lanes of one worker are lost together")
 
     def take_back(self, lane: int) -> None:
-        """AssertionError: likewise."""
+        """Raise AssertionError: the worker is lost as a whole."""
         raise AssertionError("lanes of one worker are back together")
 
 
 class SingleLane(OneWorker):
-    """One worker group with at most `depth` plans under way (1: result k before plan k+1)."""
+    """One worker group with at most `depth` plans in flight (1: result k is needed before plan k+1)."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
@@ -27,13 +27,13 @@ class SingleLane(OneWorker):
         return [0] if len(self._in_flight) < self.depth else []
 
     def on_planned(self, lane: int, step: int) -> None:
-        """The plan is under way."""
+        """Count the plan as in flight."""
         self._in_flight[step] = None
 
     def on_result(self, step: int) -> None:
-        """It is not any more."""
+        """Remove the plan from those in flight."""
         self._in_flight.pop(step, None)
 
     def reset(self) -> None:
-        """Nothing is."""
+        """Clear the plans in flight."""
         self._in_flight.clear()

@@ -1,4 +1,4 @@
-"""Preemptions: who leaves when blocks run out, and how it leaves."""
+"""Preemption: which group is preempted when blocks run out, and whether it is recomputed or swapped."""
 
 from typing import Protocol
 
@@ -16,12 +16,12 @@ SWAP = "swap"
 
 
 def newest(candidates: list[Group]) -> Group:
-    """The last that started (R60, R130)."""
+    """The group that started last."""
     return candidates[-1]
 
 
 class LastInOrder:
-    """The one that comes last in an ordering (R130)."""
+    """Chooses the group that is last in an ordering."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
@@ -35,21 +35,21 @@ class Who(Protocol):
     """Chooses the victim."""
 
     def __call__(self, candidates: list[Group]) -> Group:
-        """One of them (not empty), in running order."""
+        """One of the candidates (not empty, in running order)."""
 
 
 class Recompute:
-    """The victim's KV is dropped and computed again later; generated tokens are kept (R77, R131)."""
+    """Preemption by recompute: drop the victim's KV and compute it again later; generated tokens are kept."""
 
     def __init__(self, who: Who) -> None:
         self._who = who
 
     def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
-        """Whom the choice names."""
+        """The victim that the choice function names."""
         return self._who(candidates)
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
-        """Frees all blocks of the group."""
+        """Free all blocks of the group."""
         state.guard.on_preempted(group, state.running)
         lost = sum(sequence.num_computed_tokens for sequence in group.live)
         state.num_lost_tokens += lost
@@ -65,9 +65,9 @@ class Recompute:
 
 
 class SwapOrRecompute(Recompute):
-    """By what the operator says, else groups of one sequence are computed again and larger ones swapped (R76, R78).
+    """Preemption in the configured mode; by default groups of one sequence are recomputed and larger ones swapped.
 
-    Where the host is full the group is computed again; `fails_step`: the whole step fails, as the recordings have it (R75).
+    When the host is full the group is recomputed, or with `fails_step` the whole step fails, as in vLLM v0.
     """
 
     def __init__(self, who: Who, mode: str | None, *, fails_step: bool) -> None:
@@ -76,7 +76,7 @@ class SwapOrRecompute(Recompute):
         self._fails_step = fails_step
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
-        """StepFailed when it must be swapped, cannot, and that is to fail the step."""
+        """Preempt the group. StepFailed if it must be swapped, the host is full and `fails_step` is set."""
         mode = self._mode or (RECOMPUTE if group.max_num_running_seqs == 1 else SWAP)
         if mode == RECOMPUTE:
             return super().preempt(group, state, draft)
@@ -88,7 +88,7 @@ class SwapOrRecompute(Recompute):
 
     def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         state.guard.on_preempted(group, state.running)
-        leave_to_siblings(group)  # rules that swap sequence by sequence do not keep sharing (R74)
+        leave_to_siblings(group)  # rules that swap each sequence separately do not keep sharing
         pairs = state.cache.swap_out(group.live)
         draft.swap_out.add(group.request.request_id, pairs)
         state.journal.leaves(group, Place.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(draft))
@@ -101,16 +101,17 @@ class SwapOrRecompute(Recompute):
 
 
 def _by(draft: StepDraft) -> str:
-    """Request for which the victim leaves."""
+    """Id of the request for which the victim is preempted, "" if there is none."""
     return draft.in_need.request.request_id if draft.in_need is not None else ""
 
 
 class LeastLost:
-    """Victims come after the one in need in `ordering`: no less important one ever pushes out a more important one.
+    """Preempt only groups behind the one in need in `ordering`, so that none displaces one ahead of it.
 
-    Of those the lowest priority class leaves first, in it who loses least: tokens to compute again but those whose blocks others
-    hold too, or blocks to copy. `mode`: the operator's "recompute" or "swap", None = the cheaper by costs. Where the host is full
-    it is computed again, and while costs are not known; what computing costs being known, copying is tried once to measure it.
+    Among those, the lowest priority class goes first, and within it the group that loses least: tokens to
+    recompute, not counting those in blocks that others share, or blocks to copy. `mode`: "recompute" or "swap"
+    as configured, None = the cheaper by measured cost. A group is recomputed when the host is full or costs are
+    unknown; while the cost of computing is known and that of copying is not, one swap is made to measure it.
     """
 
     def __init__(self, ordering: Ordering, costs: CostBook, mode: str | None) -> None:
@@ -121,9 +122,10 @@ class LeastLost:
         self._swap = SwapOrRecompute(newest, SWAP, fails_step=False)
 
     def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
-        """Of the candidates, or `needy` where it is the least important itself.
+        """The candidate to preempt, or `needy` if no candidate is behind it.
 
-        Whom the progress guard keeps from being preempted takes from anybody.
+        A group that the progress guard protects from preemption is not among the candidates; it may preempt any
+        of them.
         """
         others = [group for group in candidates if group is not needy]
         if needy in candidates:
@@ -138,12 +140,15 @@ class LeastLost:
         )
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
-        """In the cheaper way, or as the operator said."""
+        """Preempt by the cheaper mode, or the configured one."""
         part = self._swap if self.mode(group, state, draft) == SWAP else self._recompute
         return part.preempt(group, state, draft)
 
     def mode(self, group: Group, state: CoreState, draft: StepDraft) -> str:
-        """How it would leave now. A block whose copy was to be made in this step holds nothing that could be swapped."""
+        """The mode it would be preempted by now.
+
+        Recompute if a copy-on-write copy of this step was withdrawn: the target block has no contents to swap.
+        """
         if self._mode == RECOMPUTE or any(s.name in draft.torn for s in group.live):
             return RECOMPUTE
         if self._mode == SWAP:
@@ -151,7 +156,7 @@ class LeastLost:
         return SWAP if self._swap_s(group, state) < self._compute_s(group, state) else RECOMPUTE
 
     def loss(self, group: Group, state: CoreState) -> float:
-        """Seconds, or tokens while costs are not known."""
+        """Cost of preempting the group: seconds, or tokens while costs are unknown."""
         if not self._costs.now.are_known or self._mode == RECOMPUTE:
             return num_lost_tokens(group, state)
         swap_s, compute_s = self._swap_s(group, state), self._compute_s(group, state)
@@ -166,12 +171,12 @@ class LeastLost:
 
 
 def num_lost_tokens(group: Group, state: CoreState) -> int:
-    """Tokens that it would compute again: computed ones, but those in leading blocks that somebody else holds as well."""
+    """Tokens that it would recompute: computed ones, except those in leading blocks that other sequences share."""
     return sum(max(0, s.num_computed_tokens - _num_shared_tokens(s, state)) for s in group.live)
 
 
 def _num_shared_tokens(sequence: Sequence, state: CoreState) -> int:
-    """In leading blocks with other holders; 0 where they could not be found again."""
+    """Tokens in leading blocks with other holders; 0 where they could not be found again by a lookup."""
     ledger = state.cache.ledger
     if not state.limits.prefix_caching or sequence.no_cache_reuse:
         return 0

@@ -8,110 +8,116 @@ from scheduler_svc.core.request import Group, Sequence
 
 
 class AfterResult:
-    """When the step that computes them came back (v0): the plain loop needs result k before plan k+1."""
+    """Tokens count when the step that computes them returned (vLLM v0): result k is needed before plan k+1."""
 
     def num_pending(self, sequence: Sequence) -> int:
-        """Known tokens less computed ones in the prefill, then one (R26)."""
+        """Uncomputed tokens during prefill, then one."""
         return sequence.num_tokens - sequence.num_computed_tokens if sequence.in_prefill else 1
 
     def may_resume(self, sequence: Sequence) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """Nothing: there are no guesses."""
+        """No-op: there are no draft tokens."""
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
-        """Nothing yet."""
+        """No-op until the result arrives."""
 
     def on_result(self, sequence: Sequence, num_tokens: int) -> None:
-        """Counts them."""
+        """Count the tokens as computed."""
         sequence.num_computed_tokens += num_tokens
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
-        """Of several decode steps each computed a token (R91)."""
+        """Count the tokens of further decode steps: each step of a multi-step plan computed one."""
         sequence.num_computed_tokens += num_new - 1
 
     def settle(self, sequence: Sequence, cache: CacheRules) -> None:
-        """Nothing: blocks are registered when their step is planned."""
+        """No-op: blocks are registered when their step is planned."""
 
 
 class AtSchedule:
-    """As soon as a step is planned, before it runs (R127, R135)."""
+    """Tokens count as soon as their step is planned, before it runs (vLLM V1)."""
 
     def num_pending(self, sequence: Sequence) -> int:
-        """Known and guessed tokens less computed ones; 0 while its next token is on the way (R147)."""
+        """Known and draft tokens less computed ones; 0 while its next token is in flight."""
         return sequence.num_tokens + len(sequence.draft_token_ids) - sequence.num_computed_tokens
 
     def may_resume(self, sequence: Sequence) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """Nothing: its guesses follow the same tokens as before; the step that computes the last of those verifies them."""
+        """No-op: the draft tokens still follow the same tokens and are verified by the step that recomputes the
+        last of those.
+        """
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
-        """Counts them."""
+        """Count the tokens as computed."""
         sequence.num_computed_tokens += num_tokens
 
     def on_result(self, sequence: Sequence, num_tokens: int) -> None:
-        """Nothing: they count already."""
+        """No-op: the tokens are counted already."""
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
-        """Guesses that were wrong were never computed (R151)."""
+        """Uncount rejected draft tokens."""
         if num_drafts and sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= num_drafts - (num_new - 1)
 
     def settle(self, sequence: Sequence, cache: CacheRules) -> None:
-        """Nothing: blocks are registered by its next step (R136)."""
+        """No-op: the sequence's next step registers its blocks."""
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
-        """Of every row; rows have no guesses."""
+        """`num_pending` for every row; rows have no draft tokens."""
         return rows.known - rows.computed
 
     def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
-        """Counts one token each."""
+        """Count one token per row."""
         rows.computed[rows.pick(scheduled)] += 1
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
-        """Nothing: nothing was promised."""
+        """No-op: no tokens were promised."""
 
     def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
-        """Left to the next step."""
+        """Return None: the next step registers blocks."""
         return None
 
 
 class OneUnderWay(AtSchedule):
-    """At schedule, and a sequence is in one plan at a time: Chitu's tasks wait for their result, of chunks too.
+    """`AtSchedule` with each sequence in at most one plan: Chitu's tasks wait for every result, of prompt chunks
+    too.
 
-    `num_scheduled_tokens` are those of the plan under way, 0 = it came back.
+    `num_scheduled_tokens` of a sequence are those of its plan in flight, 0 = none.
     """
 
     def num_pending(self, sequence: Sequence) -> int:
-        """0 while its plan is under way."""
+        """Pending tokens; 0 while its plan is in flight."""
         return 0 if sequence.num_scheduled_tokens else super().num_pending(sequence)
 
     def on_result(self, sequence: Sequence, num_tokens: int) -> None:
-        """It may be planned again."""
+        """Allow the sequence to be planned again."""
         sequence.num_scheduled_tokens = 0
 
     @staticmethod
     def is_under_way(group: Group) -> bool:
-        """Whether any of its sequences is in a plan without a result."""
+        """True if any of its sequences is in a plan without a result."""
         return any(sequence.num_scheduled_tokens for sequence in group.live)
 
 
 class WithPlaceholders:
-    """At schedule, and tokens that steps under way will make count as known: plan k+1 goes out before result k (R149-R152).
+    """Asynchronous scheduling: tokens that steps in flight will generate count as known, so plan k+1 precedes
+    result k.
 
-    `num_spec_tokens`: guesses per step; the worker fills them in where the scheduler puts placeholders (R150).
+    `num_spec_tokens`: draft tokens per step; the scheduler schedules placeholders and the worker fills them in.
     """
 
     def __init__(self, num_spec_tokens: int = 0) -> None:
         self._guesses = [-1] * num_spec_tokens
 
     def num_pending(self, sequence: Sequence) -> int:
-        """0 also when a step under way surely reaches max_tokens (R152), and for groups that need their last result."""
+        """Pending tokens; 0 once a step in flight surely reaches max_tokens, and for groups that need their last
+        result.
+        """
         placeholders = sequence.num_placeholders
         if placeholders > 0 and (sequence.group.needs_result or self._reaches_the_end(sequence)):
             return 0
@@ -119,55 +125,58 @@ class WithPlaceholders:
         return known - sequence.num_computed_tokens
 
     def may_resume(self, sequence: Sequence) -> bool:
-        """Not while a step from before its preemption is under way: what it gives is not known yet, and would be made twice."""
+        """False while a step from before its preemption is in flight: the token it yields would be generated twice."""
         return not sequence.num_placeholders
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """Its guesses were placeholders, and no worker has any for it now (R150)."""
+        """Drop its draft tokens: they were placeholders, and no worker has drafts for it any more."""
         sequence.draft_token_ids = []
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
-        """Counts them; a step that reaches the end promises a token and all guesses with it (R149)."""
+        """Count the tokens; a step that reaches the end also promises one token and its draft tokens."""
         sequence.num_computed_tokens += num_tokens
         if sequence.num_computed_tokens == sequence.num_tokens + sequence.num_placeholders + num_drafts:
             sequence.num_placeholders += 1 + num_drafts
-            # Sequences that go on together give a token each: forks have no guesses, so their parents have none either.
+            # Sequences that decode in lockstep yield one token each: forks have no draft tokens, so parents
+            # have none.
             sequence.draft_token_ids = [] if sequence.group.needs_result else list(self._guesses)
 
     def on_result(self, sequence: Sequence, num_tokens: int) -> None:
-        """Nothing: they count already."""
+        """No-op: the tokens are counted already."""
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
-        """What was promised came, and guesses that were wrong are off both counts (R151)."""
+        """Remove generated tokens from the promised count, and rejected draft tokens from both counts."""
         rejected = num_drafts - (num_new - 1) if num_drafts else 0
         if sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= rejected
         sequence.num_placeholders = max(0, sequence.num_placeholders - rejected - num_taken)
 
     def settle(self, sequence: Sequence, cache: CacheRules) -> None:
-        """Its next step may be planned already, without knowing them: blocks that are full and sure are registered now (R151)."""
+        """Register full blocks of confirmed tokens now: the next step may be planned already, without knowing
+        these tokens.
+        """
         cache.settle(sequence)
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
-        """Of every row; 0 for those that a step under way surely brings to max_tokens (R152)."""
+        """`num_pending` for every row; 0 for those that a step in flight surely brings to max_tokens."""
         pending: Ints = rows.known + rows.placeholders - rows.computed
         sure = rows.computed + 2 - rows.placeholders
         pending[(rows.placeholders > 0) & (sure >= rows.ends_at)] = 0
         return pending
 
     def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
-        """Counts one token each and promises the next."""
+        """Count one token per row and promise the next."""
         at = rows.pick(scheduled)
         rows.computed[at] += 1
         rows.placeholders[at] += rows.computed[at] == rows.known[at] + rows.placeholders[at]
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
-        """What was promised came."""
+        """Remove the generated token of each row from its promised count."""
         at = rows.pick(given)
         rows.placeholders[at] = np.maximum(0, rows.placeholders[at] - 1)
 
     def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
-        """What is computed without what is promised (R151)."""
+        """Computed tokens of each row, without promised ones."""
         at = rows.pick(given)
         settled: Ints = rows.computed[at] - rows.placeholders[at]
         return settled

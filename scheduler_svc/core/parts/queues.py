@@ -1,4 +1,4 @@
-"""Queues of groups in the order that an ordering gives them."""
+"""Queues of groups, ordered by an `Ordering`."""
 
 import bisect
 from collections import deque
@@ -12,32 +12,32 @@ Item = tuple[Key, str, int, Group]
 
 
 class GroupQueue(Protocol):
-    """A queue whose head is served next."""
+    """A queue of groups; its head is served next."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Group]: ...
 
     def push(self, group: Group) -> None:
-        """Adds a newcomer."""
+        """Add a new group."""
 
     def push_front(self, group: Group) -> None:
-        """Puts one back that was taken out or preempted."""
+        """Put back a group that was taken out or preempted."""
 
     def peek(self) -> Group:
         """The head; IndexError when empty."""
 
     def pop(self) -> Group:
-        """Takes the head; IndexError when empty."""
+        """Remove and return the head; IndexError when empty."""
 
     def remove(self, group: Group) -> None:
-        """Takes one out of the middle; ValueError when it is not there (R30)."""
+        """Remove a group anywhere in the queue; ValueError if it is not there."""
 
     def sort(self, ordering: Ordering) -> None:
-        """Puts all in that ordering once; equal keys keep their order (R82)."""
+        """Sort the queue once by that ordering; equal keys keep their order."""
 
 
 class ArrivalQueue:
-    """First in, first out; what is put back goes to the front (R44, R131)."""
+    """First in, first out; groups put back go to the front."""
 
     def __init__(self) -> None:
         self._items: deque[Group] = deque()
@@ -49,11 +49,11 @@ class ArrivalQueue:
         return iter(self._items)
 
     def push(self, group: Group) -> None:
-        """Adds at the tail."""
+        """Append at the tail."""
         self._items.append(group)
 
     def push_front(self, group: Group) -> None:
-        """Adds at the head."""
+        """Insert at the head."""
         self._items.appendleft(group)
 
     def peek(self) -> Group:
@@ -61,22 +61,22 @@ class ArrivalQueue:
         return self._items[0]
 
     def pop(self) -> Group:
-        """Takes the head."""
+        """Remove and return the head."""
         return self._items.popleft()
 
     def remove(self, group: Group) -> None:
-        """Takes one out."""
+        """Remove a group."""
         self._items.remove(group)
 
     def sort(self, ordering: Ordering) -> None:
-        """Puts all in that ordering once."""
+        """Sort the queue once by that ordering."""
         self._items = deque(sorted(self._items, key=ordering.key))
 
 
 class SortedQueue:
-    """Ordered by a key that does not change while a group waits; equal keys by request id, as the reference breaks ties.
+    """Ordered by a key that does not change while a group waits; ties by request id, as vLLM breaks them.
 
-    Whatever happens costs the logarithm of its length, but for moving a part of one list of pointers.
+    Every operation takes logarithmic time in the queue length, plus moving part of a list of pointers.
     """
 
     def __init__(self, ordering: Ordering) -> None:
@@ -92,14 +92,14 @@ class SortedQueue:
         return (item[3] for item in self._items)
 
     def push(self, group: Group) -> None:
-        """Adds where its key puts it."""
+        """Insert at the place of its key."""
         self._count += 1
         item = (self._ordering.key(group), group.request.request_id, self._count, group)
         self._item_of[group] = item
         bisect.insort(self._items, item)
 
     def push_front(self, group: Group) -> None:
-        """The same: the key decides alone."""
+        """Insert at the place of its key, like `push`."""
         self.push(group)
 
     def peek(self) -> Group:
@@ -107,22 +107,22 @@ class SortedQueue:
         return self._items[0][3]
 
     def pop(self) -> Group:
-        """Takes the head."""
+        """Remove and return the head."""
         group = self._items.pop(0)[3]
         del self._item_of[group]
         return group
 
     def remove(self, group: Group) -> None:
-        """Takes one out, found by its key."""
+        """Remove a group, found by its key."""
         item = self._item_of.pop(group, None)
         if item is None:
             raise ValueError(f"request {group.request.request_id} is not in this queue")
         del self._items[bisect.bisect_left(self._items, item)]
 
     def sort(self, ordering: Ordering) -> None:
-        """Sorted it is already, and stays in its own ordering."""
+        """No-op: the queue is always in its own ordering."""
 
 
 def queue_for(ordering: Ordering) -> GroupQueue:
-    """The queue that serves in this ordering."""
+    """The queue type for this ordering."""
     return SortedQueue(ordering) if ordering.sorts_waiting else ArrivalQueue()

@@ -1,4 +1,4 @@
-"""The waiting queue of many tenants: whose turn it is goes by what they were served, who of them by the policy's ordering."""
+"""Fair waiting queue over tenants: the least served tenant is next; within a tenant the policy's ordering applies."""
 
 import bisect
 from collections import Counter
@@ -16,23 +16,24 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
 CLASS_TOKENS = 4_096
-"""What one class of priority is worth between tenants, in weighted tokens served."""
+"""Weighted tokens of service that one priority class is worth between tenants."""
 BURST_TOKENS = 8_192
-"""How far behind the others a tenant that comes back may be: what it can have at once before it takes turns."""
+"""Maximum lag of a returning tenant's counter behind the others: the service it can get before it must take turns."""
 
 Rank = tuple[int, int, Key, str]
 
 
 class FairQueue:
-    """A queue for each tenant that waits, in the policy's ordering; next is the head of the tenant that was served least:
+    """One queue per waiting tenant, in the policy's ordering; next is the head of the tenant with the lowest rank.
 
-        rank = tokens served (`tenant_shares`) + CLASS_TOKENS * class of its head (core priority, where the ordering has any)
+        rank = tokens served (`tenant_shares`) + CLASS_TOKENS * class of its head (if the ordering has classes)
 
-    equal ones: who was served longer ago. So whoever has a backlog is at most a request, what runs, and the classes between their
-    heads behind any other, whatever the others send; nobody starves, and a slot is never left empty for fairness. Who comes after a
-    pause has at most BURST_TOKENS before the others. With one tenant it is that tenant's queue and nothing else.
+    Ties go to the tenant served longest ago. So a tenant with a backlog lags any other by at most one request,
+    the running requests and the class difference of their heads, whatever the others send: no tenant starves,
+    and no slot is left empty for fairness. A tenant that returns after a pause gets at most BURST_TOKENS of
+    service before the others. With one tenant this is that tenant's queue.
 
-    Each change costs the logarithm of the number of tenants that wait, beside what it costs in the tenant's own queue.
+    Each operation takes logarithmic time in the number of waiting tenants, plus that of the tenant's own queue.
     """
 
     def __init__(self, ordering: Ordering) -> None:
@@ -48,14 +49,18 @@ class FairQueue:
         return self._num_groups
 
     def __iter__(self) -> Iterator[Group]:
-        """The head first; the rest tenant by tenant, as if nobody were served meanwhile."""
+        """The head first, then the rest tenant by tenant, as if none were served in between."""
         return (group for rank in self._order for group in self._queues[rank[-1]])
 
     # --- as a queue -----------------------------------------------------------------------------------------------
 
     def push(self, group: Group) -> None:
-        """Adds a newcomer; a tenant that had none waiting is lifted to BURST_TOKENS below the least served that waits, or waited
-        last: more it cannot have saved up."""
+        """Add a new group. The counter of a tenant that had none waiting is raised to at most BURST_TOKENS below
+        the least served.
+
+        The least served is that of the waiting tenants, or of the last that waited. Idle time thus earns no
+        more than BURST_TOKENS.
+        """
         tenant = group.request.tenant
         if tenant not in self._queues:
             least = self._order[0][0] if self._order else self._least
@@ -65,7 +70,7 @@ class FairQueue:
         self._rank(tenant)
 
     def push_front(self, group: Group) -> None:
-        """Puts one back to the front of its tenant's."""
+        """Put a group back at the front of its tenant's queue."""
         tenant = group.request.tenant
         self._queue_of(tenant).push_front(group)
         self._num_groups += 1
@@ -76,7 +81,7 @@ class FairQueue:
         return self._queues[self._order[0][-1]].peek()
 
     def pop(self) -> Group:
-        """Takes the head; IndexError when empty."""
+        """Remove and return the head; IndexError when empty."""
         tenant = self._order[0][-1]
         group = self._queues[tenant].pop()
         self._num_groups -= 1
@@ -84,7 +89,7 @@ class FairQueue:
         return group
 
     def remove(self, group: Group) -> None:
-        """Takes one out; ValueError when it is not there (R30)."""
+        """Remove a group; ValueError if it is not there."""
         tenant = group.request.tenant
         if tenant not in self._queues:
             raise ValueError(f"request {group.request.request_id} is not in this queue")
@@ -93,7 +98,7 @@ class FairQueue:
         self._rank(tenant)
 
     def sort(self, ordering: Ordering) -> None:
-        """Puts each tenant's in that ordering once."""
+        """Sort each tenant's queue once by that ordering."""
         for tenant, queue in self._queues.items():
             queue.sort(ordering)
             self._rank(tenant)
@@ -101,22 +106,24 @@ class FairQueue:
     # --- as an account --------------------------------------------------------------------------------------------
 
     def started(self, group: Group) -> None:
-        """It is charged."""
+        """Charge the group to its tenant."""
         self.shares.charge(group)
         self._rank_again(group.request.tenant)
 
     def ended(self, group: Group) -> None:
-        """What it was charged is set right."""
+        """Correct the group's charge to its actual output."""
         self.shares.settle(group)
         self._rank_again(group.request.tenant)
 
     def held_up(self, group: Group, num_tokens: int) -> None:
-        """Its tenant pays for it like for tokens of a prompt."""
+        """Charge mask time to the group's tenant like prompt tokens."""
         self.shares.charge_masks(group.request.tenant, num_tokens)
         self._rank_again(group.request.tenant)
 
     def passed_over(self, group: Group) -> tuple[Group, int] | None:
-        """The head of the tenant that was served most, where it would be before `group` by the ordering alone."""
+        """The head of the most served tenant, if by the ordering alone it would precede `group`, and its lead in
+        tokens.
+        """
         most = self._order[-1]
         if most[-1] == group.request.tenant:
             return None
@@ -126,13 +133,17 @@ class FairQueue:
         return head, most[0] - self._rank_of[group.request.tenant][0]
 
     def owes(self, group: Group, head: Group) -> bool:
-        """Its tenant was served no less than that of the head."""
+        """True if the group's tenant is another than the head's and was served no less."""
         mine, other = group.request.tenant, head.request.tenant
         return mine != other and self.shares.of(mine).num_served >= self.shares.of(other).num_served
 
     def over_share(self, head: Group, running: Sequence[Group]) -> list[Group]:
-        """A tenant's share of the places: as many as any other has that runs or waits. What leaves for `head` can never push it, or
-        its like, out again: its tenant is not below its share then."""
+        """Running groups of tenants that have more than their share, if the head's tenant has less than its own.
+
+        A share is the number of running groups divided by the number of tenants that run or wait. A group
+        preempted for `head` cannot displace it or its tenant's others in turn, as its tenant is not below its
+        share afterwards.
+        """
         tenant = head.request.tenant
         counts = Counter(group.request.tenant for group in running)
         share = len(running) // len({*counts, *self._queues})
@@ -140,7 +151,7 @@ class FairQueue:
             return []
         return [group for group in running if counts[group.request.tenant] > share]
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
     def _queue_of(self, tenant: str) -> GroupQueue:
         queue = self._queues.get(tenant)
@@ -153,7 +164,7 @@ class FairQueue:
             self._rank(tenant)
 
     def _rank(self, tenant: str) -> None:
-        """Where it stands among those that wait, after anything of it changed."""
+        """Recompute a tenant's rank after a change."""
         old = self._rank_of.pop(tenant, None)
         if old is not None:
             del self._order[bisect.bisect_left(self._order, old)]
@@ -174,10 +185,10 @@ class FairQueue:
 
 
 class TellsShares(OpenGate):
-    """Refuses nobody: tells the first of those who would be served now, had their tenant not been served more than others."""
+    """Refuses no group; records the first one that would be next if its tenant had not been served more than others."""
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """ENTER."""
+        """Return ENTER."""
         passed = state.account.passed_over(group)
         if passed is not None:
             head, num_ahead = passed

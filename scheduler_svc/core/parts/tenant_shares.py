@@ -1,7 +1,7 @@
-"""What each tenant was served, in tokens: the account that fairness between tenants goes by.
+"""Tokens served per tenant: the account behind fairness between tenants.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Whole numbers, so a replay has the
-same ones. Who comes next by them is `tenant_queue`'s.
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Integers, so that
+a replay gets the same values. `tenant_queue` orders tenants by them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 from scheduler_svc.core.request import Group
 
 OUTPUT_WEIGHT = 2
-"""What an output token counts in prompt tokens."""
+"""Weight of an output token relative to a prompt token."""
 FIRST_GUESS = 128
 _SCALE = 256
 _FADING = 8
@@ -20,9 +20,10 @@ _MOST_IDLE = 1_024
 
 @dataclass(slots=True)
 class Share:
-    """One tenant's account. `num_served`: its counter, weighted tokens. `last_turn`: when it was served last, in turns of all.
+    """One tenant's account. `num_served`: weighted tokens served. `last_turn`: sequence number of its last charge.
 
-    `num_open`: groups whose output was charged as foretold, and not as it came. `scaled_length`: of its outputs so far, fading.
+    `num_open`: groups charged by forecast and not yet corrected. `scaled_length`: moving average of its output
+    lengths times `_SCALE`.
     """
 
     num_served: int = 0
@@ -31,20 +32,21 @@ class Share:
     scaled_length: int = FIRST_GUESS * _SCALE
 
     def foretold(self, group: Group) -> int:
-        """Output tokens that a group of this tenant will likely make, all its sequences together; at least one."""
+        """Forecast output tokens of a group of this tenant, all sequences together; at least one."""
         each = min(max(1, self.scaled_length // _SCALE), group.request.stop.max_tokens)
         return max(1, each * group.width)
 
     def learn(self, num_tokens: int, width: int) -> None:
-        """An output came to its end."""
+        """Update the average with a finished output."""
         self.scaled_length += (num_tokens // width * _SCALE - self.scaled_length) // _FADING
 
 
 class TenantShares:
-    """Owner of the accounts. A group is charged when it starts: what its prompt has to compute, and output foretold; that is set
-    right when it ends. So an account costs nothing while its groups decode, and a preempted group pays once.
+    """Owner of the accounts. A group is charged when it starts, for the prompt tokens to compute and the forecast
+    output.
 
-    Tenants with nothing to do are remembered up to 1,024, the longest idle is forgotten first.
+    The charge is corrected when it ends. So an account costs nothing while its groups decode, and a preempted
+    group pays once. Up to 1,024 idle tenants are remembered; the longest idle is dropped first.
     """
 
     def __init__(self) -> None:
@@ -52,19 +54,19 @@ class TenantShares:
         self._num_turns = 0
 
     def of(self, tenant: str) -> Share:
-        """Its account, a new one where there is none."""
+        """The tenant's account, created if there is none."""
         share = self._shares.get(tenant)
         if share is None:
             share = self._shares[tenant] = Share()
         return share
 
     def lift(self, tenant: str, least: int) -> None:
-        """It comes back: what it did not use while it was away is nobody's debt."""
+        """Raise a returning tenant's counter to `least`, so that idle time earns no further credit."""
         share = self.of(tenant)
         share.num_served = max(share.num_served, least)
 
     def charge(self, group: Group) -> None:
-        """It starts, for the first time or again."""
+        """Charge a group that starts; no-op if it was charged before."""
         if group.num_charged:
             return
         share = self.of(group.request.tenant)
@@ -76,11 +78,11 @@ class TenantShares:
         share.last_turn = self._num_turns
 
     def charge_masks(self, tenant: str, num_tokens: int) -> None:
-        """Its grammars took the time of so many tokens."""
+        """Charge mask time, as an equivalent number of tokens."""
         self.of(tenant).num_served += num_tokens
 
     def settle(self, group: Group) -> None:
-        """It ended: it pays for the output that there was."""
+        """Correct the charge of a group that ended to its actual output."""
         if not group.num_charged:
             return
         share = self.of(group.request.tenant)
@@ -91,11 +93,11 @@ class TenantShares:
         group.num_charged = 0
 
     def rest(self, tenant: str) -> None:
-        """Nobody of it waits any more."""
-        self._shares[tenant] = self._shares.pop(tenant, Share())  # now the last to be forgotten
+        """Note that the tenant has no waiting requests any more."""
+        self._shares[tenant] = self._shares.pop(tenant, Share())  # moved to the end: dropped last
 
     def forget_idle(self, waiting: Mapping[str, object]) -> None:
-        """Drops the accounts of those longest without work, where too many are kept."""
+        """Drop the accounts that were idle longest, if too many are kept."""
         if len(self._shares) <= 2 * (_MOST_IDLE + len(waiting)):
             return
         idle = [tenant for tenant, share in self._shares.items() if not share.num_open and tenant not in waiting]
@@ -104,47 +106,49 @@ class TenantShares:
 
 
 class ServiceAccount(Protocol):
-    """Who is told of groups that start and end."""
+    """Receives the starts and ends of groups."""
 
     def started(self, group: Group) -> None:
-        """It was given blocks, for the first time or again."""
+        """The group was given blocks, for the first time or again."""
 
     def ended(self, group: Group) -> None:
-        """Its last sequence came to its end, wherever it stood."""
+        """The group's last sequence ended, in any queue."""
 
     def held_up(self, group: Group, num_tokens: int) -> None:
-        """Its grammar took time in which so many tokens could have been computed."""
+        """The group's grammar took time in which so many tokens could have been computed."""
 
     def passed_over(self, group: Group) -> tuple[Group, int] | None:
-        """Who would be served before `group` without fairness, and by how many tokens its tenant is ahead; None: nobody."""
+        """The group that would precede `group` without fairness, and its tenant's lead in tokens; None if there is
+        none.
+        """
 
     def owes(self, group: Group, head: Group) -> bool:
-        """Whether a group that started comes after the head of the queue, as its tenant was served more."""
+        """Whether a started group ranks behind the head of the queue because its tenant was served more."""
 
     def over_share(self, head: Group, running: Sequence[Group]) -> list[Group]:
-        """Those that run of tenants with more than their share of the places, where the tenant of `head` has less than its own."""
+        """Running groups of tenants above their share of places, if the tenant of `head` is below its own."""
 
 
 class NobodyCounts:
-    """Tenants are all the same."""
+    """Account that treats all tenants alike."""
 
     def started(self, group: Group) -> None:
-        """Nothing."""
+        """No-op."""
 
     def ended(self, group: Group) -> None:
-        """Nothing."""
+        """No-op."""
 
     def held_up(self, group: Group, num_tokens: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def passed_over(self, group: Group) -> tuple[Group, int] | None:
-        """Nobody."""
+        """Return None."""
         return None
 
     def owes(self, group: Group, head: Group) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def over_share(self, head: Group, running: Sequence[Group]) -> list[Group]:
-        """None."""
+        """Return an empty list."""
         return []

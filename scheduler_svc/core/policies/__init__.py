@@ -1,1 +1,1 @@
-"""How steps are planned, one folder per family of policies."""
+"""Planning of steps, one folder per family of policies."""

@@ -1,4 +1,7 @@
-"""What modules compute, found out by trying them: names differ between models, and equal names compute different things."""
+"""Identifies what modules compute by running them.
+
+Names differ between models, and equal names may compute different things.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ class NormForm:
 
 
 def norm_form(module: nn.Module | None) -> NormForm | None:
-    """The form of a norm; None when it is of another kind."""
+    """The form of a norm; None if it is of another kind."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if module is None or weight is None or eps is None or weight.ndim != 1 or getattr(module, "bias", None) is not None:
@@ -45,7 +48,10 @@ def norm_form(module: nn.Module | None) -> NormForm | None:
 
 
 def activation_form(function: Any) -> Activation | None:
-    """Which activation `function` is; None: none of ours. In float32: shorter numbers cannot tell the forms of GELU apart."""
+    """The activation that `function` computes; None if it is not a known one.
+
+    Compared in float32: shorter types cannot tell the forms of GELU apart.
+    """
     if not callable(function):
         return None
     x = torch.linspace(-8, 8, 129)

@@ -1,4 +1,4 @@
-"""Whether a fused decoder computes what its modules did: both run the same made-up sequences before anybody is served."""
+"""Check, before serving, that a fused decoder computes what its modules did: both run the same dummy sequences."""
 
 import logging
 from collections.abc import Iterator
@@ -16,15 +16,16 @@ from worker_svc.model.packed_model import PackedModel
 log = logging.getLogger(__name__)
 
 _LENGTHS = (37, 5)
-# Mean deviation of a hidden state, as a share of its size. Another formula gives about one.
+# Mean deviation of a hidden state relative to its norm. A wrong formula gives about one.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 _MIB = 2**20
 
 
 def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
-    """Fuses `model` if a trial shows that it computes the same; else its modules go on computing, with packed weights.
+    """Fuse `model` if a trial shows equal results; otherwise its modules are used, with packed weights.
 
-    With weights of 8 bits the modules of the trial have these too; a line in the log says how far they are from full weights.
+    With 8-bit weights, the modules of the trial have these too; a log line reports their deviation from full
+    weights.
     """
     expected = _hidden(model, given, vocab_size)
     model.fuse(given)
@@ -55,7 +56,7 @@ def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, fu
 
 
 def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
-    """Last hidden states of all steps, from an empty cache on."""
+    """Last hidden states of all steps, starting with an empty cache."""
     num_blocks = 2 * _width(given)
     pool = torch.zeros(len(given.calls), 2, num_blocks, given.shape.block_elements, dtype=given.cache_dtype)
     model.bind(given.shape, pool)
@@ -63,7 +64,7 @@ def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
 
 
 def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
-    """Two prompts side by side, which ask for logits; then one of them goes on."""
+    """Two prompts side by side, with logits; then a second chunk of each."""
     tables = np.arange(2 * _width(given), dtype=np.int32)[::-1].reshape(2, -1).copy()
     tokens = [(17 + 31 * i) % vocab_size for i in range(sum(_LENGTHS))]
     first, rest = tokens[: _LENGTHS[0]], tokens[_LENGTHS[0] :]

@@ -1,4 +1,4 @@
-"""A decoder run as a program: stands in for the decoder's own forward pass wherever its modules need not be seen."""
+"""A decoder run as a program: replaces the decoder's own forward pass wherever its modules need not be called."""
 
 import logging
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class FusedDecoder:
-    """`bind` and `begin` come before a forward pass; until then, and where they must be seen, the decoder's own modules compute."""
+    """Runs the decoder's program, or its own modules where they must be called.
+
+    Call `bind` and `begin` before a forward pass. Until the first `begin`, the modules compute.
+    """
 
     def __init__(self, decoder: nn.Module, embedding: nn.Embedding, scale: float, program: PreparedProgram) -> None:
         self._embedding, self._scale, self._program = embedding, scale, program
@@ -34,35 +37,38 @@ class FusedDecoder:
         decoder.forward = self._forward  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """The decoder's own forward pass is back."""
+        """Restore the decoder's own forward pass."""
         del self._decoder.forward
 
     def bind(self, pool: torch.Tensor) -> None:
-        """From now on keys and values live in `pool`, [num_layers, 2, num_blocks, block_elements]."""
+        """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         self._pool = pool
 
     def begin(self, batch: AttentionBatch, *, uses_modules: bool) -> None:
-        """The tokens of the next forward pass. `uses_modules`: something must see the modules at work, such as an adapter."""
+        """Set the tokens of the next forward pass.
+
+        `uses_modules`: True if modules must be called, for example for adapters.
+        """
         self._batch, self._uses_modules = batch, uses_modules
 
     @property
     def uses_modules(self) -> bool:
-        """The decoder's own modules compute the next forward pass."""
+        """True if the decoder's own modules compute the next forward pass."""
         return self._uses_modules
 
     def states(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Last hidden states [1, T, H] of `token_ids` [1, T], by the program."""
+        """Last hidden states [1, T, H] of `token_ids` [1, T], computed by the program."""
         return self._through_program(self._embedding(token_ids))
 
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self._uses_modules:
             return self._modules(input_ids=input_ids, **given)
-        # A model that sees embeds tokens itself.
+        # A multimodal model embeds tokens itself.
         stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
         return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
 
     def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
-        """Embedded tokens to last hidden states; may be in place."""
+        """Embedded tokens to last hidden states; may work in place."""
         assert self._batch is not None, "begin() comes before a forward pass"
         if self._scale != 1.0:
             stream = stream * torch.tensor(self._scale, dtype=stream.dtype)
@@ -72,7 +78,10 @@ class FusedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """What a decoder is fused for. `calls`: of a probe, one per layer in order; `stored`: what packed weights are kept as."""
+    """What a decoder is fused for.
+
+    `calls`: from a probe, one per layer in order. `stored`: storage form of packed weights.
+    """
 
     kernels: DecoderKernels
     calls: Sequence[LayerCall]
@@ -83,9 +92,9 @@ class Fusing:
 
 
 def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
-    """Packs the model's linear modules for good, and puts a program in its decoder's place where one can be made.
+    """Pack the model's linear modules irreversibly, and replace its decoder by a program where one can be made.
 
-    None: the decoder is of a build that is not known; its modules go on computing, with packed weights.
+    Returns None if the decoder's structure is not known; its modules are then used, with packed weights.
     """
     made = _program(model, given)
     pack_all(model, given.kernels, model.get_output_embeddings(), given.stored)
@@ -103,7 +112,7 @@ def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
 
 def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | None:
-    """What the decoder is made of; None also where trying its modules shows that they want to be called in another way."""
+    """The decoder's parts; None also if running its modules shows that they need to be called differently."""
     try:
         parts = match(decoder)
         if parts is None or not _suits(parts.last_norm.weight.dtype, given):

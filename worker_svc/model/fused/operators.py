@@ -1,5 +1,7 @@
-"""From a decoder's parts to operators; on the way its linear modules become packed ones, layer by layer, so that little is there
-twice."""
+"""Converts a decoder's parts to operators.
+
+Packs its linear modules layer by layer, so that few weights exist twice at a time.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +39,10 @@ def program_of(
     kernels: DecoderKernels,
     stored: Stored = "plain",
 ) -> Program:
-    """The whole decoder. `calls`: one per layer, in order, as a probe saw them; `stored`: what weights are kept as."""
+    """The operators of the whole decoder.
+
+    `calls`: one per layer in order, from a probe. `stored`: storage form of weights.
+    """
     packing = _Packing(kernels, stored)
     operators: list[Operator] = []
     for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
@@ -70,7 +75,7 @@ def _layer(layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packin
 
 
 def _joining(source: Rows, weights: PackedWeights, norms: Norms) -> Iterator[Operator]:
-    """A part's result joins the stream, through a norm where there is one."""
+    """Add a part's result to the stream, through a norm where there is one."""
     if norms.after is None:
         yield Linear(source, Rows.STREAM, weights, adds=True)
     else:
@@ -91,13 +96,13 @@ def _head_norm(layer: LayerParts) -> HeadNorm | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Packs a layer's modules with these kernels, stored as wanted."""
+    """Packs a layer's modules with these kernels in the given storage form."""
 
     kernels: DecoderKernels
     stored: Stored
 
     def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
-        """The named modules' weights, merged; the modules read their share of it from now on."""
+        """The named modules' weights, merged. The modules are replaced by views of the merged weights."""
         linears = [layer.linear(name) for name in names]
         whole = merged(self.kernels, linears, self.stored)
         begins = accumulate((linear.out_features for linear in linears), initial=0)
@@ -108,6 +113,6 @@ class _Packing:
 
 
 def packed_bytes(model: nn.Module, stored: Stored | None = None) -> int:
-    """Bytes of all packed weights, or of those stored so; parts share theirs and are counted once each."""
+    """Bytes of all packed weights, or of those with this storage form. Weights sharing memory count once each."""
     packed = [module.weights for module in model.modules() if isinstance(module, PackedLinear)]
     return sum(weights.num_bytes for weights in packed if stored in {None, weights.stored})

@@ -1,4 +1,4 @@
-"""Linear modules whose weights were packed once; the plain copy is gone."""
+"""Linear modules with packed weights, in place of the plain copy."""
 
 import torch
 from torch import nn
@@ -7,44 +7,46 @@ from paged_kernels.decoder import DecoderKernels, PackedWeights, Stored
 
 
 class PackedLinear(nn.Module):
-    """Stands in for an `nn.Linear`. A row's bits depend on nothing but the row (`keeps_row_bits`, see invariance.py)."""
+    """Replaces an `nn.Linear`. A row's bits depend only on the row (`keeps_row_bits`, see invariance.py)."""
 
     keeps_row_bits = True
 
     def __init__(self, kernels: DecoderKernels, weights: PackedWeights, *, wide: bool = False) -> None:
-        """`wide`: results are float32, with the same values."""
+        """`wide`: return float32, with the same values."""
         super().__init__()
         self._kernels, self.weights, self._wide = kernels, weights, wide
         self.in_features, self.out_features = weights.depth, weights.columns
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         return self._kernels.linear(rows, self.weights, wide=self._wide)
 
     @property
     def weight(self) -> torch.Tensor:
-        """Shape and dtype alone, [out_features, in_features] on the meta device: models ask these of a linear map. Not to
-        compute with: torch refuses it."""
+        """Shape and dtype only: [out_features, in_features] on the meta device.
+
+        For models that ask a linear module for them; torch refuses to compute with it.
+        """
         return torch.empty(self.out_features, self.in_features, dtype=self.weights.dtype, device="meta")
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, scales and bias."""
+        """Bytes of weights, scales and bias."""
         return self.weights.num_bytes
 
     def extra_repr(self) -> str:
-        """For people."""
+        """Description for torch's `repr`."""
         return f"{self.in_features}, {self.out_features}, packed, {self.weights.stored}"
 
 
 def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, stored: Stored) -> PackedWeights:
-    """Weights [columns, depth] stored as wanted, or plain where their depth does not allow it."""
+    """Pack weights [columns, depth] in the given storage form, or plain if their depth does not allow it."""
     fits = kernels.packs(weight.dtype, weight.shape[1], stored)
     return kernels.pack(weight, bias, stored=stored if fits else "plain")
 
 
 def merged(kernels: DecoderKernels, linears: list[nn.Linear], stored: Stored = "plain") -> PackedWeights:
-    """One matrix of several that read the same rows, side by side."""
+    """Pack several modules that read the same rows into one matrix, side by side."""
     biased = any(linear.bias is not None for linear in linears)
     bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
     return packed(kernels, torch.cat([linear.weight for linear in linears]), bias, stored)
@@ -55,7 +57,7 @@ def _bias(linear: nn.Linear) -> torch.Tensor:
 
 
 def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
-    """Columns `begin` ... of packed weights, both multiples of 16; shares their memory."""
+    """A view of `columns` columns from `begin` on, both multiples of 16; shares the memory."""
     column_bytes = whole.data.nbytes // whole.columns
     data = whole.data[begin * column_bytes : (begin + columns) * column_bytes]
     bias, scales = (
@@ -65,7 +67,7 @@ def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
 
 
 def pack_all(model: nn.Module, kernels: DecoderKernels, head: nn.Module | None, stored: Stored = "plain") -> None:
-    """Puts a `PackedLinear` in the place of every `nn.Linear` that is left; that of `head`, which makes logits, is wide."""
+    """Replace every remaining `nn.Linear` by a `PackedLinear`; `head`, which computes logits, becomes a wide one."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):

@@ -1,6 +1,6 @@
-"""The modules of a decoder that is a chain of attention and gated layers around one stream, found by what they are.
+"""Finds the modules of a decoder that is a chain of attention and gated layers around one stream, by their structure.
 
-Nothing here looks at a model's name. What is found is no proof: `fuse` compares results before it relies on it.
+Model names play no role. A match is no proof: `fuse_tried` compares results before the match is relied on.
 """
 
 import inspect
@@ -17,7 +17,10 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Around attention or the gated part: before it, and of its result before that joins the stream (None = there is none)."""
+    """Norms of attention or the gated part.
+
+    `before`: of its input. `after`: of its result, before that is added to the stream; None if absent.
+    """
 
     before: NormForm
     after: NormForm | None
@@ -25,7 +28,10 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """One layer. `projections`: of queries, keys and values, or one for all; `gates`: gate and up, or one for both."""
+    """Modules of one layer.
+
+    `projections`: of queries, keys and values, or one for all. `gates`: gate and up, or one for both.
+    """
 
     attention: nn.Module
     mlp: nn.Module
@@ -35,10 +41,10 @@ class LayerParts:
     around_attention: Norms
     around_mlp: Norms
     head_norms: tuple[NormForm, ...]
-    """Of each query and of each key, or none."""
+    """Norms of each query and of each key, or none."""
 
     def linear(self, name: str) -> nn.Linear:
-        """One of the modules named in `projections` or `gates`, "o_proj" or "down_proj"."""
+        """A module named in `projections` or `gates`, "o_proj" or "down_proj"."""
         owner = self.mlp if name in (*self.gates, "down_proj") else self.attention
         found = getattr(owner, name)
         assert isinstance(found, nn.Linear)
@@ -55,7 +61,7 @@ class DecoderParts:
 
 
 def match(decoder: nn.Module) -> DecoderParts | None:
-    """The parts of a decoder; None when it is of another build."""
+    """The parts of a decoder; None if its structure is not known."""
     layers, embedding = getattr(decoder, "layers", None), getattr(decoder, "embed_tokens", None)
     last_norm = norm_form(getattr(decoder, "norm", None))
     if not isinstance(layers, nn.ModuleList) or not isinstance(embedding, nn.Embedding) or last_norm is None:
@@ -84,18 +90,21 @@ def _layer(layer: nn.Module) -> LayerParts | None:
 
 
 def _counts(attention: nn.Module) -> bool:
-    """It computes with positions themselves, not angles alone: far from the beginning, where no trial goes, with other results."""
+    """True if attention uses positions themselves and not only angles.
+
+    Its results may then differ at far positions, which no trial reaches.
+    """
     return "position_ids" in inspect.signature(attention.forward).parameters
 
 
 def _gates(mlp: nn.Module) -> tuple[str, ...]:
-    """Gate and up are whole panels each, also where one module makes both."""
+    """Names of the gate modules; empty unless gate and up are whole panels each, also where one module computes both."""
     names = _linears(mlp, ("gate_proj", "up_proj"), ("gate_up_proj",), last="down_proj")
     return names if sum(getattr(mlp, name).out_features for name in names) % (2 * _LANES) == 0 else ()
 
 
 def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:
-    """Two norms, each before its part, or four; modules without weights between them (dropouts) do not matter."""
+    """Norms of attention and gated part, two or four in all. Modules without weights between them (dropout) are ignored."""
     named = {name: child for name, child in children.items() if any(True for _ in child.parameters())}
     forms = {name: norm_form(child) for name, child in named.items()}
     before, between = forms.get("input_layernorm"), forms.get("post_attention_layernorm")
@@ -110,7 +119,7 @@ def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:
 
 
 def _linears(owner: nn.Module, *choices: tuple[str, ...], last: str) -> tuple[str, ...]:
-    """The first choice whose modules are all there, and nothing else with weights but `last` and norms of heads."""
+    """The first choice that has all its modules, with no other weights but `last` and head norms."""
     for names in choices:
         modules = [getattr(owner, name, None) for name in (*names, last)]
         if (
@@ -132,7 +141,7 @@ def _no_more(owner: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def _head_norms(attention: nn.Module) -> tuple[NormForm, ...] | None:
-    """Norms of queries and keys; empty: there are none, None: they are of a kind that is not known."""
+    """Norms of queries and keys; empty if there are none, None if their kind is not known."""
     modules = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     if modules == [None, None]:
         return ()

@@ -1,4 +1,4 @@
-"""What a decoder gives its first layer and tells every layer about positions, for all positions that will be served."""
+"""Records the first layer's input and the position angles of every layer, for all positions that will be served."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _PIECE = 2_048
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """[positions, elements turned] both, of the model's dtype."""
+    """Cosines and sines, both [positions, rotated elements], in the model's dtype."""
 
     cosines: torch.Tensor
     sines: torch.Tensor
@@ -27,14 +27,17 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`scale`: what embeddings are multiplied by; `angles` by layer, layers with the same share them."""
+    """`scale`: factor of embeddings. `angles`: per layer; layers with equal angles share them."""
 
     scale: float
     angles: tuple[Angles, ...]
 
 
 def enter(decoder: nn.Module, embedding: nn.Embedding, num_positions: int) -> Entry | None:
-    """Runs the decoder without its layers. None when a layer is told its position in another way, or the stream is no embedding."""
+    """Run the decoder without its layers.
+
+    None if a layer gets positions in another way, or the stream is not an embedding.
+    """
     layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
     seen, token = _Seen(), embedding.num_embeddings // 2
     with _bypassed(layers, seen), torch.inference_mode():
@@ -58,7 +61,7 @@ def _scale(embedded: torch.Tensor, stream: torch.Tensor) -> float | None:
 
 
 def _joined(seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]]) -> tuple[Angles, ...]:
-    """Layers that were given the same tensors get the same."""
+    """Layers that received the same tensors share one result."""
     made: dict[int, Angles] = {}
     for pieces in seen.values():
         key = id(pieces[0][0])
@@ -69,7 +72,7 @@ def _joined(seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]]) -> tuple[A
 
 @contextmanager
 def _bypassed(layers: list[nn.Module], seen: _Seen) -> Iterator[None]:
-    """Layers hand on what they are given, and note what they are told."""
+    """Make layers return their input and record the angles they receive."""
 
     def bypass(number: int) -> Any:
         def forward(stream: torch.Tensor, *_args: Any, **told: Any) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Chitu's planning: ranks, slots, task scores, skew control."""
+"""Chitu's planning: task scores, cache slots, data-parallel ranks."""

@@ -1,4 +1,4 @@
-"""Which rank draws a newcomer because its cache knows how the prompt begins."""
+"""Prefix affinity: assign a new task to the rank that has its prompt prefix cached."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ from block_manager.rules.ranked import RankedRules
 
 
 class Draw(NamedTuple):
-    """Rank `rank` is to take it and knows its first `num_tokens` tokens; the least busy rank with room has `num_least` tasks."""
+    """Assignment to `rank`, which has the first `num_tokens` tokens cached; the least busy rank with room has
+    `num_least` tasks.
+    """
 
     rank: int
     num_tokens: int
@@ -18,17 +20,17 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefixAffinity:
-    """A newcomer goes to the rank that knows the longest prefix of it, among those that are not too busy.
+    """Assigns a new task to the rank with the longest cached prefix, among those that are not too busy.
 
-    `slack`: tasks that a rank may have beyond the least busy one with room, so that none idles because another knows more; None:
-    nobody is drawn. Ties, also where none of them knows any: the less busy, then the lower number.
+    `slack`: tasks that a rank may have beyond the least busy one with room, so that none idles because another
+    has more cached; None: affinity is off. Ties go to the less busy rank, then to the lower number.
     """
 
     cache: RankedRules
     slack: int | None
 
     def draw(self, sequence: CachedSequence, num_owned: Sequence[int], has_room: Sequence[bool]) -> Draw | None:
-        """None where no rank with room knows anything of it. `num_owned`, `has_room`: by rank."""
+        """The rank for a sequence; None if no rank with room has any of it cached. `num_owned`, `has_room`: by rank."""
         if self.slack is None or not any(has_room):
             return None
         known = self.cache.known_tokens(sequence)

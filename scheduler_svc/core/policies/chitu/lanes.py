@@ -1,6 +1,6 @@
-"""Placements with several lanes: Chitu's scheduler groups, its cache slots with residents, and data-parallel ranks.
+"""Placements with several lanes: Chitu's scheduler groups, its cache slots, and data-parallel ranks.
 
-A lane is taken by one plan at a time, but for ranks, whose tasks wait for their results one by one.
+A lane has one plan in flight, except a rank: each of its tasks waits for its own result.
 """
 
 from collections import deque
@@ -11,10 +11,10 @@ from scheduler_svc.core.request import Group
 
 
 class SchedulerGroups(OneWorker):
-    """As many plans under way as there are groups; the one that is free for longest takes the next plan (R176-R179).
+    """One plan in flight per scheduler group; the group that has been free longest takes the next plan.
 
-    Groups whose results came are given back before the next plan, smaller ids first. A plan may take its group though it came out
-    empty; it is given back likewise.
+    Groups with arrived results become free before the next plan is made, smaller ids first. A plan may occupy
+    its group even if it is empty; the group is freed in the same way.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -23,29 +23,31 @@ class SchedulerGroups(OneWorker):
         self._used: dict[int, int | None] = {}
 
     def free_lanes(self) -> list[int]:
-        """The one whose turn it is; none while all are under way."""
+        """The next group in turn; none while all are in flight."""
         for lane in self._back():
             del self._used[lane]
             self._free.append(lane)
         return [self._free[0]] if self._free else []
 
     def on_planned(self, lane: int, step: int) -> None:
-        """The lane is under way with that step."""
+        """Mark the group as in flight with that step."""
         self._free.remove(lane)
         self._used[lane] = step
 
     def on_result(self, step: int) -> None:
-        """It is done; unknown steps are ignored."""
+        """Mark the group of that step as done; unknown steps are ignored."""
         for lane, under_way in self._used.items():
             if under_way == step:
                 self._used[lane] = None
 
     def reset(self) -> None:
-        """All are done."""
+        """Mark all groups as done."""
         self._used = dict.fromkeys(self._used)
 
     def view(self) -> dict[str, Any]:
-        """`free_lanes`: queue, front first; `used_lanes`: step by lane, None = done; `lanes_back`: those that are done."""
+        """`free_lanes`: queue, front first; `used_lanes`: step by group, None = done; `lanes_back`: groups that
+        are done.
+        """
         return {
             "free_lanes": list(self._free),
             "used_lanes": {lane: self._used[lane] for lane in sorted(self._used)},
@@ -57,7 +59,7 @@ class SchedulerGroups(OneWorker):
 
 
 class SkewSlots(SchedulerGroups):
-    """Scheduler groups that are cache slots: a task stays in its slot for life (R183, R186). `sizes`: tasks in each."""
+    """Scheduler groups that are cache slots: a task stays in its slot until it ends. `sizes`: maximum tasks of each."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(len(sizes))
@@ -65,7 +67,7 @@ class SkewSlots(SchedulerGroups):
         self._slots: list[list[Group]] = [[] for _ in sizes]
 
     def residents(self, lane: int) -> list[Group]:
-        """Live tasks in their places: who ended was replaced by the last one then."""
+        """Unfinished tasks in order of place; the last task replaces one that ended."""
         slot = self._slots[lane]
         for group in [group for group in slot if group.is_finished]:
             place = slot.index(group)
@@ -74,21 +76,21 @@ class SkewSlots(SchedulerGroups):
         return list(slot)
 
     def settle(self, group: Group, lane: int) -> None:
-        """A task moves in, behind the others."""
+        """Assign a task to a slot, behind the others."""
         group.lane = lane
         self._slots[lane].append(group)
 
     def view(self) -> dict[str, Any]:
-        """Also `slots`: request ids."""
+        """The view of `SchedulerGroups` plus `slots`: request ids by slot."""
         slots = [[group.request.request_id for group in self.residents(lane)] for lane in range(len(self.sizes))]
         return {**super().view(), "slots": slots}
 
 
 class Ranks:
-    """Data-parallel ranks: each call plans one step for every rank, empty ones too (R188, R190, R194).
+    """Data-parallel ranks: each call of `schedule` plans one step per rank, including empty ones.
 
-    A sequence is in one plan at most, so no rank has more plans under way than tasks. `cursor`: the rank that is asked first.
-    `out`: ranks without a worker, which become nobody's owner.
+    A sequence is in at most one plan, so a rank has at most as many plans in flight as tasks. `cursor`: the
+    rank next in the round-robin. `out`: ranks without a worker, which are assigned no tasks.
     """
 
     has_worker_per_lane = True
@@ -100,29 +102,29 @@ class Ranks:
         self.cursor = 0
 
     def free_lanes(self) -> list[int]:
-        """All."""
+        """All ranks."""
         return list(range(self.num_ranks))
 
     def on_planned(self, lane: int, step: int) -> None:
-        """Nothing: tasks under way wait themselves."""
+        """No-op: tasks in flight wait for their own results."""
 
     def on_result(self, step: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def reset(self) -> None:
-        """Nothing is remembered of plans; all have workers."""
+        """Mark all ranks as having workers; plans are not tracked."""
         self.out = ()
 
     def lose(self, lane: int) -> None:
-        """It owns nobody and gets nobody."""
+        """The rank has no sequences and accepts none."""
         self.out = (*self.out, lane)
 
     def take_back(self, lane: int) -> None:
-        """It may own tasks again."""
+        """The rank may be assigned tasks again."""
         self.out = tuple(rank for rank in self.out if rank != lane)
 
     def assign(self, group: Group, has_room: list[bool]) -> int | None:
-        """The task's owner for life: the next rank with room. None, and the cursor where it was, when there is none."""
+        """Assign a task permanently to the next rank with room. None, with the cursor unchanged, if there is none."""
         for _ in has_room:
             rank, self.cursor = self.cursor, (self.cursor + 1) % self.num_ranks
             if has_room[rank]:
@@ -131,9 +133,9 @@ class Ranks:
         return None
 
     def settle(self, group: Group, rank: int) -> None:
-        """That rank is the task's owner for life; the cursor stays."""
+        """Assign a task permanently to that rank; the cursor is unchanged."""
         group.lane = rank
 
     def view(self) -> dict[str, Any]:
-        """`cursor`."""
+        """The round-robin position, as `cursor`."""
         return {"cursor": self.cursor}

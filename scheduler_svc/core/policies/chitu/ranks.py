@@ -1,4 +1,4 @@
-"""Chitu's data-parallel scheduler: a step is prefills on all ranks that have some, or decodes on all (R188-R195)."""
+"""Chitu's data-parallel scheduler: a step is prefills on all ranks that have some, or else decodes on all ranks."""
 
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.policies.chitu.lanes import Ranks
@@ -12,11 +12,11 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class RankBatches:
-    """Decides for all ranks when the first is planned, and hands each its list when its turn comes: the collector (R194, R195).
+    """Decides for all ranks when the first is planned, then gives each its batch in turn (Chitu's collector).
 
-    Every rank gets a plan, those without work an empty one. `affinity`: who goes to a rank that knows its prefix instead of the one
-    whose turn it is, over the caches of all ranks. `starves`: a rank may get a chunk of nothing, and newcomers may come before
-    prompts under way for ever, as in the reference.
+    Every rank gets a plan, possibly an empty one. `affinity`: assigns tasks by cached prefix instead of
+    round-robin. `starves`: as in Chitu, a rank's chunk may be 0 tokens, and new prompts may precede chunked
+    ones forever.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class RankBatches:
         self._is_prefill = False
 
     def retune(self, tasks_per_rank: int, chunk_size: int | None) -> None:
-        """Other sizes from the next batches on; owners stay."""
+        """Apply other sizes from the next batches on; assigned ranks stay."""
         self._ranks.tasks_per_rank = self._ranks.depth = tasks_per_rank
         self._chunks = self._chunks_of(chunk_size)
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Plan the batch of the draft's rank."""
         if draft.lane == 0:
             self._decide(state)
         batch, chunk_size = self._batches[draft.lane], self._chunks[draft.lane] if self._is_prefill else None
@@ -53,11 +53,11 @@ class RankBatches:
             ready = [group for group in tasks if not group.in_prefill and self._shares.is_ready(group)]
             self._batches = self._by_owner(ready)
         if len(state.waiting):
-            # Of all that wait beyond those looked at; who starts in this step says so itself.
+            # For unexamined groups; a group that starts in this step records that itself.
             state.journal.stop_all(Place.WAITING, Reason.LANE_BUSY)
 
     def _prefills(self, tasks: list[Group], state: CoreState) -> list[list[Group]]:
-        """The oldest, each with its owner; ranks without a chunk have none (R189-R191)."""
+        """Prefill batches by rank, oldest tasks first; a rank with a chunk of 0 gets none."""
         waiting = [group for group in tasks if group.in_prefill and self._shares.is_ready(group)]
         candidates = sorted(waiting, key=lambda group: nanoseconds(group.request.arrival_time))
         num_places = self._ranks.tasks_per_rank * self._ranks.num_ranks
@@ -91,7 +91,7 @@ class RankBatches:
 
     @staticmethod
     def _tell_no_rank(group: Group, reservations: list[Reservation], has_place: list[bool], state: CoreState) -> None:
-        """No rank has both a place and the blocks: the one with a place that comes nearest says how many it lacks."""
+        """Record why no rank has both a place and the blocks, by the rank with a place that lacks the fewest blocks."""
         shortages = [one.shortage(group) for one, open_ in zip(reservations, has_place, strict=True) if open_]
         if shortages:
             state.journal.skip(group, Reason.RESERVED, **max(shortages, key=lambda numbers: numbers["free"]))
@@ -99,7 +99,7 @@ class RankBatches:
             state.journal.skip(group, Reason.LANE_BUSY)
 
     def _owner(self, group: Group, num_owned: list[int], has_room: list[bool], state: CoreState) -> int | None:
-        """The rank that its prefix draws it to, else the one whose turn it is; None where no rank has room."""
+        """The rank with the longest cached prefix, else the next in the round-robin; None where no rank has room."""
         draw = self._affinity.draw(group.live[0], num_owned, has_room)
         if draw is None:
             return self._ranks.assign(group, has_room)
@@ -115,14 +115,14 @@ class RankBatches:
         return draw.rank
 
     def _by_owner(self, groups: list[Group]) -> list[list[Group]]:
-        """Per rank, in their order; those without an owner are left out."""
+        """Groups by rank, in their order; unassigned ones are left out."""
         return [[group for group in groups if group.lane == rank] for rank in range(self._ranks.num_ranks)]
 
     def _chunks_of(self, chunk_size: int | None) -> list[int | None]:
         return [self._chunk_of(rank, chunk_size) for rank in range(self._ranks.num_ranks)]
 
     def _chunk_of(self, rank: int, chunk_size: int | None) -> int | None:
-        """Rank 0 has what the others leave (R191)."""
+        """A rank's part of the prefill chunk; rank 0 also has the remainder."""
         if chunk_size is None:
             return None
         share, rest = divmod(chunk_size, self._ranks.num_ranks)

@@ -1,6 +1,7 @@
-"""Reservation: a task enters a slot or a rank only when the blocks of its whole life can be had there, so nobody ever leaves.
+"""Reservations: a task enters a slot or rank only if its blocks up to its maximum length fit, so none is ever
+preempted.
 
-The reference keeps no block accounts there; no recording is short of blocks (design.md 4).
+Chitu keeps no block accounts there; none of its recordings runs short of blocks.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class Reservation:
-    """What those that entered may still take, of one pool of `num_blocks`. A larger task may have the whole pool to itself."""
+    """Unreserved blocks of a pool of `num_blocks`. A task larger than the pool reserves all of it."""
 
     def __init__(self, entered: Iterable[Group], num_blocks: int, state: CoreState) -> None:
         self._state = state
@@ -22,11 +23,11 @@ class Reservation:
         self._reserved = sum(self._num_blocks_of(group) for group in entered)
 
     def fits(self, group: Group) -> bool:
-        """Whether there is enough for one more."""
+        """Whether the task's maximum need is still unreserved."""
         return self._num_blocks_of(group) <= self._num_blocks - self._reserved
 
     def take(self, group: Group) -> bool:
-        """Reserves for one more, if there is enough."""
+        """Reserve for a task if it fits; returns whether it did."""
         if self.fits(group):
             self._reserved += self._num_blocks_of(group)
             return True
@@ -34,11 +35,11 @@ class Reservation:
         return False
 
     def shortage(self, group: Group) -> dict[str, int]:
-        """The blocks that it needs, and those that no other has reserved: the numbers of RESERVED."""
+        """The numbers of RESERVED: blocks the task needs, and unreserved blocks."""
         return {"need": self._num_blocks_of(group), "free": self._num_blocks - self._reserved}
 
     def _num_blocks_of(self, group: Group) -> int:
-        """Of prompt and output, without the last token, which is never computed; each sequence may need its own."""
+        """Blocks for prompt and output without the last token, which is never computed; counted for each sequence."""
         request, limits = group.request, self._state.limits
         output = max(request.stop.max_tokens, request.stop.min_tokens)
         longest = min(len(request.prompt_token_ids) + output, limits.max_model_len) - 1
@@ -46,7 +47,7 @@ class Reservation:
 
 
 def has_rows(group: Group, entered: Iterable[Group], state: CoreState) -> bool:
-    """Whether the workers can hold its sequences beside those of all that entered."""
+    """Whether `max_num_seqs` has room for the group beside all that entered."""
     num_seqs = sum(g.max_num_running_seqs for g in entered)
     if num_seqs + group.max_num_running_seqs > state.limits.max_num_seqs:
         state.journal.stop(group, Reason.MAX_SEQS, running=num_seqs, limit=state.limits.max_num_seqs)
@@ -55,7 +56,7 @@ def has_rows(group: Group, entered: Iterable[Group], state: CoreState) -> bool:
 
 
 def give_all(batch: list[Group], room: Room, shares: TaskShares, state: CoreState, draft: StepDraft) -> None:
-    """Schedules the batch in its order while there are tokens. Who runs out of blocks had the whole pool, and ends."""
+    """Schedule the batch in order while tokens are left. A task that lacks blocks exceeds the whole pool and is ended."""
     for group in batch:
         if room.num_tokens <= 0:
             break

@@ -1,6 +1,7 @@
-"""Chitu's scheduler: a batch is all prefills or all decodes, by the type of the task with the best score (R165-R176, R181).
+"""Chitu's scheduler: a batch is all prefills or all decodes, by the type of the task with the best score.
 
-Prompts may fill as many blocks as an adaptive threshold says; decodes that run out of blocks evict the last in score order.
+Prompts may fill as many blocks as an adaptive threshold allows; decodes that run out of blocks preempt the last
+in score order.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ TOO_LARGE = "its tokens need more blocks than the cache has"
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Most tasks of a batch by type (R180); `chunk_size`: prompt tokens of a batch, None = prompts are not cut."""
+    """Maximum tasks of a batch by type; `chunk_size`: prompt tokens of a batch, None = prompts are not chunked."""
 
     prefill_num_tasks: int
     decode_num_tasks: int
@@ -30,8 +31,11 @@ class BatchLimits:
 
 
 class ScoredBatch:
-    """Plans the batch of one scheduler group. `fails`: tasks that do not fit fail the step as the reference does, with its defects;
-    else they wait for blocks under way, roll back half-computed prompts, or end alone."""
+    """Plans the batch of one scheduler group.
+
+    `fails`: tasks that do not fit fail the step, as in Chitu. Otherwise they wait for blocks held by steps in
+    flight, cause preemption of half-computed prompts, or end alone.
+    """
 
     def __init__(
         self,
@@ -53,11 +57,11 @@ class ScoredBatch:
         self._is_fallback = False
 
     def retune(self, order: TaskOrder, limits: BatchLimits) -> None:
-        """Another order and other sizes from the next batch on."""
+        """Apply another order and other sizes from the next batch on."""
         self._order, self._limits = order, limits
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Plan prefills, or else decodes."""
         self._evicted, self._is_fallback = [], False
         ready = [group for group in pool(state) if self._shares.is_ready(group) and self._order.admits(group)]
         if not ready:
@@ -81,13 +85,17 @@ class ScoredBatch:
             entry.sequence.group.lane = draft.lane
 
     def view(self) -> dict[str, Any]:
-        """`threshold`; of the last plan `evicted`: (request id, threshold after it), and `fallback`: no prefill could be taken."""
+        """`threshold`; of the last plan `evicted`: (request id, threshold after it), and `fallback`: no prefill
+        fitted.
+        """
         return {"threshold": self._threshold.value, "evicted": list(self._evicted), "fallback": self._is_fallback}
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 
     def _prefill(self, prefills: list[Group], state: CoreState, draft: StepDraft) -> bool:
-        """Takes them in their order, as long as there is room; whether anybody was taken. Nobody is skipped for lack of blocks."""
+        """Schedule prefills in score order while there is room; returns whether any was. None is skipped for lack
+        of blocks.
+        """
         room = self._room(state, draft)
         num_taken, num_seqs = 0, state.num_running_seqs
         for group in prefills:
@@ -100,7 +108,7 @@ class ScoredBatch:
                 continue
             given = self._shares.give(group, room, state, draft)
             if given is not Given.SHARE:
-                if not is_new:  # of a new one it is told already
+                if not is_new:  # a waiting task's reason is recorded already
                     reason = room.short_of if given is Given.NO_BLOCKS else Reason.TOKEN_BUDGET
                     hold_up(state, reason, **room.lack)
                 break
@@ -121,14 +129,16 @@ class ScoredBatch:
             hold_up(state, Reason.TOKEN_BUDGET, **room.lack)
 
     def _check_fits(self, best: Group, state: CoreState) -> None:
-        """Nobody could be taken though all blocks are free: the best is too large, or its first chunk is (R171)."""
+        """Fail the step if the best task could not start with all blocks free: it, or its first chunk, is too large."""
         total = self._threshold.total
         if self._fails and self._threshold.value == state.cache.num_free_gpu == total:
             num_tokens = best.live[0].num_tokens
             raise TaskDoesNotFit("prefill_does_not_fit", best.request.request_id, num_tokens, self._evicted)
 
     def _unblock(self, prefills: list[Group], state: CoreState, draft: StepDraft) -> None:
-        """Nothing runs and nothing decodes: half-computed prompts hold each other up, or the threshold does. The last give way."""
+        """Resolve a deadlock of half-computed prompts, or of the threshold, when nothing else runs: preempt the
+        last ones.
+        """
         if any(not (group.in_prefill and self._shares.is_ready(group)) for group in state.running):
             return
         self._threshold.recover()
@@ -147,7 +157,7 @@ class ScoredBatch:
     # --- decode ------------------------------------------------------------------------------------------------------
 
     def _decode(self, decodes: list[Group], state: CoreState, draft: StepDraft) -> None:
-        """All that are ready must fit, whoever then runs (R173)."""
+        """Schedule decodes. Blocks must suffice for all that are ready, even if the batch takes fewer."""
         while decodes and self._shares.num_blocks_to_decode(decodes) > state.cache.num_free_gpu:
             if len(decodes) > 1:
                 draft.in_need = decodes[0]
@@ -159,7 +169,7 @@ class ScoredBatch:
             self._shares.give(group, room, state, draft)
 
     def _make_room(self, alone: Group, state: CoreState, draft: StepDraft) -> bool:
-        """For the only decode that is ready, by rolling back the last half-computed prompt. False: it waits, or ended."""
+        """Preempt the last half-computed prompt for the only ready decode. False if the decode must wait or was ended."""
         if self._fails:
             num_tokens = alone.live[0].num_tokens
             raise TaskDoesNotFit("decode_cannot_finish", alone.request.request_id, num_tokens, self._evicted)
@@ -174,7 +184,7 @@ class ScoredBatch:
         return True
 
     def _evict(self, group: Group, state: CoreState, draft: StepDraft) -> None:
-        """It is computed again from its first token, in no group; each one lowers the threshold (R174)."""
+        """Preempt a task by recompute and release it from its scheduler group; each preemption lowers the threshold."""
         leave(group, self._preemption, state, draft)
         group.lane = None
         self._evicted.append((group.request.request_id, self._threshold.lower()))

@@ -1,6 +1,6 @@
-"""Chitu's scorers: what a `scheduler_type` says of who comes first, and of which type of task runs at all (R161, R167, R168).
+"""Chitu's scorers: the task order that a `scheduler_type` stands for, and which task types may run.
 
-Scores are whole numbers, larger = sooner, where the keys of other orderings are smaller = sooner; times count in nanoseconds.
+Scores are integers, larger = sooner, whereas keys of `Ordering` are smaller = sooner; times are in nanoseconds.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,38 +18,38 @@ Scorer = Callable[[Group, int], int]
 
 
 def nanoseconds(seconds: float) -> int:
-    """A time as whole nanoseconds; exact for clocks that started within the last hundred days."""
+    """A time in seconds as whole nanoseconds; exact for clocks that started within the last hundred days."""
     return round(seconds * NS_PER_S)
 
 
 def fcfs(group: Group, now_ns: int) -> int:
-    """Who arrived first."""
+    """Earliest arrival first."""
     return -nanoseconds(group.request.arrival_time)
 
 
 def prefill_first(group: Group, now_ns: int) -> int:
-    """Prompts, and what is computed again, before decodes."""
+    """Prefills, recomputation included, before decodes."""
     return int(group.in_prefill)
 
 
 def request_preset(group: Group, now_ns: int) -> int:
-    """The priority that the request came with; the core's is smaller = sooner (R24)."""
+    """The request's priority, negated because the core's is smaller = sooner."""
     return -group.request.priority
 
 
 def stride(group: Group, now_ns: int) -> int:
-    """Priority times age, never set back (R168)."""
+    """Priority times age; the age is never reset."""
     return request_preset(group, now_ns) * (now_ns - nanoseconds(group.request.arrival_time))
 
 
 def deadline(group: Group, now_ns: int) -> int:
-    """The nearest deadline: 1 ms for each token of the prompt and for 1,024 more, fixed at arrival (R161)."""
+    """Earliest deadline first: arrival plus 1 ms per prompt token and per token of an expected output of 1,024."""
     num_tokens = len(group.request.prompt_token_ids) + _EXPECTED_OUTPUT
     return -(nanoseconds(group.request.arrival_time) + _NS_PER_TOKEN * num_tokens)
 
 
 def prefix_align(group: Group, now_ns: int) -> int:
-    """The shortest first, generated tokens count."""
+    """Shortest sequence first, generated tokens included."""
     return -max(sequence.num_tokens for sequence in group.live)
 
 
@@ -68,20 +68,20 @@ _WARM_UP = (prefill_first,)
 
 
 def words_of(scheduler_type: str) -> list[str]:
-    """The words between its commas; case, blanks and empty words are free. None at all is fcfs (R167)."""
+    """The comma-separated words of a type; case, blanks and empty words are ignored. No word at all means fcfs."""
     return [word for part in scheduler_type.split(",") if (word := part.strip().lower())] or ["fcfs"]
 
 
 def unknown_words(scheduler_type: str) -> list[str]:
-    """Those that are no scorer."""
+    """Words that name no scorer."""
     return [word for word in words_of(scheduler_type) if word not in SCORERS]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOrder:
-    """Ranks tasks, which are groups. `only`: the one strict mode in the type, None = both types run.
+    """Orders tasks, which are groups. `only`: the one strict mode in the type, None = both task types run.
 
-    `returns_evicted`: decode_only computes again what it evicted, though that is a prefill (R167).
+    `returns_evicted`: decode_only also recomputes the tasks it preempted, although that is a prefill.
     """
 
     scorers: tuple[Scorer, ...]
@@ -97,7 +97,7 @@ class TaskOrder:
         return cls(tuple(SCORERS[word] for word in words), only, returns_evicted)
 
     def admits(self, group: Group) -> bool:
-        """Whether tasks of its type run."""
+        """Whether tasks of this task's type run."""
         if self.only is None:
             return True
         if self.only == PREFILL_ONLY:
@@ -105,7 +105,9 @@ class TaskOrder:
         return not group.in_prefill or (self.returns_evicted and group.live[0].num_output_tokens > 0)
 
     def ranked(self, groups: Iterable[Group], now: float, *, is_warming_up: bool = False) -> list[Group]:
-        """The best first, equal ones as they came. `now`: seconds. While warming up prompts come first, and nothing else counts."""
+        """Tasks by score, best first; ties keep their order. `now`: seconds. During warm-up prefills come first
+        and no other scorer counts.
+        """
         now_ns = nanoseconds(now)
         scorers = _WARM_UP if is_warming_up else self.scorers
         return sorted(groups, key=lambda group: tuple(-score(group, now_ns) for score in scorers))

@@ -1,4 +1,4 @@
-"""Chitu's skew scheduler: tasks live in cache slots, and a step runs the residents of one of them (R183-R187)."""
+"""Chitu's skew scheduler: tasks are assigned to cache slots, and a step runs the tasks of one slot."""
 
 from scheduler_svc.core.policies.chitu.lanes import SkewSlots
 from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, has_rows
@@ -11,10 +11,10 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class SkewBatch:
-    """Plans the batch of the slot whose turn it is, after filling it up with newcomers of one type.
+    """Plans the batch of the next slot in turn, after filling its free places with new tasks of one type.
 
-    All slots share one pool. `strict_residents`: those whose type the strict mode leaves out do not run, unless somebody is ready
-    whose type it is, as in the reference.
+    All slots share one pool. `strict_residents`: as in Chitu, tasks in slots with a type
+    excluded by the strict mode do not run unless some ready task has an admitted type.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class SkewBatch:
         self._strict_residents = strict_residents
 
     def retune(self, order: TaskOrder, sizes: list[int], chunk_size: int | None) -> None:
-        """Another order, other sizes and chunks from the next batch on; as many slots as there are. Residents stay."""
+        """Apply another order, sizes and chunks from the next batch on. The number of slots and their tasks stay."""
         assert len(sizes) == len(self._slots.sizes)
         self._order, self._slots.sizes, self._chunk_size = order, sizes, chunk_size
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Fill the slot and plan its batch."""
         tasks = pool(state)
         ready = [group for group in tasks if self._shares.is_ready(group)]
         if not any(self._counts(group) for group in ready):
@@ -54,7 +54,9 @@ class SkewBatch:
         return self._order.admits(group) or (group.lane is not None and not self._strict_residents)
 
     def _fill(self, lane: int, tasks: list[Group], ready: list[Group], state: CoreState, draft: StepDraft) -> None:
-        """Newcomers in score order, of the last resident's type; of the best one's into an empty slot (R184)."""
+        """Add new tasks in score order: of the type of the slot's last task, or of the best new task if the slot
+        is empty.
+        """
         newcomers = [group for group in ready if group.lane is None and self._order.admits(group)]
         residents = self._slots.residents(lane)
         num_places = max(0, self._slots.sizes[lane] - len(residents))
@@ -74,9 +76,10 @@ class SkewBatch:
         hold_up(state, Reason.LANE_BUSY if chosen else Reason.SLOT_TYPE)
 
     def _batch(self, residents: list[Group], state: CoreState, draft: StepDraft) -> tuple[list[Group], Room]:
-        """All residents; with chunks only the prefills where one stands last, behind the decodes (R185).
+        """All tasks of the slot; with chunks, only the prefills if the last one is a prefill.
 
-        One that took the place of a decode that ended runs beside the decodes, uncut as far as the step allows.
+        A prefill that took the place of a finished decode runs beside the decodes, uncut as far as the step
+        allows.
         """
         num_blocks = state.cache.num_free_gpu
         if self._chunk_size is None or not (residents and residents[-1].in_prefill):

@@ -1,4 +1,4 @@
-"""Puts together schedulers of tasks in lanes: Chitu's three (R165-R195). What differs is the phase and the placement."""
+"""Build schedulers of Chitu's three task policies, which differ in phase and placement."""
 
 from block_manager.hashing import Rename
 from block_manager.rules.ranked import RankedRules
@@ -37,7 +37,7 @@ TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[View]]
 
 
 def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename | None) -> Scheduler:
-    """The scheduler of a spec whose phases schedule tasks."""
+    """The scheduler of a spec for task policies."""
     cache = _cache(spec, limits, rename)
     state = CoreState(
         limits=limits,
@@ -59,7 +59,7 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename 
 
 
 def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> TaskCache:
-    """One pool, or one for each rank."""
+    """Cache rules over one pool, or over one pool per rank."""
     num_pools = spec.dp_size if spec.phases == "ranks" else 1
     rules = [
         V1PoolRules.make(
@@ -76,7 +76,9 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> TaskC
 
 
 def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
-    """Chitu's recorded schedulers wait for ever; else as many empty plans are enough as give every slot its turn several times."""
+    """Chitu's own schedulers may wait forever; repaired ones give up after enough empty plans for every slot to
+    have several turns.
+    """
     if spec.defects == "recorded":
         return ProgressGuard(None)
     num_turns = len(spec.slot_sizes(limits)) if spec.phases == "skew" else 1
@@ -85,7 +87,7 @@ def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
 
 
 def _parts(spec: PolicySpec, limits: CoreLimits, cache: TaskCache) -> TaskParts:
-    """Phase and placement by the spec, and what both need."""
+    """Parts of a spec: progress, output rules, phases, placement and views."""
     progress = OneUnderWay()
     shares = TaskShares(progress, cache)
     if isinstance(cache, RankedRules):
@@ -116,7 +118,9 @@ def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: Tas
 
 
 def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
-    """The phase and its lanes go on with the order and the sizes of that spec. ConfigError where there would be other slots."""
+    """Apply the order and sizes of that spec to the phase and its slots. ConfigError if the number of slots would
+    change.
+    """
     for phase in core.parts:
         if isinstance(phase, ScoredBatch):
             phase.retune(_order(spec), _of_batch(spec, limits))
@@ -127,7 +131,7 @@ def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
 
 
 def check_retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
-    """ConfigError where `retune` cannot be."""
+    """Raise ConfigError where `retune` would."""
     if spec.phases == "skew":
         _same_slots(core.spec, core.state.limits, spec, limits)
 

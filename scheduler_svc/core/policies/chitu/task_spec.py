@@ -1,4 +1,4 @@
-"""Knobs of policies that schedule tasks in lanes, as Chitu does, and what follows from them (R167, R179, R180, R188)."""
+"""Settings of task policies (Chitu), and values derived from them."""
 
 from dataclasses import MISSING, dataclass, fields
 
@@ -11,15 +11,20 @@ DP_PREFIX_AFFINITY = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKnobs:
-    """Under the names of Chitu's configuration.
+    """Settings under the names of Chitu's configuration.
 
-    `scheduler_type`: scorers, comma-separated, case and blanks are free; "" = fcfs. `max_reqs`: tasks of a batch, None =
-    max_num_seqs. `pp_size`: plans under way; slots of `skew`. `dp_size`: ranks. `prefill_chunk_size`: prompt tokens of a batch,
-    None = prompts are not cut. `dp_prefix_affinity`: a newcomer goes to the rank that knows the longest prefix of it, as long as
-    that has at most so many tasks more than the least busy one with room; None = to the rank whose turn it is, as recorded. With
-    `pp_size` above 1 a batch has ceil(max_reqs / pp_size) prefills, or `prefill_num_tasks` where not
-    `prefill_num_tasks_divided_by_pp`; decodes likewise by `enforce_decode_num_tasks_max` and `decode_num_tasks`.
-    `max_prefill_tasks`, `max_decode_tasks`, `num_scheduler_groups`: instead of what is derived so.
+    - `scheduler_type`: scorers, comma-separated; case and blanks are ignored; "" = fcfs.
+    - `max_reqs`: tasks of a batch, None = max_num_seqs.
+    - `pp_size`: plans in flight; number of slots of `skew`.
+    - `dp_size`: ranks.
+    - `prefill_chunk_size`: prompt tokens of a batch, None = prompts are not chunked.
+    - `dp_prefix_affinity`: a new task goes to the rank with the longest cached prefix of it, provided that rank
+      has at most this many tasks more than the least busy one with room; None = round-robin, as in Chitu.
+
+    With `pp_size` above 1 a batch has ceil(max_reqs / pp_size) prefills, or `prefill_num_tasks` if
+    `prefill_num_tasks_divided_by_pp` is false; likewise for decodes with `enforce_decode_num_tasks_max` and
+    `decode_num_tasks`. `max_prefill_tasks`, `max_decode_tasks`, `num_scheduler_groups` override the derived
+    values.
     """
 
     scheduler_type: str = ""
@@ -37,32 +42,32 @@ class TaskKnobs:
     num_scheduler_groups: int | None = None
 
     def num_reqs(self, limits: CoreLimits) -> int:
-        """Tasks that run at a time, as far as batches go."""
+        """Maximum number of tasks of all batches together."""
         return limits.max_num_seqs if self.max_reqs is None else self.max_reqs
 
     def num_prefills(self, limits: CoreLimits) -> int:
-        """Most prefills of a batch (R180)."""
+        """Maximum prefills of a batch."""
         fixed = None if self.prefill_num_tasks_divided_by_pp else self.prefill_num_tasks
         return self._num_tasks(self.max_prefill_tasks, fixed, limits)
 
     def num_decodes(self, limits: CoreLimits) -> int:
-        """Most decodes of a batch (R180)."""
+        """Maximum decodes of a batch."""
         fixed = None if self.enforce_decode_num_tasks_max else self.decode_num_tasks
         return self._num_tasks(self.max_decode_tasks, fixed, limits)
 
     def num_groups(self) -> int:
-        """Plans under way at once (R179)."""
+        """Plans in flight at once."""
         return self.num_scheduler_groups or self.pp_size
 
     def slot_sizes(self, limits: CoreLimits) -> list[int]:
-        """Slots share `max_reqs` evenly, the first ones take one more (R179)."""
+        """Tasks per slot: `max_reqs` divided evenly, with the remainder on the first slots."""
         num_reqs = self.num_reqs(limits)
         num_slots = self.num_scheduler_groups or min(self.pp_size, num_reqs)
         share, rest = divmod(num_reqs, num_slots)
         return [share + (slot < rest) for slot in range(num_slots)]
 
     def tasks_per_rank(self, limits: CoreLimits) -> int:
-        """Tasks that a rank owns at most (R188)."""
+        """Maximum tasks of a rank."""
         return -(-self.num_reqs(limits) // self.dp_size)
 
     def _num_tasks(self, given: int | None, fixed: int | None, limits: CoreLimits) -> int:
@@ -73,7 +78,7 @@ class TaskKnobs:
         return fixed if fixed is not None else -(-self.num_reqs(limits) // self.pp_size)
 
     def wrong_knobs(self, phases: str) -> list[tuple[str, str]]:
-        """(field, why it cannot be so with these phases)."""
+        """(field, reason) for every setting that is invalid with these phases."""
         if unknown := unknown_words(self.scheduler_type):
             known = ", ".join(sorted(word for word in SCORERS if word))
             return [("scheduler_type", f"has no scorer {unknown[0]!r}; there are: {known}")]

@@ -1,6 +1,7 @@
-"""Tasks, as Chitu calls what it schedules: groups with their type, and how one of them gets its share of a step (R160-R162).
+"""Tasks, as Chitu calls the groups that it schedules: their type, and their share of a step.
 
-A task is a prefill until all it knows is computed, then a decode. A share is decided here for groups of several sequences too.
+A task is a prefill until all its tokens so far are computed, then a decode. Groups of several
+sequences get their shares here too.
 """
 
 import enum
@@ -18,17 +19,17 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class CountedBlocks(Protocol):
-    """Cache rules that say how many blocks a share takes."""
+    """Cache rules that report exact block needs."""
 
     def num_blocks_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
-        """Of a group that starts with so many tokens of its first sequence behind its hit."""
+        """Blocks for a group that starts with `num_new_tokens` of its first sequence behind its hit."""
 
     def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
-        """Of so many more tokens of each."""
+        """Blocks for so many more tokens of each sequence."""
 
 
 class Given(enum.Enum):
-    """What became of a task's share."""
+    """Outcome of scheduling a task."""
 
     SHARE = "share"
     NO_TOKENS = "no tokens"
@@ -37,9 +38,10 @@ class Given(enum.Enum):
 
 @dataclass(slots=True)
 class Room:
-    """What a batch may still take. `is_whole`: prompts are not cut. `short_of`: why there are no more blocks than these.
+    """Tokens and blocks that a batch may still take. `is_whole`: prompts are not chunked.
 
-    `is_fresh`: no task has a share of its tokens yet. `lack`: the numbers of the last refusal, of blocks or tokens.
+    `short_of`: the reason reported when blocks run out. `is_fresh`: no task has used its tokens yet. `lack`:
+    the numbers of the last refusal.
     """
 
     num_tokens: int
@@ -53,22 +55,22 @@ class Room:
     def of_chunks(
         cls, chunk_size: int | None, num_blocks: int, draft: StepDraft, short_of: Reason = Reason.NEED_BLOCKS
     ) -> "Room":
-        """With so many tokens of prompts (None: they are not cut), at most what the step may take."""
+        """Room for so many prompt tokens (None: prompts are not chunked), at most the step's remaining budget."""
         left = draft.budget.num_tokens_left
         return cls(left if chunk_size is None else min(chunk_size, left), num_blocks, chunk_size is None, short_of)
 
     def lacks_tokens(self, need: int, budget: int) -> Given:
-        """Refuses a share of `need` tokens, or one, in a step of `budget`."""
+        """Refuse a share of `need` tokens, at least one, in a step with that budget."""
         self.lack = {"need": max(1, need), "left": max(0, self.num_tokens), "budget": budget}
         return Given.NO_TOKENS
 
     def lacks_blocks(self, need: int) -> Given:
-        """Refuses a share of `need` blocks."""
+        """Refuse a share of `need` blocks."""
         self.lack = {"need": need, "free": max(0, self.num_blocks)}
         return Given.NO_BLOCKS
 
     def take(self, num_tokens: int, num_blocks: int) -> None:
-        """A task got its share."""
+        """Subtract a task's share."""
         self.num_tokens -= num_tokens
         self.num_blocks -= num_blocks
         self.is_fresh = self.is_fresh and not num_tokens
@@ -82,15 +84,15 @@ class TaskShares:
         self._cache = cache
 
     def is_ready(self, group: Group) -> bool:
-        """It waits for no result (R166) and does not sit out (`mask_pace`)."""
+        """True if the task waits for no result and does not sit out (`mask_pace`)."""
         return not (group.is_paused or self.progress.is_under_way(group))
 
     def num_blocks_to_decode(self, groups: Sequence[Group]) -> int:
-        """Blocks that one more token of each of their sequences takes."""
+        """Blocks for one more token of each of their sequences."""
         return self._cache.num_blocks_to_extend([sequence for group in groups for sequence in group.live], 1)
 
     def give(self, group: Group, room: Room, state: CoreState, draft: StepDraft) -> Given:
-        """Schedules as much of a task as there is room for."""
+        """Schedule as much of a task as there is room for."""
         if group.place is Place.WAITING:
             return self._start(group, room, state, draft)
         shares = self._shares(group, room, draft)
@@ -116,7 +118,7 @@ class TaskShares:
             given = room.lacks_tokens(pending, draft.budget.token_budget)
             state.journal.stop(group, Reason.TOKEN_BUDGET, **room.lack)
             return given
-        # Several sequences catch up in the steps that follow and sample together at the end.
+        # Siblings compute the rest in later steps, and all sample together at the end.
         num_tokens = min(pending - bool(siblings), room.num_tokens)
         num_blocks = self._cache.num_blocks_to_admit(live, hit, num_tokens)
         if num_blocks > room.num_blocks:
@@ -138,18 +140,21 @@ class TaskShares:
             pending = wanted[0][1]
             cut = pending > room.num_tokens
             return [(live[0], min(pending, room.num_tokens))] if pending and not (cut and room.is_whole) else []
-        # The step in which all of them sample is never cut, else chunks smaller than that would hold them up for ever.
+        # The step in which all of them sample is never cut: smaller chunks would delay them forever.
         least = min(len(live), draft.budget.num_tokens_left) if room.is_fresh else 0
         return joint_shares(wanted, max(room.num_tokens, least))
 
 
 def pool(state: CoreState) -> list[Group]:
-    """All live tasks as they came; who was evicted keeps its place (R164)."""
+    """All unfinished tasks in order of arrival; preempted ones keep their place."""
     return [group for request in state.requests.values() for group in request.groups if not group.is_finished]
 
 
 def enter(group: Group, num_computed_tokens: int, state: CoreState, now: float) -> None:
-    """A waiting task has its blocks now, with so many tokens of its first sequence in them; others share its prompt's full ones."""
+    """Start a waiting task after its blocks were allocated, with `num_computed_tokens` of its first sequence cached.
+
+    Its other sequences share the full blocks of the prompt.
+    """
     first, *siblings = group.live
     first.num_computed_tokens = num_computed_tokens
     state.waiting.remove(group)
@@ -163,11 +168,11 @@ def enter(group: Group, num_computed_tokens: int, state: CoreState, now: float) 
 
 
 def give_up(group: Group, why: str, state: CoreState, draft: StepDraft) -> None:
-    """It can never go on: ends it, so that others are served."""
+    """End a task that can never continue, so that others are served."""
     draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
 
 
 def hold_up(state: CoreState, reason: Reason, **numbers: int | float | str) -> None:
-    """Nobody else that waits starts in this step."""
+    """Record why no further waiting group starts in this step."""
     if len(state.waiting):
         state.journal.stop(state.waiting.peek(), reason, **numbers)

@@ -1,4 +1,4 @@
-"""Chitu's congestion control: how many blocks prompts may fill, halved for each eviction (R170, R174, R175)."""
+"""Chitu's congestion control: a limit on the blocks that prompts may fill, halved at each preemption."""
 
 from block_manager.pool import BlockPool
 from scheduler_svc.core.outputs import AtOnce, Flight
@@ -11,7 +11,9 @@ _BY_ITSELF = (SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CA
 
 
 class AdaptiveThreshold:
-    """Blocks of a pool that may be in use once a prompt got its share; decodes are not bound by it. It follows the pool's size."""
+    """Blocks of the pool that may be in use after a prompt got its share; decodes are not limited. Scales with the
+    pool.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -19,33 +21,33 @@ class AdaptiveThreshold:
 
     @property
     def total(self) -> int:
-        """Blocks that there are."""
+        """Blocks in the pool."""
         return self._pool.num_usable
 
     @property
     def value(self) -> int:
-        """The threshold now."""
+        """The current threshold in blocks."""
         return self.total if self._lowered is None else min(self._lowered, self.total)
 
     def lower(self) -> int:
-        """A task was evicted; the threshold from now on."""
+        """Halve the threshold after a preemption; returns the new value."""
         self._lowered = max(1, self.value // 2)
         return self._lowered
 
     def recover(self) -> None:
-        """Nobody needs to be spared: all blocks at once."""
+        """Reset the threshold to the whole pool."""
         self._lowered = None
 
 
 class RecoveringOutputs(AtOnce):
-    """Results handled at once; a task that finishes by itself brings the threshold back (R175)."""
+    """`AtOnce` that resets the threshold when a task finishes naturally."""
 
     def __init__(self, progress: Progress, threshold: AdaptiveThreshold) -> None:
         super().__init__(progress)
         self._threshold = threshold
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """As its base."""
+        """Apply the result; reset the threshold if a task finished."""
         outcome = super().apply(flights, result, state)
         if any(end.status in _BY_ITSELF for end in outcome.ended):
             self._threshold.recover()

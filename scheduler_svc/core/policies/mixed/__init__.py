@@ -1,1 +1,1 @@
-"""Prefill and decode mixed in one step, as vLLM V1 does, and the default policy."""
+"""Mixed planning: prefill and decode in one step, as in vLLM V1; used by the default policy."""

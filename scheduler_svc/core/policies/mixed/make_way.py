@@ -1,4 +1,4 @@
-"""Running groups make way for a more important one that waits and does not get in, for blocks or for sequences (R82-R84)."""
+"""Preempt running groups for a higher-ranked waiting group that lacks blocks or sequence places."""
 
 from collections import Counter
 from collections.abc import Sequence as Items
@@ -16,7 +16,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class CountsBlocks(Protocol):
-    """Cache rules that say how many blocks something takes."""
+    """Cache rules that report exact block needs."""
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take."""
@@ -27,7 +27,9 @@ class CountsBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plea:
-    """What the head asks for. `hit`: its cached prefix; `num_tokens` behind it that one step may compute."""
+    """What the head of the queue needs. `hit`: its cached prefix; `num_tokens`: tokens behind it to compute in one
+    step.
+    """
 
     head: Group
     hit: PrefixHit
@@ -35,13 +37,13 @@ class Plea:
 
 
 class MakeWay:
-    """Before the running phase: victims leave until the head of the queue fits behind all that the others take in this step.
+    """Phase before the running phase: preempt groups until the head of the queue fits beside what the others take.
 
-    Victims are of a lower priority class than the head, and more than `margin_s` behind it on the axis of `ordering`, so that age
-    counts: who has waited for long is not pushed out any more. Or they are of a tenant that has more than its share of the places
-    while the head's has less (`ServiceAccount`). Nobody leaves in vain: where all of them together would not do,
-    all stay. The head starts in the same step, by the waiting phase (`draft.favoured`). No thrash: keys do not change, so a victim
-    never pushes out whom it left for.
+    Victims are of a lower priority class than the head, and more than `margin_s` behind it in `ordering`, so
+    that groups that waited long are not displaced again. Or they are of a tenant with more than its share of
+    places while the head's tenant has less (`ServiceAccount`). If even preempting all of them would not be
+    enough, none is preempted. The head starts in the same step, in the waiting phase (`draft.favoured`). There
+    is no thrashing: sort keys do not change, so a victim never displaces the group it was preempted for.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class MakeWay:
         self._outranks_nobody: tuple[Group, int] | None = None
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Choose victims for the head of the queue and preempt them."""
         if not (len(state.waiting) and state.running) or state.guard.favourite is not None:
             return
         head = state.waiting.peek()
@@ -83,7 +85,7 @@ class MakeWay:
                 self._progress.on_preempted(sequence)
 
     def _outranked(self, head: Group, state: CoreState) -> list[Group]:
-        """Running groups that would leave for it. That there are none holds until somebody starts."""
+        """Running groups that may be preempted for the head. An empty result is cached until another group starts."""
         if self._outranks_nobody is not None:
             last, num_started = self._outranks_nobody
             if last is head and num_started == state.num_started:
@@ -95,18 +97,18 @@ class MakeWay:
         return found
 
     def _over_share(self, head: Group, state: CoreState) -> list[Group]:
-        """Those of tenants with more than their share, but for more important ones."""
+        """Running groups of tenants above their share, except those of a higher priority class than the head."""
         rank = class_of(head.request)
         return [g for g in state.account.over_share(head, state.running) if class_of(g.request) >= rank]
 
     def _is_next(self, head: Group, state: CoreState) -> bool:
-        """Nothing else keeps it waiting: no result that is on its way, nobody on the host before it."""
+        """True if blocks or sequence places are the only obstacle: no result in flight, no swapped group ahead of it."""
         key = self._ordering.key(head)
         before = (g for g in state.swapped if self._ordering.key(g) <= key and not state.account.owes(g, head))
         return self._progress.may_resume(head.live[0]) and next(before, None) is None
 
     def _plea(self, head: Group, state: CoreState) -> Plea | None:
-        """None where the pool could not hold it even alone."""
+        """What the head needs; None where the pool could not hold it even alone."""
         first = head.live[0]
         hit = state.cache.lookup(first)
         never = state.cache.can_admit(head.live, hit, 1) is AllocStatus.NEVER
@@ -115,7 +117,11 @@ class MakeWay:
         return Plea(head, hit, self._running.limited(first.num_tokens - hit.num_tokens, state))
 
     def _fits_surely(self, plea: Plea, state: CoreState, draft: StepDraft) -> bool:
-        """Without anybody leaving, even if each that runs takes a block more; cheap enough for every step."""
+        """Conservative check that the head fits without preemption, even if each running group takes one more
+        block.
+
+        Cheap enough to run in every step.
+        """
         if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
             return False
         loose = [group for group in state.running if not group.is_steady]
@@ -124,7 +130,9 @@ class MakeWay:
         return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
 
     def _victims(self, plea: Plea, outranked: list[Group], state: CoreState, draft: StepDraft) -> list[Group]:
-        """As few as it takes, the lowest class first, in it who loses least; none where it fits, or would not with all gone."""
+        """The smallest set of victims, lowest class first and then least loss; empty if the head fits, or cannot
+        fit anyway.
+        """
         staying = {id(g): (g, *self._num_needed(g, state, draft)) for g in state.running}
         leaving: list[Group] = []
         if self._budget_left(staying, draft) <= 0:
@@ -137,7 +145,7 @@ class MakeWay:
             del staying[id(victim)]
         if not self._fits(plea, staying, leaving, state, draft):
             return []
-        for victim in leaving[:-1]:  # what leaves last may be large enough to spare others
+        for victim in leaving[:-1]:  # a later victim may be large enough to spare earlier ones
             others = [group for group in leaving if group is not victim]
             kept = {**staying, id(victim): (victim, *self._num_needed(victim, state, draft))}
             if self._fits(plea, kept, others, state, draft):
@@ -180,7 +188,7 @@ class MakeWay:
 
 
 def num_freed(groups: list[Group], but: PrefixHit, state: CoreState) -> int:
-    """Device blocks that nobody holds any more once these leave, but those of a prefix that will be held again."""
+    """Device blocks freed when these groups are preempted, except those of a prefix that is about to be reused."""
     ledger, kept = state.cache.ledger, dict.fromkeys(but.block_ids)
     held = Counter(block for g in groups for s in g.live for block in ledger.tables.get(s.name, ()))
     return sum(ledger.gpu.refs[block] == count and block not in kept for block, count in held.items())

@@ -1,6 +1,7 @@
-"""Phases of vLLM V1: running first, then waiting, all under one token budget (R127-R133).
+"""Phases of vLLM V1: running groups first, then waiting ones, under one token budget.
 
-There is no prefill and no decode: every sequence closes the gap between computed and known tokens.
+Prefill and decode are not distinguished: each step computes tokens of a sequence that are known and not
+computed yet.
 """
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
@@ -16,9 +17,9 @@ Share = tuple[Sequence, int]
 
 
 class MixedRunning:
-    """Gives every running group, in order, as many of its pending tokens as the budget allows (R129).
+    """Give every running group, in order, as many of its pending tokens as the budget allows.
 
-    Short of blocks, victims leave until the group fits or is the victim itself (R130).
+    When blocks run out, victims are preempted until the group fits or is the victim itself.
     """
 
     def __init__(self, preemption: Preemption, progress: Progress) -> None:
@@ -26,7 +27,7 @@ class MixedRunning:
         self._progress = progress
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Schedule running groups in order."""
         position = 0
         while position < len(state.running) and not draft.budget.is_spent:
             group = state.running[position]
@@ -40,7 +41,7 @@ class MixedRunning:
             position += 1
 
     def shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
-        """What each sequence computes in this step; nothing while it must wait for a result."""
+        """Tokens per sequence in this step; empty while the group must wait for a result."""
         live = group.live
         wanted = [(s, self.num_wanted(s, state)) for s in live]
         left = draft.budget.num_tokens_left
@@ -49,19 +50,19 @@ class MixedRunning:
         return joint_shares(wanted, left)
 
     def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
-        """What it would take of a budget without end; 0 while it must wait for a result, or sits out (`mask_pace`)."""
+        """Tokens it would take of an unlimited budget; 0 while it waits for a result or sits out (`mask_pace`)."""
         if sequence.group.is_paused:
             return 0
         pending = self.limited(self._progress.num_pending(sequence), state)
         return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
 
     def limited(self, num_tokens: int, state: CoreState) -> int:
-        """As many of them as one step may compute of one sequence."""
+        """Cap on tokens of one sequence in a step: `long_prefill_token_threshold`."""
         threshold = state.limits.long_prefill_token_threshold
         return threshold if 0 < threshold < num_tokens else num_tokens
 
     def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
-        """Gives it blocks for `num_tokens`, which must be there, and puts it into the draft."""
+        """Allocate blocks for `num_tokens`, which must be available, and add the sequence to the draft."""
         draft.extend(sequence, num_tokens, state)
         beyond = sequence.num_computed_tokens + num_tokens - sequence.num_tokens - sequence.num_placeholders
         num_drafts = max(0, beyond) if sequence.draft_token_ids else 0
@@ -70,7 +71,9 @@ class MixedRunning:
         draft.budget.take(num_tokens)
 
     def _make_room(self, group: Group, shares: list[Share], state: CoreState, draft: StepDraft) -> int:
-        """Preempts until the group fits or has left itself; how many of the victims were scheduled in this step already."""
+        """Preempt until the group fits or is preempted itself. Returns how many victims were already scheduled in
+        this step.
+        """
         num_withdrawn = 0
         while not self._fits(shares, state):
             if state.guard.is_hopeless(group, alone=len(state.running) == 1):
@@ -92,27 +95,27 @@ class MixedRunning:
 
     @staticmethod
     def _fits(shares: list[Share], state: CoreState) -> bool:
-        """All of them have equal shares (`joint_shares`)."""
+        """Whether blocks suffice; all shares of a group are equal (`joint_shares`)."""
         return state.cache.can_extend([s for s, _ in shares], shares[0][1])
 
 
 class CollectLoras:
-    """Notes the adapters of all that run, for `LoraSlots` (R53, R133)."""
+    """Collect the adapters of all running groups, for `LoraSlots`."""
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Add the adapters of running groups to the draft."""
         draft.lora_ids.update((g.request.lora_id, None) for g in state.running if g.request.lora_id > 0)
 
 
 class MixedWaiting:
-    """Starts waiting groups, head first, unless somebody had to leave for those that run (R132)."""
+    """Start waiting groups, head first, unless this step preempted a group."""
 
     def __init__(self, admission: list[Admission], progress: Progress) -> None:
         self._admission = admission
         self._progress = progress
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Start waiting groups in order."""
         if draft.num_preempted:
             if len(state.waiting):
                 state.journal.stop_all(Place.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
@@ -127,7 +130,7 @@ class MixedWaiting:
             check.close(num_started)
 
     def _start_in_order(self, skipped: list[Group], state: CoreState, draft: StepDraft) -> int:
-        """How many started. Who is passed over goes into `skipped`, out of the queue."""
+        """Start groups and return how many. Groups passed over are removed from the queue into `skipped`."""
         num_started = 0
         while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
             group = state.guard.next_of(state.waiting, Place.WAITING)
@@ -176,7 +179,7 @@ class MixedWaiting:
 
     @staticmethod
     def _schedule(group: Group, num_tokens: int, draft: StepDraft) -> None:
-        """One sequence starts at once. Several catch up in the steps that follow and sample together at the end."""
+        """Schedule the first sequence. Siblings compute the rest in later steps, and all sample together at the end."""
         first, *siblings = group.live
         if siblings:
             num_tokens = min(num_tokens, first.num_tokens - 1 - first.num_computed_tokens)
@@ -201,10 +204,11 @@ class MixedWaiting:
 
 
 def joint_shares(wanted: list[Share], left: int) -> list[Share]:
-    """Shares of sequences that sample together or not at all: all they want, else what brings one nearer to it.
+    """Shares of sequences that sample together or not at all: all they want, else tokens that bring one closer to
+    that.
 
-    Nobody reaches its last token before all can in the same step. The oldest that lags catches up first: the others' prefix is in
-    blocks that it fills.
+    No sequence reaches its last token before all can do so in the same step. The oldest that lags goes first,
+    as the others' prefix is in blocks that it fills.
     """
     amounts = {n for _, n in wanted}
     if min(amounts) <= 0:
@@ -220,7 +224,7 @@ def joint_shares(wanted: list[Share], left: int) -> list[Share]:
 
 
 def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDraft) -> None:
-    """A running group is preempted: back to the front of waiting, or to the host (R131)."""
+    """Preempt a running group: move it to the front of the waiting queue, or to the host."""
     state.take_out(group)
     if preemption.preempt(group, state, draft) == "swap":
         group.place = Place.SWAPPED
@@ -231,7 +235,7 @@ def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDra
 
 
 def give_up(group: Group, state: CoreState, draft: StepDraft) -> None:
-    """It can never fit, not even alone: ends it, so that those behind it are served (R51, R197)."""
+    """End a group that can never fit, not even alone, so that those behind it are served."""
     num_tokens = max(sequence.num_tokens for sequence in group.live)
     why = f"its {num_tokens} tokens need more than the {state.cache.capacity_tokens} that the cache can hold"
     draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

@@ -1,4 +1,4 @@
-"""Groups on the host come back under mixed phases: before new prompts that are less important, after the others (R5, R73, R78)."""
+"""Swap-in under mixed phases: swapped groups resume before lower-ranked new prompts and after higher-ranked ones."""
 
 from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.parts.admission import OpenGate
@@ -12,10 +12,11 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class MixedSwapIns:
-    """Between running and waiting: brings back the most important first, all its blocks or none, and goes on with it at once.
+    """Phase between running and waiting: swap groups in, highest-ranked first, and schedule them at once.
 
-    Nobody comes back in a step in which somebody left (R5), nor while a step from before its swap is under way: the token that
-    this will give is not known, and the worker feeds it only to rows that it still holds (R154).
+    All blocks of a group are swapped in, or none. No group is swapped in during a step that preempted one, nor
+    while a step from before its swap is in flight: the token that it yields is not known yet, and the worker
+    feeds it back only to sequences that it still holds.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class MixedSwapIns:
         self._progress = progress
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Swap in groups in order."""
         state.swapped.sort(key=self._ordering.key)
         if state.swapped and draft.preempted:
             state.journal.stop(state.swapped[0], Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
@@ -70,7 +71,7 @@ class MixedSwapIns:
         return refusal
 
     def _is_behind(self, group: Group, state: CoreState) -> bool:
-        """A more important one waits for its first blocks."""
+        """True if a higher-ranked group waits for its first blocks."""
         head = state.waiting.peek()
         return self._ordering.key(head) < self._ordering.key(group) or state.account.owes(group, head)
 
@@ -91,13 +92,13 @@ class MixedSwapIns:
 
 
 class BehindSwapped(OpenGate):
-    """Nobody starts before a more important one that is on the host and wants to come back."""
+    """Admission check: no group starts before a higher-ranked one that is swapped out."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
 
     def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
-        """STOP where there is one."""
+        """STOP if a higher-ranked group is swapped out."""
         if not state.swapped or group is state.guard.favourite or group is draft.favoured:
             return Verdict.ENTER
         key = self._ordering.key(group)

@@ -1,4 +1,4 @@
-"""Lets running groups go on under v0 (R58-R63): in order, victims from the tail when blocks run out."""
+"""Running groups under v0: served in order, with victims from the tail when blocks run out."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 @dataclass(slots=True)
 class Decoded:
-    """What became of the running groups. `left_over`: they sit out, or the budget ended before them; they stay in front (R45)."""
+    """Result of the running phase. `left_over`: groups that sit out or exceed the budget; they stay in front."""
 
     scheduled: list[ScheduledGroup] = field(default_factory=list)
     left_over: list[Group] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Decoded:
 
     @property
     def has_preempted(self) -> bool:
-        """Somebody had to leave."""
+        """True if any group was preempted."""
         return bool(self.recomputed or self.swapped_out)
 
     def of(self, *, prefill: bool) -> list[ScheduledGroup]:
@@ -33,9 +33,10 @@ class Decoded:
 
 
 class Decodes:
-    """Gives each running group its slots; who gets none makes the last one leave, at worst itself.
+    """Give each running group its KV slots; a group that gets none causes preemption of the last one, at worst of
+    itself.
 
-    Victims are not taken off the budget, only the group that is short is, as the reference has it (R61).
+    As in vLLM, only the group that is short is subtracted from the budget, not its victims.
     """
 
     def __init__(self, shares: WholePrompts, preemption: Preemption, outputs: OutputRules) -> None:
@@ -44,7 +45,7 @@ class Decodes:
         self._outputs = outputs
 
     def go_on(self, state: CoreState, draft: StepDraft) -> Decoded:
-        """Works through `state.running`, which the caller then puts together anew."""
+        """Process `state.running` in order; the caller then rebuilds that list."""
         done = Decoded()
         draft.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
         queue = deque(state.running)
@@ -114,13 +115,13 @@ class Decodes:
 
 
 def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, draft: StepDraft) -> None:
-    """Slots for all sequences of a group that goes on (R67)."""
+    """Allocate slots for all scheduled sequences of a group."""
     lookahead = shares.num_lookahead(in_prefill=group.in_prefill)
     for sequence, num in spread(group, num_tokens):
         draft.extend(sequence, num, state, lookahead)
 
 
 def by_sequence(group: Group, num_tokens: int) -> tuple[list[Sequence], int]:
-    """Who of a group takes part in the step, and the most tokens that one of them takes."""
+    """The sequences of a group that take part in the step, and the most tokens that one of them takes."""
     shares = spread(group, num_tokens)
     return [sequence for sequence, _ in shares], max(num for _, num in shares)

@@ -1,7 +1,8 @@
-"""Output handling one step late (R33, R59, R60): a step's stop rules are asked while the next one runs.
+"""Asynchronous output handling: stop rules of a step are checked while the next one runs (vLLM's
+`use_async_output_proc`).
 
-A token counts at once; that its sequence is over by it comes out one step later, so such a sequence runs once more and what that
-gives is thrown away. Only steps whose groups have one sample each lag; others are handled completely when they arrive.
+Tokens count at once; that a sequence has ended is detected one step later, so it runs once more and that token
+is discarded. Only steps of groups with one sample each are delayed; others are handled when they arrive.
 """
 
 from scheduler_svc.core.outputs import AtOnce, Flight, by_group, end_failed, report
@@ -13,7 +14,7 @@ from scheduler_svc.core.stop_rules import check_stop
 
 
 class OneStepLate:
-    """Owner of the batch whose stop rules are open (`_open`, by sequence name)."""
+    """Output rules one step late; owner of the sequences with pending stop rules (`_open`, by name)."""
 
     MEMORY = ("_open", "_is_planned")
 
@@ -24,13 +25,13 @@ class OneStepLate:
         self._is_planned = False
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
-        """A plan before this one had nothing to run: what is open then is handled now."""
+        """Handle pending sequences if the previous plan had nothing to run."""
         ended = self._handle(state) if self._is_planned else []
         self._is_planned = True
         return ended
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """Handles the batch before, then counts this one's tokens."""
+        """Handle the pending batch, then append this result's tokens."""
         self._is_planned = False
         outcome = StepOutcome(ended=self._handle(state))
         if any(flight.sequence.group.needs_result for flight in flights):
@@ -45,7 +46,9 @@ class OneStepLate:
         return outcome
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """Longer than the model takes: one more run would overflow its memory. Its place there goes to others."""
+        """True for a sequence longer than the model allows: one more run would overflow its KV. Its place goes to
+        others.
+        """
         if not group.live or group.live[0].num_tokens <= state.limits.max_model_len:
             return False
         group.place = Place.NOWHERE
@@ -54,11 +57,11 @@ class OneStepLate:
         return True
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
-        """Asks the stop rules of a victim."""
+        """Check the pending stop rules of a victim."""
         return [end for s in group.live if (end := self._stop(self._open.pop(s.name, None), state)) is not None]
 
     def reset(self) -> None:
-        """What is open stays open: those tokens came."""
+        """Keep pending sequences: their tokens have arrived."""
         self._is_planned = False
 
     def _count(self, flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> None:

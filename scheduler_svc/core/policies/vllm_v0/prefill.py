@@ -1,4 +1,4 @@
-"""Starts waiting groups under v0 (R49-R55): head first, nobody passes whom the budget stops."""
+"""Admission of waiting groups under v0. Strict FCFS: a prompt over budget blocks those behind it."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, pending, shared_prompt_tokens
@@ -12,14 +12,14 @@ _NO_HIT = PrefixHit()
 
 
 class Prefills:
-    """Takes from waiting what fits blocks and budget. The caller puts the groups into `running` and the draft."""
+    """Start waiting groups that fit blocks and budget. The caller adds them to `running` and to the draft."""
 
     def __init__(self, shares: WholePrompts, admission: list[Admission]) -> None:
         self._shares = shares
         self._admission = admission
 
     def start(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
-        """The groups that start, in order."""
+        """Start groups; returns them in order."""
         started: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while gates_open(self._admission, state, draft) and len(state.waiting):
@@ -84,9 +84,9 @@ class Prefills:
 
 
 def fits_budget(group: Group, num_tokens: int, least: int, state: CoreState, draft: StepDraft) -> Verdict:
-    """ENTER where the step has room for so many tokens and for its sequences, else STOP (R38).
+    """ENTER if the step has room for so many tokens and for the group's sequences, else STOP.
 
-    `least`: the fewest tokens that it takes, told where the budget has fewer.
+    `least`: the fewest tokens it can start with, recorded as needed where the budget has fewer.
     """
     budget, num_seqs = draft.budget, group.max_num_running_seqs
     if num_tokens > 0 and budget.can_schedule(num_tokens, num_seqs):

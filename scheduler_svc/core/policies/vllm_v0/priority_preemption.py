@@ -1,4 +1,4 @@
-"""Running groups make room for a more important one that waits (R82-R85)."""
+"""Preempt running groups for a higher-priority waiting group, as in vLLM 0.6.3."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering
@@ -12,9 +12,10 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class PriorityPreemption:
-    """Sorts both queues; while the last that runs is less important than the head that waits and that does not fit, it leaves.
+    """Sort both queues; preempt the last running group while it ranks below the head of waiting and the head does
+    not fit.
 
-    The head itself starts in the next step (R85). Victims swapped out go to the swapped queue, which the reference forgets (R205).
+    The head itself starts in the next step. Swapped-out victims go to the swapped queue; vLLM 0.6.3 loses them.
     """
 
     def __init__(self, ordering: Ordering, shares: WholePrompts, preemption: Preemption) -> None:
@@ -23,7 +24,7 @@ class PriorityPreemption:
         self._preemption = preemption
 
     def make_room(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Preempt groups for the head of waiting."""
         state.running.sort(key=self._ordering.key)
         if len(state.waiting) and state.guard.favourite is None:
             head = state.waiting.pop()

@@ -1,4 +1,4 @@
-"""How many tokens of a group a step of v0 takes, and how they are spread over its sequences (R49, R58, R87, R91)."""
+"""Tokens of a group in a step of v0, and their distribution over its sequences."""
 
 from dataclasses import dataclass
 
@@ -9,23 +9,24 @@ from scheduler_svc.core.step_draft import StepDraft
 
 @dataclass(slots=True)
 class ScheduledGroup:
-    """A group's share of a step. `num_tokens`: its chunk, or one per sequence that decodes."""
+    """A group's share of a step. `num_tokens`: its chunk, or one per decoding sequence."""
 
     group: Group
     num_tokens: int
     is_prefill: bool
 
     def put(self, draft: StepDraft) -> None:
-        """Schedules its sequences."""
+        """Add the group's sequences to the draft."""
         for sequence, num_tokens in spread(self.group, self.num_tokens):
             sequence.num_computed_tokens = max(sequence.num_computed_tokens, sequence.num_shared_tokens)
             draft.add(sequence, num_tokens)
 
 
 def spread(group: Group, num_tokens: int) -> list[tuple[Sequence, int]]:
-    """A group's tokens by sequence: the only one takes them, or each takes what it has pending.
+    """A group's tokens by sequence: all to a single sequence, else to each what it has pending.
 
-    Where that is more, the oldest that lags takes them all (`catch_up`).
+    Where the pending tokens differ from `num_tokens`, the oldest sequence that lags takes them all
+    (`catch_up`).
     """
     live = group.live
     if len(live) == 1:
@@ -36,7 +37,10 @@ def spread(group: Group, num_tokens: int) -> list[tuple[Sequence, int]]:
 
 
 def catch_up(group: Group, left: int) -> int:
-    """Tokens that bring the oldest sequence that lags nearer to its last one, which all compute in one step, to sample together."""
+    """Tokens to compute of the oldest lagging sequence, short of its last one.
+
+    The last tokens of all sequences are computed in one step, so that they sample together.
+    """
     return max(0, min(pending(_lagging(group)) - 1, left))
 
 
@@ -46,13 +50,13 @@ def _lagging(group: Group) -> Sequence:
 
 
 def pending(sequence: Sequence) -> int:
-    """What it has to compute before it gives a token."""
+    """Tokens to compute before the sequence yields the next one."""
     done = max(sequence.num_computed_tokens, sequence.num_shared_tokens)
     return sequence.num_tokens - done if sequence.in_prefill else 1
 
 
 class WholePrompts:
-    """A prompt is computed in one step or not at all."""
+    """Prompts are computed in one step or not at all."""
 
     is_chunked = False
 
@@ -60,10 +64,10 @@ class WholePrompts:
         self._num_lookahead = num_lookahead_slots
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
-        """All that is pending, whatever the budget.
+        """All pending tokens, regardless of the budget.
 
-        Several sequences to be computed again may be more than any step takes: then they catch up one by one, and who is left of
-        them when the others end goes on alone.
+        Several sequences to be recomputed may exceed the budget of any step: then they catch up one by one; if
+        the others end, the remaining one continues alone.
         """
         num_tokens = num_pending(group, state)
         if not group.in_prefill:
@@ -75,7 +79,9 @@ class WholePrompts:
 
     @staticmethod
     def _go_on(group: Group, num_tokens: int, draft: StepDraft) -> int:
-        """What all others that run do not need for their next token, which they are given whatever the budget (R63)."""
+        """Tokens left after one for the next token of each other running sequence, which they get regardless of
+        the budget.
+        """
         budget = draft.budget
         others = budget.num_seqs - group.max_num_running_seqs + draft.num_caught_up
         left = max(0, min(budget.num_tokens_left, budget.token_budget - others))
@@ -84,27 +90,27 @@ class WholePrompts:
         return left if len(group.live) == 1 else catch_up(group, left)
 
     def least(self, group: Group, state: CoreState) -> int:
-        """The fewest tokens of a step that it can start with."""
+        """The fewest tokens of a step that the group can start with."""
         num_tokens = num_pending(group, state)
         fits = len(group.live) == 1 or num_tokens <= state.limits.max_num_batched_tokens
         return num_tokens if fits else 1
 
     def prompt_limit(self, state: CoreState) -> int:
-        """A longer prompt would never fit a step (R50)."""
+        """Maximum prompt length: a longer one would never fit a step."""
         return min(state.limits.max_model_len, state.limits.max_num_batched_tokens)
 
     def num_lookahead(self, *, in_prefill: bool) -> int:
-        """Slots to keep free behind the new tokens (R68)."""
+        """Slots to keep free behind the new tokens."""
         return 0 if in_prefill else self._num_lookahead
 
 
 class Chunks(WholePrompts):
-    """A group of one sequence takes what the budget leaves; with prefix caching whole blocks of it (R87)."""
+    """Chunked prefill: a group of one sequence takes what the budget leaves, with prefix caching in whole blocks."""
 
     is_chunked = True
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
-        """0 where the budget leaves nothing."""
+        """Tokens to compute; 0 if the budget is used up."""
         if len(group.live) > 1:
             return super().num_new_tokens(group, state, draft)
         num_tokens, left = num_pending(group, state), draft.budget.num_tokens_left
@@ -114,23 +120,23 @@ class Chunks(WholePrompts):
         return left // size * size if state.limits.prefix_caching else left
 
     def least(self, group: Group, state: CoreState) -> int:
-        """One token, with prefix caching a block of them."""
+        """One token, or with prefix caching one block."""
         if len(group.live) > 1:
             return super().least(group, state)
         return min(num_pending(group, state), state.limits.block_size if state.limits.prefix_caching else 1)
 
     def prompt_limit(self, state: CoreState) -> int:
-        """Only the model limits it (R50)."""
+        """Maximum prompt length: the model's."""
         return state.limits.max_model_len
 
 
 class WholeChunks(WholePrompts):
-    """Several decode steps per plan: prompts join decodes but are not cut; what does not fit waits (R91)."""
+    """Several decode steps per plan: prompts join decodes but are not chunked; those that do not fit wait."""
 
     is_chunked = True
 
     def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
-        """0 where it does not fit; too long a prompt as it is, so that it is refused."""
+        """Tokens to compute; 0 if they do not fit. A prompt above the limit is returned whole, so that it is refused."""
         if len(group.live) > 1:
             return super().num_new_tokens(group, state, draft)
         num_tokens = num_pending(group, state)
@@ -139,12 +145,12 @@ class WholeChunks(WholePrompts):
         return num_tokens if num_tokens <= draft.budget.num_tokens_left else 0
 
     def num_lookahead(self, *, in_prefill: bool) -> int:
-        """A prompt's first token is followed by the other steps' (R68)."""
+        """Lookahead slots; a prompt gets one more, as its first token is followed by the other decode steps."""
         return self._num_lookahead + 1 if in_prefill else self._num_lookahead
 
 
 def num_pending(group: Group, state: CoreState) -> int:
-    """Tokens of all its live sequences. A waiting group of several shares the full blocks of its prompt (design.md 4)."""
+    """Pending tokens of all live sequences. Sequences of a waiting group share the full blocks of their prompt."""
     live = group.live
     total = sum(pending(sequence) for sequence in live)
     if len(live) > 1 and group.place is Place.WAITING:
@@ -153,6 +159,6 @@ def num_pending(group: Group, state: CoreState) -> int:
 
 
 def shared_prompt_tokens(group: Group, state: CoreState) -> int:
-    """Tokens in full blocks of the prompt: what siblings need not compute again."""
+    """Tokens in full blocks of the prompt, which siblings need not recompute."""
     size = state.limits.block_size
     return group.live[0].num_prompt_tokens // size * size

@@ -1,4 +1,4 @@
-"""Brings swapped groups back under v0 (R69-R71): head first, all blocks of a group or none."""
+"""Swap-in under v0: head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.policies.vllm_v0.decode import extend_all
@@ -12,10 +12,10 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class SwapIns:
-    """Takes from `state.swapped` what fits. The caller puts the groups into `running` and the draft.
+    """Swap in groups that fit. The caller adds them to `running` and to the draft.
 
-    Runs without chunks even where prompts are chunked (R86): `shares` here are whole prompts. `leaks_ignored`: host blocks of
-    groups that can never come back are lost, as the recordings have it.
+    Swapped prompts are computed whole even where prompts are chunked, so `shares` is always `WholePrompts`.
+    `leaks_ignored`: the host blocks of groups that can never be swapped in are leaked, as in vLLM 0.6.3.
     """
 
     def __init__(self, shares: WholePrompts, admission: list[Admission], *, leaks_ignored: bool = False) -> None:
@@ -24,7 +24,7 @@ class SwapIns:
         self._leaks_ignored = leaks_ignored
 
     def bring_in(self, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
-        """The groups that came back, in order."""
+        """Swap in groups; returns them in order."""
         back: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while state.swapped:

@@ -1,4 +1,4 @@
-"""The two ways of v0 to make a step of prompts, decodes and swapped groups (R40-R47, R86-R89)."""
+"""The two ways in which v0 composes a step of prompts, decodes and swapped groups."""
 
 from scheduler_svc.core.policies.vllm_v0.decode import Decoded, Decodes
 from scheduler_svc.core.policies.vllm_v0.prefill import Prefills
@@ -12,10 +12,10 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class PrefillOrDecode:
-    """A step is all prompts or all decodes; groups on the host come before new prompts (R40, R41).
+    """A step is all prompts or all decodes; swapped groups resume before new prompts start.
 
-    But for the step behind one that moved less important groups there: else they would be back before whom they made room for
-    (R84, R85).
+    Except in the step after one that swapped out lower-priority groups: there the head starts first, or its
+    victims would be swapped in again before it.
     """
 
     MEMORY = ("_has_made_room",)
@@ -30,7 +30,7 @@ class PrefillOrDecode:
         self._has_made_room = False
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class."""
+        """Plan a step of prompts, or else of decodes."""
         for group in state.running:
             draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
             if group.request.lora_id > 0:
@@ -63,7 +63,7 @@ class PrefillOrDecode:
 
 
 class DecodeThenPrefill:
-    """Decodes and chunks under way first, then swapped groups, then new prompts, all under one budget (R86)."""
+    """Running decodes and chunked prompts first, then swapped groups, then new prompts, under one budget."""
 
     def __init__(self, prefills: Prefills, decodes: Decodes, swap_ins: SwapIns) -> None:
         self._prefills = prefills
@@ -71,10 +71,11 @@ class DecodeThenPrefill:
         self._swap_ins = swap_ins
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the class; the orders of queue and batch are R89's."""
+        """Plan a step. The orders of queue and batch are those of vLLM 0.6.3."""
         done = self._decodes.go_on(state, draft)
         back = bring_back(self._swap_ins, done, state, draft)
-        # Those with a share are out of line until the end: a delay of prompts does not wait for them (R57).
+        # Scheduled groups rejoin `running` at the end, so that `delay_factor` does not delay prompts because
+        # of them.
         state.running[:] = done.left_over
         prompts = self._prefills.start(state, draft)
         decodes, chunks = done.of(prefill=False), done.of(prefill=True)
@@ -87,7 +88,7 @@ class DecodeThenPrefill:
 
 
 def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDraft) -> list[ScheduledGroup]:
-    """Groups that come back from the host, unless somebody had to leave in this step (R5)."""
+    """Swap groups in, unless this step preempted any."""
     if not (done.has_preempted or draft.swap_out.pairs):
         return swap_ins.bring_in(state, draft)
     hold_up_swapped(Reason.STEP_PREEMPTS, state, preempted=len(draft.preempted))
@@ -95,13 +96,13 @@ def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDr
 
 
 def hold_up_swapped(reason: Reason, state: CoreState, **numbers: int) -> None:
-    """Nobody comes back in this step."""
+    """Record why no group is swapped in during this step."""
     if state.swapped:
         state.journal.stop_all(Place.SWAPPED, reason, **numbers)
 
 
 def queue_victims(done: Decoded, state: CoreState) -> None:
-    """Victims go to the front of waiting, the last one first, and to the tail of swapped (R44)."""
+    """Queue victims: at the front of waiting, the last one first, or at the tail of swapped."""
     for group in done.recomputed:
         group.place = Place.WAITING
         state.waiting.push_front(group)
@@ -111,7 +112,7 @@ def queue_victims(done: Decoded, state: CoreState) -> None:
 
 
 def put_all(draft: StepDraft, scheduled: list[ScheduledGroup]) -> None:
-    """The batch, by adapter where there are any (R47)."""
+    """Add the batch to the draft, sorted by adapter if there are any."""
     if any(s.group.request.lora_id for s in scheduled):
         scheduled = sorted(scheduled, key=lambda s: (s.group.request.lora_id, s.group.request.request_id))
     draft.num_prefill_groups = sum(s.is_prefill for s in scheduled)

@@ -1,5 +1,6 @@
-"""The fast path: running sequences in plain decode as columns, planned and committed with a few array operations.
+"""Fast decode: running sequences in plain decode are rows of arrays, planned and committed by a few array
+operations.
 
-`rows` owns the columns, `blocks` gives rows their blocks, `running` wraps the running phase, `outputs` the output rules; `share`
-is how these rows stand in plans and outcomes.
+`rows` owns the arrays, `blocks` allocates and registers blocks of rows, `running` wraps the running phase,
+`outputs` the output rules; `share` is the form of rows in plans and outcomes.
 """

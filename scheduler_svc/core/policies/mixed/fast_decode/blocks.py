@@ -1,4 +1,4 @@
-"""What the fast path asks of progress and cache rules besides what every path asks, and how rows get and register blocks."""
+"""What fast decode additionally requires of progress and cache rules, and block allocation for its rows."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from scheduler_svc.core.request import Group
 
 
 class RowProgress(Protocol):
-    """A progress that can count by columns; each method does for rows what its namesake does for a sequence."""
+    """A progress that counts by arrays; each method does for rows what its namesake does for one sequence."""
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
         """`num_pending` of every row."""
@@ -23,51 +23,53 @@ class RowProgress(Protocol):
         """Those rows got their token; called after it was appended."""
 
     def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
-        """Up to how many tokens each of them may be found by others now; None where that is left to the next step."""
+        """Number of tokens up to which each row can be registered now; None where the next step does so."""
 
 
 class RowCache(Protocol):
-    """Cache rules that can give and register blocks one by one, cheaply."""
+    """Cache rules that can allocate and register single blocks cheaply."""
 
     @property
     def num_free_gpu(self) -> int:
         """Free device blocks."""
 
     def table_of(self, sequence: CachedSequence) -> list[int]:
-        """Its table itself, which changes as it grows."""
+        """The sequence's block table itself, which changes as it grows."""
 
     def open_end(self, sequence: CachedSequence) -> Any:
-        """What `register_blocks` takes for it; None without caching."""
+        """The argument of `register_blocks` for this sequence; None without prefix caching."""
 
     def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """One more block for each of `count` tables, in order."""
+        """Append one block to each of `count` tables, in order; returns the blocks."""
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Full blocks among its first `num_tokens` can be found; at how many tokens the next one will be full."""
+        """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
+        full.
+        """
 
     def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
-        """Each has filled its next block with `data`: little-endian int32 [ends, block_size]."""
+        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take."""
 
 
 class SteadyBlocks:
-    """Gives blocks to rows and lets others find what they fill."""
+    """Allocates blocks for rows and registers the blocks that they fill."""
 
     def __init__(self, rows: SteadyRows, cache: RowCache) -> None:
         self._rows = rows
         self._cache = cache
 
     def join(self, groups: list[Group]) -> None:
-        """Groups become rows."""
+        """Turn groups into rows."""
         sequences = [group.sequences[0] for group in groups]
         tables = [self._cache.table_of(s) for s in sequences]
         next_full = [self._cache.register(s, 0) for s in sequences]
         self._rows.join(groups, tables, [self._cache.open_end(s) for s in sequences], next_full)
 
     def append(self, needy: Ints) -> dict[int, int]:
-        """One more block for each of these rows, in order; by row."""
+        """Append one block to each of these rows, in order. Returns the blocks by row."""
         rows = needy.tolist()
         if not rows:
             return {}
@@ -77,7 +79,7 @@ class SteadyBlocks:
         return dict(zip(rows, blocks, strict=True))
 
     def register(self, full: Ints) -> None:
-        """The blocks that these rows have filled can be found from now on, in order."""
+        """Register the blocks that these rows have just filled, in order."""
         if not len(full):
             return
         rows = self._rows
@@ -90,7 +92,7 @@ class SteadyBlocks:
             self._register_one_by_one(full)
 
     def _register_one_by_one(self, full: Ints) -> None:
-        """A ring went on since: all tokens are in the objects, once the rows are written back."""
+        """Register via the sequence objects: the ring was overwritten, so write the rows back and use `token_ids`."""
         rows = self._rows
         for row in full.tolist():
             rows.sync(rows.members[row])
@@ -99,6 +101,6 @@ class SteadyBlocks:
 
 
 def between(rows: Ints, start: int, end: int) -> Ints:
-    """Those of ascending `rows` from `start` to before `end`."""
+    """The entries of ascending `rows` in [start, end)."""
     first, last = np.searchsorted(rows, (start, end))
     return rows[first:last]

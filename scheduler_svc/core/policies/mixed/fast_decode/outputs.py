@@ -1,4 +1,4 @@
-"""Results of steady steps by columns; what is more than a plain token goes to `AtOnce` (design.md 4, fast path)."""
+"""Apply results of fast-decode rows by array operations; anything more than a plain token goes to `AtOnce`."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from scheduler_svc.core.stop_rules import check_stop
 
 
 class SteadyOutputs:
-    """Handles a result when it arrives. `rows` are the same that the running phase works on."""
+    """Output rules that handle a result when it arrives. `rows` are shared with the running phase."""
 
     def __init__(self, inner: AtOnce, rows: SteadyRows, progress: RowProgress, cache: RowCache) -> None:
         self._inner = inner
@@ -24,23 +24,23 @@ class SteadyOutputs:
         self._blocks = SteadyBlocks(rows, cache)
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
-        """Nothing is open."""
+        """Return an empty list: no end is ever pending."""
         return []
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
-        """Never."""
+        """Return False: no end is ever pending."""
         return False
 
     def drain(self, group: Group, state: CoreState) -> list[EndedSequence]:
-        """Nothing is open."""
+        """Return an empty list: no result is ever pending."""
         return []
 
     def reset(self) -> None:
-        """Results under way will never come."""
+        """Drop plans in flight: their results will never arrive."""
         self._rows.flights.clear()
 
     def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
-        """Rows at once, the others one by one; ends and prefixes in running order."""
+        """Apply rows at once and other sequences one by one; ends and prefix registration in running order."""
         self._drive_out_odd(flights, result)
         flight = self._rows.flights.pop(result.step, None)
         if flight is None and not len(self._rows):
@@ -52,9 +52,9 @@ class SteadyOutputs:
         return self._apply(given, tokens, loose, result, state)
 
     def _drive_out_odd(self, flights: list[Flight], result: StepResult) -> None:
-        """Rows whose result is more than a token, or a failure, become objects before it is applied.
+        """Turn rows with a result of more than one token, or a failure, into objects before it is applied.
 
-        So do those that were preempted and started again since: the plan had them in another place.
+        So too for sequences that were preempted and restarted since: their position in the plan was another.
         """
         groups = [f.sequence.group for f in flights]
         flight = self._rows.flights.get(result.step)
@@ -72,7 +72,7 @@ class SteadyOutputs:
     def _for_rows(
         self, flight: SteadyFlight | None, column: Ints, loose: list[Flight], result: StepResult
     ) -> tuple[Ints, Ints]:
-        """(row, token) pairs by ascending row; those without a token are left out."""
+        """(row, token) pairs by ascending row; rows without a token are left out."""
         rows = np.zeros(0, np.int64) if flight is None else flight.rows
         late = [f.sequence for f in loose if f.sequence.group.is_steady]
         if late:
@@ -99,7 +99,7 @@ class SteadyOutputs:
     def _in_order(
         self, over: Ints, full: Ints, loose: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome
     ) -> None:
-        """Ends, prefixes and objects as one loop over the running groups would have them."""
+        """Apply ends, block registration and objects in the order of one loop over the running groups."""
         rows = self._rows
         start = 0
         ended: list[int] = []
@@ -144,7 +144,7 @@ def _is_plain(name: str, result: StepResult) -> bool:
 
 
 def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -> Ints:
-    """One token for each position of the plan's steady part, NO_TOKEN for none."""
+    """One token for each position of the plan's fast-decode part, NO_TOKEN for none."""
     if flight is None:
         return np.zeros(0, np.int64)
     if result.column is not None:
@@ -157,7 +157,7 @@ def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -
 def _as_objects(
     flights: list[Flight], flight: SteadyFlight | None, column: Ints, result: StepResult
 ) -> tuple[list[Flight], StepResult]:
-    """The plan's shares that are no rows any more, beside those that never were, and a result that knows their tokens."""
+    """Shares of the plan that are not rows any more, appended to `flights`, and a result that includes their tokens."""
     if flight is None or not flight.left:
         return flights, result
     back = {position: group for position, group in flight.left.items() if not group.is_finished}
@@ -168,7 +168,7 @@ def _as_objects(
 
 
 def _by_ticket(flights: list[Flight]) -> list[tuple[int, list[Flight]]]:
-    """Those of unfinished sequences, in the plan's order; a group's together."""
+    """Shares of unfinished sequences by group, in the plan's order."""
     found: dict[int, list[Flight]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:

@@ -1,7 +1,8 @@
-"""Running sequences in plain decode, as columns: in steady decode a step costs a few array operations (design.md 4, fast path).
+"""Running sequences in plain decode as arrays, so that a decode step costs a few array operations.
 
-While a sequence is a row here its counters are here, not in the object: `leave` and `sync` write them back. Rows stand in running
-order; row i belongs to `members[i]`. Recent tokens wait in a ring of some blocks per row and go to `token_ids` when it is full.
+While a sequence is a row, its counters are here and not in the object: `leave` and `sync` write them back. Rows
+are in running order; row i belongs to `members[i]`. Recent tokens are kept in a ring of RING_BLOCKS blocks per
+row and moved to `token_ids` when it is full.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ _LISTS = ("members", "tables", "open_ends", "outputs")
 
 @dataclass(slots=True)
 class SteadyFlight:
-    """The rows of a plan that is under way. `rows`: where each stands now, -1 for those in `left` (by position in the plan).
+    """The rows of a plan in flight. `rows`: current row of each, -1 for those in `left` (by position in the plan).
 
     `tickets`: of their groups when the plan was made.
     """
@@ -49,13 +50,20 @@ class SteadyFlight:
 
 
 class SteadyRows:
-    """Owner of the columns, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
+    """Owner of the arrays, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
 
-    `known`, `computed`, `placeholders`: as in `Sequence`. `ends_at`: prompt and max_tokens; `may_stop_at`: with fewer no stop rule
-    is asked. `capacity`: what its table can hold. `next_full`: where the next block can be found by others. `flushed`: known tokens
-    that are in `token_ids`. `slots`: its place in the ring store. `stop_ids`: [rows, 4], -1 = none. `tickets`: order of coming
-    into `running`, ascending. Lists beside them: `members`, `tables`, `open_ends` (of its prefixes), `outputs` (its `token_ids`).
-    `course`: of the shares that all rows are in.
+    - `known`, `computed`, `placeholders`: the counters of `Sequence`.
+    - `ends_at`: prompt length + max_tokens.
+    - `may_stop_at`: no stop rule applies below this length.
+    - `capacity`: tokens that the block table can hold.
+    - `next_full`: length at which the next block is full and can be registered.
+    - `flushed`: tokens already in `token_ids`.
+    - `slots`: index in the ring store.
+    - `stop_ids`: [rows, MAX_STOP_IDS], -1 = none.
+    - `tickets`: order of entering `running`, ascending.
+    - `course`: identity shared by the shares that contain all rows.
+    - lists parallel to the arrays: `members`, `tables`, `open_ends` (prefix registration), `outputs` (the
+      `token_ids`).
     """
 
     def __init__(self, block_size: int) -> None:
@@ -79,13 +87,13 @@ class SteadyRows:
         return len(self.members)
 
     def pick(self, rows: Ints) -> Any:
-        """An index for ascending, distinct rows: all of them cost no gathering."""
+        """An index for ascending, distinct rows; a slice if these are all rows, which avoids a gather."""
         return _ALL if len(rows) == len(self.members) else rows
 
     # --- joining and leaving -------------------------------------------------------------------------------------
 
     def join(self, groups: list[Group], tables: list[list[int]], open_ends: list[Any], next_full: list[int]) -> None:
-        """Groups of one sequence become rows; they are in running order."""
+        """Turn groups of one sequence, in running order, into rows."""
         sequences = [group.sequences[0] for group in groups]
         at = np.searchsorted(self.tickets, [group.ticket for group in groups])
         new = {
@@ -108,7 +116,9 @@ class SteadyRows:
         self._insert(at, groups, tables, open_ends, [s.token_ids for s in sequences])
 
     def _insert(self, at: Ints, *new: list[Any]) -> None:
-        """The lists, anew, as plans under way hold the old ones; and where rows under way stand now."""
+        """Insert into copies of the lists, as plans in flight hold the old ones, and update the row numbers of
+        those plans.
+        """
         self.course = object()
         for name, items in zip(_LISTS, new, strict=True):
             old = list(getattr(self, name))
@@ -122,7 +132,7 @@ class SteadyRows:
             flight.rows = np.where(flight.rows >= 0, moved, -1)
 
     def _new_slot(self, token_ids: list[int]) -> int:
-        """A place in the ring store that holds what the ring would hold of these tokens."""
+        """Allocate a ring and fill it with the tokens that it would hold."""
         if not self._free_slots:
             size = len(self._store)
             self._store = np.concatenate([self._store, np.zeros((max(64, size), self._ring), "<i4")])
@@ -133,19 +143,19 @@ class SteadyRows:
         return slot
 
     def leave(self, group: Group) -> None:
-        """A row becomes an object again. Who is no row: nothing."""
+        """Turn a row into an object. No-op for a group that is not a row."""
         if group.is_steady:
             keep = np.ones(len(self), np.bool_)
             keep[self.row_of(group)] = False
             self.remove(keep)
 
     def dissolve(self) -> None:
-        """All rows become objects again."""
+        """Turn all rows into objects."""
         if self.members:
             self.remove(np.zeros(len(self), np.bool_))
 
     def remove(self, keep: Flags) -> None:
-        """Those that are not kept become objects again; what is under way of them is found by their group from now on."""
+        """Turn rows that are not in `keep` into objects; plans in flight then refer to them by group."""
         self.course = object()
         for row in np.flatnonzero(~keep).tolist():
             self._write_back(row)
@@ -166,28 +176,30 @@ class SteadyRows:
             flight.left[position] = self.members[flight.rows[position]]
         flight.rows = np.where(stays, (np.cumsum(keep) - 1)[flight.rows], -1)
 
-    # --- plans under way -----------------------------------------------------------------------------------------
+    # --- plans in flight -----------------------------------------------------------------------------------------
 
     def course_of(self, rows: Ints) -> object:
-        """That of a share with these rows; one without some of them has its own, and ends that of all."""
+        """`course` for a share of these rows: the common one if it has all rows, else a new one, which also ends
+        the common one.
+        """
         if len(rows) == len(self.members):
             return self.course
         self.course = object()
         return object()
 
     def take_off(self, step: int, rows: Ints, computed_before: Ints) -> None:
-        """A plan with these rows is under way."""
+        """Record a plan with these rows as in flight."""
         self.flights[step] = SteadyFlight(rows, computed_before, self.tickets[rows])
 
     def land(self, step: int) -> list[tuple[Group, int, int]]:
-        """What a plan under way had, once all its rows have left: (group, computed tokens before it, ticket)."""
+        """Remove a plan after all its rows became objects: (group, computed tokens before it, ticket)."""
         flight = self.flights.pop(step, None)
         if flight is None:
             return []
         return [(g, int(flight.computed_before[i]), int(flight.tickets[i])) for i, g in sorted(flight.left.items())]
 
     def discard(self, groups: list[Group]) -> None:
-        """What plans under way give for these, which are no rows any more, is ignored."""
+        """Ignore results of plans in flight for these groups, which are not rows any more."""
         names = {id(group) for group in groups}
         for flight in self.flights.values():
             flight.left = {i: group for i, group in flight.left.items() if id(group) not in names}
@@ -199,12 +211,12 @@ class SteadyRows:
         return int(np.searchsorted(self.tickets, group.ticket))
 
     def sync(self, group: Group) -> None:
-        """Writes a row's counters and tokens back; it stays a row."""
+        """Write a row's counters and tokens back to its object; it stays a row."""
         if group.is_steady:
             self._write_back(self.row_of(group))
 
     def sync_all(self) -> None:
-        """Writes all rows back; they stay rows."""
+        """Write all rows back to their objects; they stay rows."""
         for row in range(len(self)):
             self._write_back(row)
 
@@ -221,7 +233,7 @@ class SteadyRows:
     # --- tokens --------------------------------------------------------------------------------------------------
 
     def append(self, rows: Ints, tokens: Ints) -> None:
-        """One more known token each; full rings go to `token_ids`."""
+        """Append one token per row; full rings are moved to `token_ids`."""
         at = self.pick(rows)
         known = self.known[at]
         self._store[self.slots[at], known % self._ring] = tokens
@@ -238,24 +250,24 @@ class SteadyRows:
         self.flushed[rows] = self.known[rows]
 
     def first_in_ring(self, rows: Ints) -> Ints:
-        """From which token on a row's tokens are in its ring."""
+        """Index of the first token that each row's ring holds."""
         first: Ints = (self.known[rows] - 1) // self._ring * self._ring
         return first
 
     def blocks_before(self, rows: Ints, ends_at: Ints) -> bytes:
-        """The tokens of the full blocks that end there, int32 little-endian, one row after the other."""
+        """Tokens of the full blocks that end there, as little-endian int32, one row after the other."""
         blocks = self._store.reshape(len(self._store), RING_BLOCKS, self.block_size)
         places = (ends_at - self.block_size) % self._ring // self.block_size
         return blocks[self.slots[rows], places].tobytes()
 
     def filled(self, rows: Ints, num_tokens: Ints) -> Ints:
-        """Those that have so many sure tokens that their next block is full."""
+        """The rows with a full next block, given their numbers of confirmed tokens."""
         at = self.pick(rows)
         filled: Ints = rows[np.minimum(num_tokens, self.known[at]) >= self.next_full[at]]
         return filled
 
     def is_over(self, rows: Ints, tokens: Ints, max_total_tokens: int) -> Flags:
-        """Which rows end by the tokens that were just appended (R140)."""
+        """Which rows end by the tokens just appended."""
         at = self.pick(rows)
         known = self.known[at]
         over: Flags = known >= self.ends_at[at]
@@ -267,7 +279,7 @@ class SteadyRows:
 
 
 def can_join(sequence: Sequence) -> bool:
-    """It decodes token by token and nothing about it needs more than counters."""
+    """True if the sequence is in plain decode and needs nothing but counters."""
     request = sequence.request
     return (
         sequence.num_output_tokens > 0

@@ -1,6 +1,7 @@
-"""The running phase of V1 by columns, where nothing can be refused; else by `MixedRunning` (design.md 4, fast path).
+"""The running phase of V1 by array operations while no request can be refused; otherwise `MixedRunning`.
 
-Equal decisions: rows and the groups that are not rows take blocks and register prefixes in running order, as one loop would.
+Decisions are equal: rows and other groups take blocks and register prefixes in running order, as one loop
+would.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from scheduler_svc.core.step_draft import StepDraft
 
 
 class SteadyRunning:
-    """Owner of the decision whether a step is steady. `rows` are the same that the outputs work on."""
+    """Decides whether a step can use fast decode. `rows` are shared with the output rules."""
 
     def __init__(self, inner: MixedRunning, rows: SteadyRows, progress: RowProgress, cache: RowCache) -> None:
         self._inner = inner
@@ -25,7 +26,7 @@ class SteadyRunning:
         self._blocks = SteadyBlocks(rows, cache)
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
-        """See the module."""
+        """Schedule running groups by fast decode, or else by `MixedRunning`."""
         loose = self._others(state)
         joining = [group for group in loose if can_join(group.sequences[0])]
         if joining:
@@ -36,7 +37,7 @@ class SteadyRunning:
             self._inner.run(state, draft)
 
     def _others(self, state: CoreState) -> list[Group]:
-        """Running groups that are no rows, in order; they came last as a rule."""
+        """Running groups that are not rows, in order; usually the newest ones."""
         missing = len(state.running) - len(self._rows)
         found: list[Group] = []
         for group in reversed(state.running):
@@ -47,7 +48,7 @@ class SteadyRunning:
         return found[::-1]
 
     def _run_steady(self, loose: list[Group], state: CoreState, draft: StepDraft) -> bool:
-        """False, and nothing done, where somebody could be refused."""
+        """Schedule the step by arrays. Returns False, and does nothing, if a request might not fit."""
         rows = self._rows
         wanted = np.minimum(self._progress.num_pending_rows(rows), state.limits.max_model_len - 1 - rows.computed)
         if int(wanted.max()) > 1:
@@ -62,7 +63,7 @@ class SteadyRunning:
         return True
 
     def _loose_shares(self, loose: list[Group], left: int, state: CoreState) -> list[Share] | None:
-        """What groups that are no rows take; None where the order matters or they are more than plain."""
+        """Shares of groups that are not rows; None if their order matters or they are not plain."""
         shares: list[Share] = []
         for group in loose:
             if len(group.sequences) > 1 or group.needs_result:
@@ -81,7 +82,7 @@ class SteadyRunning:
         return needed <= self._cache.num_free_gpu
 
     def _take(self, scheduled: Ints, crossing: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> None:
-        """Blocks and prefixes in running order, then the counters."""
+        """Take blocks and register prefixes in running order, then update the counters."""
         rows = self._rows
         before = rows.computed[rows.pick(scheduled)].copy()
         full = rows.filled(scheduled, before + 1)
@@ -97,7 +98,7 @@ class SteadyRunning:
         draft.budget.take(len(scheduled))
 
     def _take_rows(self, crossing: Ints, full: Ints, start: int, end: int, share: SteadyShare) -> None:
-        """Blocks for the rows from `start` to `end` that need one; those that fill one are found from now on."""
+        """Allocate blocks for rows in [start, end) that need one; register the blocks that rows fill."""
         if start < end:
             share.new_blocks.update(self._blocks.append(between(crossing, start, end)))
             self._blocks.register(between(full, start, end))

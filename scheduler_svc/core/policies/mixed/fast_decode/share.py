@@ -1,4 +1,4 @@
-"""The steady part of a plan and of its outcome: rows that go on by one token, written out one by one only for who asks."""
+"""The fast-decode part of a plan and of its outcome: rows that advance by one token, expanded only on demand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,9 +12,10 @@ from scheduler_svc.core.request import Group
 
 @dataclass(slots=True)
 class SteadyShare:
-    """Rows of `members` that compute one token each, from `computed_before` on. `new_blocks`: by row, one for who needs it.
+    """Rows of `members` that compute one token each, at offset `computed_before`. `new_blocks`: by row, where one
+    was added.
 
-    Shares of one `course` have the same rows, each with one more token computed before than in the share before.
+    Shares with the same `course` have the same rows, each one token further than in the share before.
     """
 
     members: list[Group]
@@ -27,16 +28,16 @@ class SteadyShare:
         return len(self.rows)
 
     def names(self) -> list[str]:
-        """Of the sequences, in order."""
+        """Sequence names, in order."""
         return [self.members[row].sequences[0].name for row in self.rows.tolist()]
 
     def entries(self) -> Iterator[tuple[int, ScheduledSequence]]:
-        """(ticket, entry) of each, in order."""
+        """(ticket, entry) of each row, in order."""
         for row, before in zip(self.rows.tolist(), self.computed_before.tolist(), strict=True):
             yield self.members[row].ticket, self._entry(row, before)
 
     def grown(self) -> list[ScheduledSequence]:
-        """Entries of those that got a block, in order."""
+        """Entries of the rows that got a block, in order."""
         rows = sorted(self.new_blocks)
         before = self.computed_before[np.searchsorted(self.rows, rows)].tolist() if rows else []
         return [self._entry(row, num) for row, num in zip(rows, before, strict=True)]
@@ -62,7 +63,7 @@ class SteadyShare:
 
 @dataclass(slots=True)
 class SteadyRuns:
-    """One new token of each of some rows of `members`; `positions`: where it stands in its sequence."""
+    """One new token for each of some rows of `members`; `positions`: its index in the sequence."""
 
     members: list[Group]
     rows: Ints
@@ -71,11 +72,11 @@ class SteadyRuns:
 
     @classmethod
     def of(cls, rows: SteadyRows, given: Ints, tokens: Ints) -> "SteadyRuns":
-        """The runs of rows that just got these tokens."""
+        """Runs of rows that just got these tokens."""
         return cls(rows.members, given, rows.known[given] - 1, tokens)
 
     def runs(self) -> Iterator[tuple[int, TokenRun]]:
-        """(ticket, run) of each, in order."""
+        """(ticket, run) of each row, in order."""
         columns = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist())
         for row, position, token in zip(*columns, strict=True):
             group = self.members[row]
