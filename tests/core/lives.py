@@ -6,7 +6,7 @@
 import random
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core import presets
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
@@ -20,6 +20,8 @@ from tests.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, m
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 _LIVE = tuple(status for status in SequenceStatus if not status.is_finished)
+MASK_S = 0.3
+"""By which one mask of a costly grammar holds a step of one second up."""
 FATES = ("ok",) * 12 + ("row fails", "row fails", "step fails")
 
 
@@ -51,6 +53,7 @@ class Life:
         self._done: Counter[str] = Counter()
         self._rank_out: int | None = None
         self._underway: deque[Underway] = deque()
+        self._has_costly_masks = setting.limits.num_gpu_blocks % 2 == 0
         num_workers = setting.spec.dp_size
         self._workers = [self._new_worker() for _ in range(num_workers)]
 
@@ -146,8 +149,14 @@ class Life:
                 part.pop(name, None)
             result.failed[name] = "not finite"
         assert len(worker.held) <= self.setting.limits.max_num_seqs
+        if self._has_costly_masks:
+            result = replace(result, duration_s=1.0, mask_s=dict.fromkeys(self._costly(plan), MASK_S))
         if not plan.is_empty:
             self._underway.append(Underway(plan, result, error))
+
+    def _costly(self, plan: StepPlan) -> list[str]:
+        """Scheduled sequences of requests whose grammar masks hold steps up: a quarter of all requests."""
+        return [e.name for e in plan.scheduled if e.samples and self._seeds[e.request_id] % 4 == 0]
 
     def _worker_of(self, plan: StepPlan) -> WorkerModel:
         """Ranks have one each."""

@@ -79,7 +79,7 @@ class Watched:
             self.stack.revive()
             try:
                 return self.get("/metrics", address)
-            except ConnectionRefusedError:
+            except ConnectionError:
                 assert time.monotonic() < deadline, address
                 time.sleep(0.05)
 

@@ -121,8 +121,9 @@ class RecordingCore:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[StepPlan]:
-        """As `Scheduler.schedule`. Where a segment is full the next one begins with the core as it stands before this."""
-        if self._ring.is_full:
+        """As `Scheduler.schedule`. Where a segment is full, or another core's, the next one begins with the core as it stands
+        before this."""
+        if self._ring.is_full or not self._has_begun:
             self._begin()
         try:
             plans = self.core.schedule(now)
@@ -269,7 +270,8 @@ def _plain_record(
     column = result.column
     if column is None or steady is None or expected is None or len(steady) != len(expected):
         return None
-    if result.tokens or result.failed or result.children or result.candidates or min(column.tolist()) < 0:
+    others = (result.tokens, result.failed, result.children, result.candidates, result.mask_s)
+    if any(others) or min(column.tolist()) < 0:
         return None
     return ResultRecord(result.step, None, b"", column_of(column), result.duration_s, result.queued_s)
 

@@ -3,25 +3,34 @@
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import codec
+from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.events import EVENTS, Added, Planned
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.ring import Segment
 from scheduler_svc.observe.recording.what_if import one_life, what_if
-from tests.scheduler.recording.recorded_lives import recorded, recorded_steps
+from tests.core.builders import answer, make_request
+from tests.core.random_policies import random_setting
+from tests.core.test_properties import happen
+from tests.scheduler.recording.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
 
 ROOT = Path(__file__).parents[3]
 POLICIES = presets.policy_names()
@@ -70,6 +79,42 @@ def test_every_input_of_the_core_is_recorded() -> None:
     public = {name for name in vars(Scheduler) if not name.startswith("_")}
     of_recorder = {name for name in vars(RecordingCore) if not name.startswith("_")}
     assert public - of_recorder == LOOKS
+
+
+def test_another_core_of_the_process_begins_a_segment() -> None:
+    """After a fault in planning the scheduler builds another core; what that does is replayed from a snapshot of its own."""
+    first = recorded("vllm-v1", 1, segment_steps=100_000, changes=False)
+    again = RecordedLife(first.setting, segment_steps=100_000, alias=first.alias)
+    again.core = RecordingCore(again.core.core, first.ring, lambda: again._now)
+    again.core.step = first.core.step
+    rng = random.Random(2)
+    for _ in range(60):
+        happen(again, 0.6, rng)
+    again.drain()
+    segments = first.segments()
+    assert [segment.goes_on for segment in segments] == [False, False]
+    report = replay(segments)
+    _identical(report)
+    assert report.steps == first.num_steps + again.num_steps
+
+
+def test_mask_times_of_the_fast_path_are_recorded() -> None:
+    """Of results that are one token per sequence: whose masks held a step up sits out, again in a replay."""
+    life = RecordedLife(random_setting("quire", random.Random(1)), alias=Alias(KEY))
+    limits = CoreLimits(block_size=16, num_gpu_blocks=64, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
+    life.core = RecordingCore(presets.build("quire", limits, rename=life.alias), life.ring, lambda: life._now)
+    for name in "ab":
+        life.core.add(make_request(name, 3, 40))
+    num_columns = 0
+    for _ in range(12):
+        [plan] = life.core.schedule(life._now)
+        result = replace(answer(plan), duration_s=1.0)
+        if plan.steady is not None and len(plan.steady) == len(plan.scheduled) == 2:
+            result = StepResult(plan.step, {}, column=np.array([7, 8]), mask_s={"a/0": 0.3}, duration_s=1.0)
+            num_columns += 1
+        life.core.update(result)
+    assert num_columns >= 2
+    _identical(replay(life.segments()))
 
 
 @pytest.mark.parametrize("policy", ["quire", "vllm-v0"])

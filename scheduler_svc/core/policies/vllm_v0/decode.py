@@ -51,7 +51,7 @@ class Decodes:
         queue = deque(state.running)
         while queue:
             if queue[0].is_paused:
-                done.left_over.append(queue.popleft())
+                done.left_over.append(self._paused(queue.popleft(), draft))
                 continue
             num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
             if num_tokens == 0 and self._shares.is_chunked:
@@ -66,6 +66,12 @@ class Decodes:
         done.left_over += [group for group in queue if group.place is Place.RUNNING]
         draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
         return done
+
+    def _paused(self, group: Group, draft: StepDraft) -> Group:
+        """Its sequences keep their places at the worker (`PrefillOrDecode` has counted all that run)."""
+        if self._shares.is_chunked:
+            draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
+        return group
 
     def _make_room(
         self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, draft: StepDraft
