@@ -83,7 +83,8 @@ def asks(count: int, seed: int = 0) -> list[Ask]:
 
 
 def run(address: str, wanted: list[Ask], *, at_once: bool = True) -> Outputs:
-    """Tokens of the choices of each that stayed, all at once or one after the other. Whoever was to leave was Cancelled."""
+    """Tokens of the choices of each that stayed, all at once or one after the other. The others were Cancelled, or got all tokens
+    before that."""
     with Client(address) as client, ThreadPoolExecutor(len(wanted) if at_once else 1) as threads:
         results = list(threads.map(lambda ask: _one(client, ask), wanted))
     return {ask.number: tokens for ask, tokens in zip(wanted, results, strict=True) if tokens is not None}
@@ -97,8 +98,10 @@ def _one(client: Client, ask: Ask) -> list[list[int]] | None:
     withdraw = threading.Thread(target=_withdraw, args=(client, ask, is_over := threading.Event()))
     if ask.kind == "withdrawn":
         withdraw.start()
+    num_tokens = 0
     try:
-        for _ in client.generate_stream(list(ask.prompt), ask.params, **common):
+        for delta in client.generate_stream(list(ask.prompt), ask.params, **common):
+            num_tokens += len(delta.token_ids)
             client.cancel(ask.request_id)
     except Cancelled:
         return None
@@ -106,7 +109,9 @@ def _one(client: Client, ask: Ask) -> list[list[int]] | None:
         is_over.set()
         if withdraw.ident is not None:
             withdraw.join()
-    raise AssertionError(f"{ask.request_id} was not cancelled")
+    # On a busy machine all of its tokens may be there before its client has read the first.
+    assert num_tokens == ask.max_tokens, f"{ask.request_id} was not cancelled"
+    return None
 
 
 def _withdraw(client: Client, ask: Ask, is_over: threading.Event) -> None:
