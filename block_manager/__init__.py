@@ -1,5 +1,6 @@
-"""Ids, counts and hashes of KV-cache blocks; never a tensor, never a scheduler type (design.md 5, R2, R3).
+"""Ids, reference counts and hashes of KV-cache blocks; no tensors and no scheduler types.
 
-`free_queue` orders free blocks, `pool` counts references on one device and remembers prefixes, `ledger` holds both pools and
-all block tables, `rules` are the ways in which schedulers use the ledger, `integrity` recomputes everything from scratch.
+`free_queue` orders free blocks, `pool` counts references on one device and maps prefix hashes to blocks,
+`ledger` holds both pools and all block tables, `rules` are the ways in which schedulers use the ledger,
+`integrity` checks all invariants from scratch.
 """

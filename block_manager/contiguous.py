@@ -1,7 +1,7 @@
-"""Memory without paging: every sequence gets one contiguous region of its maximum length, as systems before paging did it.
+"""Memory without paging: each sequence gets one contiguous region of its maximum length, as before PagedAttention.
 
-The model that paged memory is compared with (R14, R209). Regions come from a buddy allocator, so their sizes are powers of two.
-Nothing here knows blocks. Counts are in slots: one slot holds the KV of one token.
+The baseline with which paged memory is compared. Regions come from a buddy allocator, so their sizes are powers
+of two. Blocks play no part; counts are in slots: one slot holds the KV of one token.
 """
 
 from bisect import insort
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks for before it can start: `num_regions` regions, one for each sample, of `max_length` slots each."""
+    """Memory a request needs before it can start: `num_regions` regions, one per sample, of `max_length` slots each."""
 
     num_regions: int
     max_length: int
@@ -19,9 +19,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A request at one instant: its demand, the tokens that each live sequence holds, and how long they will get.
+    """A request at one instant: its demand, the tokens that each live sequence holds, and their final length.
 
-    `final_length`: prompt and output of the longest when it is over. Where nobody knows, as in a live system, `demand.max_length`.
+    `final_length`: prompt and output of the longest sequence at its end; `demand.max_length` where it is not
+    known, as in a live system.
     """
 
     demand: Demand
@@ -31,14 +32,14 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousMemory:
-    """Who holds how many slots. Every slot that is taken or lost is one of these four:
+    """Slots by use. Every slot that is taken or lost is one of these four:
 
-    - `used`: KV of a token is in it. Prompts are stored once for each sequence: nothing is shared;
-    - `reserved`: a token of its sequence will come into it (up to `final_length`);
-    - `internal`: inside a region, and no token will ever come: room up to the maximum length, and rounding to a power of two;
-    - `external`: outside all regions, but no waiting request fits into what is left (0 when nobody waits).
+    - `used`: holds the KV of a token. Prompts are stored once per sequence: nothing is shared.
+    - `reserved`: will hold a token of its sequence later (up to `final_length`).
+    - `internal`: inside a region and never used: room up to the maximum length, and rounding to a power of two.
+    - `external`: outside all regions, but too fragmented for any waiting request (0 if none waits).
 
-    `num_regions` are placed, `num_left_out` had no place although the paged memory holds them.
+    `num_regions` regions are placed; `num_left_out` did not fit, although paged memory holds their sequences.
     """
 
     used: int
@@ -54,21 +55,22 @@ class ContiguousMemory:
         return self.used + self.reserved + self.internal + self.external
 
     def shares(self) -> dict[str, float]:
-        """The four as fractions of `num_slots`; they add up to 1. All 0 when nothing is taken or lost."""
+        """The four as fractions of `num_slots`, which add up to 1; all 0 if no slot is taken or lost."""
         return shares(self.used, self.reserved, self.internal, self.external)
 
 
 def shares(used: int, reserved: int, internal: int, external: int) -> dict[str, float]:
-    """Four counts as fractions of their sum, by name; all 0 when that is 0."""
+    """Four counts as fractions of their sum, by name; all 0 if the sum is 0."""
     total = used + reserved + internal + external
     counts = {"used": used, "reserved": reserved, "internal": internal, "external": external}
     return {name: count / total if total else 0.0 for name, count in counts.items()}
 
 
 class BuddyAllocator:
-    """Regions of a memory of `num_slots` slots: sizes are powers of two, a hole and its buddy melt into one.
+    """Buddy allocator over `num_slots` slots: region sizes are powers of two; a hole merges with its free buddy.
 
-    A memory that is no power of two starts as several holes, the largest first. Takes the smallest hole that fits, lowest first.
+    A memory size that is no power of two starts as several holes, the largest first. Allocation takes the
+    smallest hole that fits, lowest address first.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -82,7 +84,7 @@ class BuddyAllocator:
 
     @staticmethod
     def region_size(num_slots: int) -> int:
-        """The power of two that holds `num_slots` (at least 1)."""
+        """The smallest power of two that holds `num_slots` (at least 1)."""
         return 1 << max(0, num_slots - 1).bit_length()
 
     @property
@@ -91,7 +93,7 @@ class BuddyAllocator:
         return sum(size * len(starts) for size, starts in self._holes.items())
 
     def take(self, size: int) -> int | None:
-        """Start of a region of `size` (a power of two), None when no hole is large enough."""
+        """Allocate a region of `size` (a power of two); returns its start, None if no hole is large enough."""
         hole = next((s for s, starts in self._holes.items() if s >= size and starts), None)
         if hole is None:
             return None
@@ -102,7 +104,7 @@ class BuddyAllocator:
         return start
 
     def give_back(self, start: int, size: int) -> None:
-        """The region is a hole again."""
+        """Free a region."""
         while (start ^ size) in self._holes.get(size, ()):
             self._holes[size].remove(start ^ size)
             start, size = min(start, start ^ size), size * 2
@@ -110,14 +112,14 @@ class BuddyAllocator:
 
 
 class ContiguousServer:
-    """Owner of the regions of requests that come and go in a memory of `num_slots` slots."""
+    """Owner of the regions of requests that start and end, in a memory of `num_slots` slots."""
 
     def __init__(self, num_slots: int) -> None:
         self._memory = BuddyAllocator(num_slots)
         self._regions: dict[str, list[tuple[int, int]]] = {}
 
     def enter(self, request_id: str, demand: Demand) -> bool:
-        """Takes all its regions, or none and False when they cannot be had at once."""
+        """Allocate all regions of a request; returns False, allocating none, if they do not all fit."""
         size, found = BuddyAllocator.region_size(demand.max_length), list[tuple[int, int]]()
         for _ in range(demand.num_regions):
             start = self._memory.take(size)
@@ -129,7 +131,7 @@ class ContiguousServer:
         return True
 
     def leave(self, request_id: str) -> None:
-        """Its regions are free again."""
+        """Free the regions of a request."""
         self._give_back(self._regions.pop(request_id))
 
     def fits(self, demand: Demand) -> bool:
@@ -140,7 +142,7 @@ class ContiguousServer:
         return True
 
     def report(self, tenants: Iterable[Tenant], waiting: Iterable[Demand], num_left_out: int = 0) -> ContiguousMemory:
-        """The state now. `tenants`: all that entered and did not leave; `waiting`: who would like to enter."""
+        """The current state. `tenants`: the requests that hold regions; `waiting`: demands of those that wait."""
         used = reserved = taken = num_regions = 0
         for tenant in tenants:
             region = BuddyAllocator.region_size(tenant.demand.max_length)
@@ -158,9 +160,9 @@ class ContiguousServer:
 
 
 def place(tenants: Iterable[Tenant], waiting: Iterable[Demand], num_slots: int) -> ContiguousMemory:
-    """What contiguous memory of `num_slots` would hold of these requests if they came one after the other, in this order.
+    """State of contiguous memory of `num_slots` slots if these requests arrived one by one, in this order.
 
-    Those that find no place are left out; they wait in front of `waiting`.
+    Those that do not fit are left out and counted as waiting before `waiting`.
     """
     server, placed, left_out = ContiguousServer(num_slots), [], []
     for i, tenant in enumerate(tenants):

@@ -1,4 +1,7 @@
-"""Freed blocks whose contents may be reused: who goes first (R111)."""
+"""LRU evictor of freed blocks with reusable contents, for the rules of vLLM 2023 and 0.6.3.
+
+The default rules evict in `BlockPool.allocate` by the order of `free_queue`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +14,10 @@ class _Entry:
 
 
 class LruEvictor:
-    """Least recently accessed block first, among equals the one that ends the longest prefix, then the first added.
+    """Evict the least recently accessed block; ties: the one that ends the longest prefix, then the first added.
 
-    As the reference does, only the front of the table, in order of adding, is looked at: the scan ends at the first entry that
-    was accessed later than the candidate. Where times grow with the order of adding this is plain LRU.
+    Like vLLM's LRUEvictor, the scan in order of adding ends at the first entry accessed later than the
+    candidate. Where access times grow with the order of adding this is plain LRU.
     """
 
     def __init__(self) -> None:
@@ -30,22 +33,22 @@ class LruEvictor:
         return iter(self._entries)
 
     def add(self, block: int, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Takes in a block that nobody references any more."""
+        """Add an unreferenced block."""
         self._entries[block] = _Entry(num_hashed_tokens, last_accessed)
 
     def update(self, block: int, last_accessed: float) -> None:
-        """Writes its time; its place in the table stays. ValueError when it is not there."""
+        """Set a block's access time; its position is unchanged. ValueError if it is not there."""
         if block not in self._entries:
             raise ValueError(f"block {block} is not in the evictor")
         self._entries[block].last_accessed = last_accessed
 
     def remove(self, block: int) -> None:
-        """Takes a block back to life. ValueError when it is not there."""
+        """Remove a block that is used again. ValueError if it is not there."""
         if self._entries.pop(block, None) is None:
             raise ValueError(f"block {block} is not in the evictor")
 
     def evict(self) -> int:
-        """Takes out the block to overwrite. ValueError when empty."""
+        """Remove and return the block to overwrite. ValueError when empty."""
         if not self._entries:
             raise ValueError("no block to evict")
         entries = iter(self._entries.items())

@@ -1,16 +1,17 @@
-"""Free blocks of one pool in least-recently-freed order, every operation O(1) (R137)."""
+"""Free blocks of one pool in least-recently-freed order; every operation is O(1) except `grow`."""
 
 from collections.abc import Iterator
 
 
 class FreeQueue:
-    """Doubly linked queue over block ids 0..num_blocks-1; allocation takes the head, frees append to the tail.
+    """Doubly linked queue of block ids 0..num_blocks-1; allocation takes the head, freed blocks are appended at
+    the tail.
 
-    Owns the order only; whether a block may be free is the pool's business.
+    It only keeps the order; the pool decides which blocks are free.
     """
 
     def __init__(self, num_blocks: int, first: int = 0) -> None:
-        """Blocks first..num_blocks-1 are free, ascending."""
+        """Start with blocks first..num_blocks-1 free, in ascending order."""
         self._end = num_blocks
         self._next = [*list(range(1, num_blocks + 1)), first]
         self._prev = [-1, *range(num_blocks)]
@@ -35,7 +36,7 @@ class FreeQueue:
             block = self._next[block]
 
     def pop(self) -> int:
-        """Takes the head. IndexError when empty."""
+        """Remove and return the head. IndexError when empty."""
         block = self._next[self._end]
         if block == self._end:
             raise IndexError("no free block")
@@ -43,7 +44,7 @@ class FreeQueue:
         return block
 
     def pop_many(self, count: int) -> list[int]:
-        """Takes the first `count`, which must be there."""
+        """Remove and return the first `count` blocks, which must exist."""
         assert count <= self._len
         following, free = self._next, self._free
         block = self._end
@@ -58,7 +59,7 @@ class FreeQueue:
         return blocks
 
     def grow(self, blocks: list[int]) -> None:
-        """More blocks, known ids or new ones: the last to be taken, in this order. O(number of all)."""
+        """Append more blocks, with existing ids or new ones, in this order. O(number of all blocks)."""
         order = [*self, *blocks]
         num_blocks = max([self._end, *(block + 1 for block in blocks)])
         grown = FreeQueue(num_blocks, num_blocks)
@@ -67,7 +68,7 @@ class FreeQueue:
         vars(self).update(vars(grown))
 
     def remove(self, block: int) -> None:
-        """Takes a block out of the middle (a prefix hit on a free block)."""
+        """Remove a block anywhere in the queue (a prefix hit on a free block)."""
         assert self._free[block], f"block {block} is not free"
         before, after = self._prev[block], self._next[block]
         self._next[before], self._prev[after] = after, before
@@ -77,7 +78,7 @@ class FreeQueue:
     def append(
         self, block: int, *, hashed: bool = False, num_hashed_tokens: int = 0, last_accessed: float = 0.0
     ) -> None:
-        """Frees a block: it will be the last to be taken, whatever it holds."""
+        """Append a freed block at the tail, whatever it holds."""
         assert not self._free[block], f"block {block} is free already"
         last = self._prev[self._end]
         self._next[last], self._prev[block] = block, last

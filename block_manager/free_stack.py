@@ -1,4 +1,4 @@
-"""Free blocks taken last-freed first, alone or with an evictor behind them (R99, R109, R117)."""
+"""Free blocks in last-freed-first order, alone or with an evictor behind them."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ from block_manager.evictor import LruEvictor
 
 
 class FreeStack:
-    """Free blocks whose contents nobody wants again; `blocks` in the order in which they lie, the last is taken first."""
+    """Free blocks without reusable contents. `blocks`: in stack order, the last is taken first."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self._blocks = list(blocks)
@@ -21,30 +21,31 @@ class FreeStack:
         return reversed(self._blocks)
 
     def pop(self) -> int:
-        """Takes the last freed. IndexError when empty."""
+        """Remove and return the last freed block. IndexError when empty."""
         return self._blocks.pop()
 
     def pop_many(self, count: int) -> list[int]:
-        """Takes the next `count`, which must be there."""
+        """Remove and return the next `count` blocks, which must exist."""
         return [self.pop() for _ in range(count)]
 
     def remove(self, block: int) -> None:
-        """Takes out one in the middle; O(n), as nothing in a stack is ever hit."""
+        """Remove a block anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
         self._blocks.remove(block)
 
     def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Frees a block."""
+        """Add a freed block."""
         self._blocks.append(block)
 
     def grow(self, blocks: list[int]) -> None:
-        """More blocks, below all others."""
+        """Add blocks at the bottom."""
         self._blocks[:0] = reversed(blocks)
 
 
 class StackThenEvictor:
-    """Blank blocks first; when there are none, the evictor says which contents go (R109, R117).
+    """Blank blocks first; when there are none, the evictor chooses the contents to overwrite.
 
-    `keep_all`: every freed block goes to the evictor (2023), else only those that hold a known prefix (0.6.3).
+    `keep_all`: every freed block goes to the evictor (2023); otherwise only blocks that hold a cached prefix
+    (0.6.3).
     """
 
     def __init__(self, blocks: Iterable[int], *, keep_all: bool) -> None:
@@ -63,7 +64,7 @@ class StackThenEvictor:
         yield from self.evictor
 
     def pop(self) -> int:
-        """Takes a blank block, else evicts. IndexError when empty."""
+        """Remove and return a blank block, else evict one. IndexError when empty."""
         if len(self._blank):
             return self._blank.pop()
         if not len(self.evictor):
@@ -71,20 +72,20 @@ class StackThenEvictor:
         return self.evictor.evict()
 
     def pop_many(self, count: int) -> list[int]:
-        """Takes the next `count`, which must be there."""
+        """Remove and return the next `count` blocks, which must exist."""
         return [self.pop() for _ in range(count)]
 
     def remove(self, block: int) -> None:
-        """A hit on freed contents."""
+        """Remove a freed block from the evictor, on a hit."""
         self.evictor.remove(block)
 
     def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Frees a block."""
+        """Add a freed block."""
         if hashed or self._keep_all:
             self.evictor.add(block, num_hashed_tokens, last_accessed)
         else:
             self._blank.append(block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed)
 
     def grow(self, blocks: list[int]) -> None:
-        """More blank blocks."""
+        """Add blank blocks."""
         self._blank.grow(blocks)

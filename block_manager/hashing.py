@@ -1,6 +1,6 @@
-"""Hashes of full blocks, chained so that equal hashes mean equal prefixes from position 0 (R107, R138).
+"""Hashes of full blocks, chained so that equal hashes mean equal prefixes from position 0.
 
-SHA-256 rather than Python's hash(): a tenant must not be able to construct a collision (operations.md 5.5).
+SHA-256 rather than Python's hash(): a tenant must not be able to construct a collision.
 """
 
 import hashlib
@@ -10,20 +10,22 @@ from typing import Protocol
 
 
 class Rename(Protocol):
-    """Other names for what is hashed: where contents are recorded under these, the hashes fit them (equal stays equal)."""
+    """A mapping applied before hashing, to reproduce hashes of a recording that was made under other token ids and
+    salts.
+    """
 
     def tokens(self, data: bytes) -> bytes:
-        """Token ids as little-endian int32, renamed one by one."""
+        """Map token ids given as little-endian int32, one by one."""
 
     def salt(self, text: str) -> str:
-        """A tenant's salt."""
+        """Map a tenant's salt."""
 
 
 class HashChain:
-    """The block hashes of one sequence, grown as its tokens grow.
+    """The block hashes of one sequence, extended as its tokens grow.
 
-    `salt` (tenant, adapter) goes into the first block and through the chain into all others. `rename`: tokens are hashed under
-    their other names; None: as they are.
+    `salt` (tenant, adapter) enters the first block and, through the chain, all others. `rename`: mapping of
+    tokens before hashing; None: no mapping.
     """
 
     __slots__ = ("_block_size", "_hashes", "_parent", "_rename")
@@ -35,14 +37,18 @@ class HashChain:
         self._hashes: list[bytes] = []
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks; all of them must be full in `token_ids`. The list is the chain's own."""
+        """Hashes of at least the first `num_blocks` blocks, which must be full in `token_ids`. Returns the
+        internal list.
+        """
         have = len(self._hashes)
         if num_blocks > have:
             self._grow(token_ids[have * self._block_size : num_blocks * self._block_size])
         return self._hashes
 
     def block(self, index: int, data: bytes) -> bytes:
-        """The hash of the block at that place, whose tokens as little-endian int32 are `data` (renamed); known, or the next one."""
+        """Hash of the block at `index`, which is hashed already or the next one. `data`: its tokens as
+        little-endian int32, mapped.
+        """
         if index == len(self._hashes):
             self._parent = hashlib.sha256(self._parent + data).digest()
             self._hashes.append(self._parent)
@@ -60,15 +66,15 @@ class HashChain:
 
 
 def little_endian(token_ids: Sequence[int]) -> bytes:
-    """Token ids as int32, little-endian, so that hashes are the same on every machine."""
+    """Token ids as little-endian int32, so that hashes are equal on every machine."""
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 def blocks_in(data: bytes, block_size: int) -> list[bytes]:
-    """`data`, which is int32 [blocks, block_size], cut into blocks."""
+    """Split int32 [blocks, block_size] data into blocks."""
     return [block for (block,) in struct.iter_unpack(f"{4 * block_size}s", data)]
 
 
 def chain_salt(lora_id: int, cache_salt: str, rename: Rename | None) -> str:
-    """What a sequence's chain starts from: only equal adapters of equal tenants share blocks."""
+    """Start value of a sequence's chain: only sequences with equal adapter and tenant share blocks."""
     return f"{lora_id}:{cache_salt if rename is None else rename.salt(cache_salt)}"

@@ -1,6 +1,7 @@
-"""Recomputes the ledger's invariants from scratch (design.md 5, R200).
+"""Check the ledger's invariants from scratch.
 
-In tests after every operation on small pools; in production by sampling, where a violation is reported, never fatal.
+Tests run it after every operation on small pools. In production it runs on a sample of steps; a violation is
+reported and never fatal.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from block_manager.pool import BlockPool
 
 
 def check(ledger: Ledger) -> list[str]:
-    """Violations as sentences; empty when all is well."""
+    """Violations as sentences; empty if there are none."""
     found = []
     for rank, part in enumerate(parts := ledger.parts()):
         of_rank = f" of rank {rank}" if len(parts) > 1 else ""

@@ -1,4 +1,4 @@
-"""The one account of all blocks: a device pool, a host pool, and the block table of every live sequence (R2, R101)."""
+"""The account of all blocks: a device pool, a host pool, and the block table of every live sequence."""
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from block_manager.pool import BlockPool, PoolCounts
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """What `quire blocks` shows: counts per device and the reference count of each block in use, by name ("g3", "c0")."""
+    """Pool counts, and the reference count of each block in use by name ("g3", "c0"); shown by `quire blocks`."""
 
     block_size: int
     gpu: PoolCounts
@@ -17,7 +17,7 @@ class PoolReport:
 
 
 class Ledger:
-    """Owner of the pools and tables. Cache rules are its only writers; tables hold device block ids in logical order."""
+    """Owner of the pools and tables. Only cache rules modify it; tables hold device block ids in logical order."""
 
     def __init__(self, block_size: int, gpu: BlockPool, cpu: BlockPool) -> None:
         self.block_size = block_size
@@ -27,7 +27,7 @@ class Ledger:
         self.host_tables: MutableMapping[str, list[int]] = {}
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Pools of other sizes; ValueError, and nothing done, where blocks in use would have to go."""
+        """Change the pool sizes. ValueError, and no change, if blocks in use would be removed."""
         for pool, count in ((self.gpu, num_gpu_blocks), (self.cpu, num_cpu_blocks)):
             if pool.num_blocks - count > pool.num_free:
                 raise ValueError(f"{pool.num_blocks - count} blocks are to go, {pool.num_free} are free")
@@ -35,29 +35,29 @@ class Ledger:
         self.cpu.resize(num_cpu_blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take (R15)."""
+        """Blocks needed for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def parts(self) -> Sequence["Ledger"]:
-        """Accounts that each must balance: itself, or one for each of several devices."""
+        """Ledgers that each must balance: itself, or one per device."""
         return [self]
 
     def named_tables(self) -> dict[str, list[str]]:
-        """All tables with block names: "g3" device block 3, "c0" host block 0."""
+        """All tables with block names: "g3" is device block 3, "c0" host block 0."""
         named = {name: [f"g{b}" for b in blocks] for name, blocks in self.tables.items()}
         named.update({name: [f"c{b}" for b in blocks] for name, blocks in self.host_tables.items()})
         return named
 
     def cached_blocks(self) -> list[str]:
-        """Names of the device's free blocks that hold a known prefix, next to be taken first where the pool has an order."""
+        """Names of the device's free blocks that hold a cached prefix, in order of reuse."""
         return [f"g{block}" for block in self.gpu.cached()]
 
     def counts(self) -> tuple[PoolCounts, PoolCounts]:
-        """Of the device's pool and of the host's."""
+        """Counts of the device pool and of the host pool."""
         return self.gpu.counts(), self.cpu.counts()
 
     def report(self) -> PoolReport:
-        """Counts and references now."""
+        """Current counts and references."""
         refs = {f"g{b}": n for b, n in enumerate(self.gpu.refs) if n}
         refs.update({f"c{b}": n for b, n in enumerate(self.cpu.refs) if n})
         return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs)

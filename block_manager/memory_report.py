@@ -1,6 +1,6 @@
-"""How well the memory of the KV cache is used: what sharing saves, what last blocks waste, and the same without paging (R14, R209).
+"""Utilization of KV-cache memory: blocks saved by sharing, waste in last blocks, and the same without paging.
 
-Pure arithmetic over block tables; when they are read is the caller's business. Right after `schedule()` it is exact.
+Pure arithmetic over block tables, which the caller reads; exact if read right after `schedule()`.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -11,9 +11,9 @@ from block_manager.contiguous import ContiguousMemory
 
 @dataclass(frozen=True, slots=True)
 class HeldSequence:
-    """A sequence's block table, and its tokens that have or will get KV: known ones and those promised by steps under way.
+    """A sequence's block table, and the number of its tokens that have KV or will have it by a step in flight.
 
-    A token that its table has no slot for (sampled since the last `schedule()`) is not held and does not count.
+    A token without a slot in the table (sampled since the last `schedule()`) does not count.
     """
 
     blocks: Sequence[Hashable]
@@ -24,9 +24,9 @@ class HeldSequence:
 class PagedMemory:
     """Blocks at one instant, or sums over several instants.
 
-    `num_tokens` are held. `logical_blocks`: entries of all tables. `physical_blocks`: different blocks among them.
-    `waste_tokens`: slots of last blocks that hold no token, each physical block counted once. `max_waste_tokens`: the same of
-    the worst sequence, less than a block (R14, R16); lookahead slots, where a policy has them, add to it.
+    `num_tokens`: tokens held. `logical_blocks`: entries of all tables. `physical_blocks`: distinct blocks among
+    them. `waste_tokens`: empty slots in last blocks, each physical block counted once. `max_waste_tokens`: the
+    most of one sequence; less than a block, plus lookahead slots under policies that have them.
     """
 
     block_size: int
@@ -39,16 +39,16 @@ class PagedMemory:
 
     @property
     def saved(self) -> float:
-        """Share of blocks that sharing saves: 1 - physical / logical; 0 without blocks."""
+        """Fraction of blocks saved by sharing: 1 - physical / logical; 0 without blocks."""
         return 1.0 - self.physical_blocks / self.logical_blocks if self.logical_blocks else 0.0
 
     @property
     def waste(self) -> float:
-        """Share of the slots of all physical blocks that is wasted in last blocks; 0 without blocks."""
+        """Fraction of the slots of all physical blocks that is wasted in last blocks; 0 without blocks."""
         return self.waste_tokens / (self.physical_blocks * self.block_size) if self.physical_blocks else 0.0
 
     def __add__(self, other: "PagedMemory") -> "PagedMemory":
-        """Sums over two instants; the worst waste of both."""
+        """Sum over two instants; `max_waste_tokens` is the maximum of both."""
         return PagedMemory(
             self.block_size,
             self.num_sequences + other.num_sequences,
@@ -62,7 +62,7 @@ class PagedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Paged memory as it is, beside what contiguous allocation by maximum length would hold for the same requests."""
+    """Paged memory as it is, and what contiguous allocation by maximum length would hold of the same requests."""
 
     paged: PagedMemory
     contiguous: ContiguousMemory
@@ -71,9 +71,9 @@ class MemoryReport:
 def paged_memory(
     sequences: Iterable[HeldSequence], block_size: int, *, nobodys_blocks: Collection[Hashable] = ()
 ) -> PagedMemory:
-    """Counts the tables. `nobodys_blocks`: placeholders such as the null block of a sliding window (R105), which cost nothing.
+    """Count the tables. `nobodys_blocks`: placeholders without cost, such as the null block of a sliding window.
 
-    A table that names a block twice holds it once.
+    A block that occurs twice in a table counts once.
     """
     distinct: set[Hashable] = set()
     last_blocks: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Blocks of one device: reference counts, free order, and which of them hold a known prefix."""
+"""Blocks of one device: reference counts, order of reuse, and the map from prefix hashes to blocks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ NEVER_ACCESSED = -1.0
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """`total` blocks that sequences can use; `free` of them unreferenced; `cached` of the free ones hold a known prefix."""
+    """`total`: blocks that sequences can use; `free`: unreferenced ones; `cached`: free ones that hold a cached
+    prefix.
+    """
 
     total: int
     free: int
@@ -19,32 +21,34 @@ class PoolCounts:
 
 
 class FreeBlocks(Protocol):
-    """The free blocks of a pool and the order in which they are taken."""
+    """The free blocks of a pool and the order in which they are reused."""
 
     def __len__(self) -> int: ...
     def __contains__(self, block: int) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
 
     def pop_many(self, count: int) -> list[int]:
-        """Takes the next `count`, which must be there."""
+        """Remove and return the next `count` blocks, which must exist."""
 
     def remove(self, block: int) -> None:
-        """Takes one back to life."""
+        """Remove a free block, to be used with its contents."""
 
     def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Frees one. `hashed`: it ends a known prefix, of `num_hashed_tokens` tokens."""
+        """Add a free block. `hashed`: it ends a cached prefix, of `num_hashed_tokens` tokens."""
 
     def grow(self, blocks: list[int]) -> None:
-        """Blank blocks that were not in the pool before; they are taken behind all others that are blank, in this order."""
+        """Add blocks that were not in the pool. They are reused after all other blank blocks, in this order."""
 
 
 class BlockPool:
-    """Owner of reference counts and of the prefix map of one device (R99, R109, R110, R137).
+    """Owner of the reference counts and of the prefix map of one device.
 
-    The first `num_reserved` blocks are never handed out (V1 keeps block 0 as the null block). A free block keeps its hash until
-    it is allocated again; a hit takes it out of the free blocks. Two blocks may carry one hash: lookups find the older one.
-    `free_blocks`: which free block is taken next; None: the one that was freed longest ago (R137).
-    `num_blocks`: how many there are, reserved ones included; ids may be higher where the pool shrank (`retired`).
+    The first `num_reserved` blocks are never allocated (V1 keeps block 0 as the null block). A free block keeps
+    its hash until it is allocated again; a hit removes it from the free blocks. Several blocks may have the
+    same hash: lookups find the oldest.
+
+    `free_blocks`: decides which free block is reused next; None: least recently freed first. `num_blocks`:
+    current number, reserved ones included; ids may be higher after the pool shrank (`retired`).
     """
 
     def __init__(self, num_blocks: int, *, num_reserved: int = 0, free_blocks: FreeBlocks | None = None) -> None:
@@ -71,15 +75,17 @@ class BlockPool:
 
     @property
     def num_prefixes(self) -> int:
-        """Different hashes that can be found, of blocks in use and free."""
+        """Number of distinct hashes in the prefix map, of blocks in use and free."""
         return len(self._by_hash)
 
     def counts(self) -> PoolCounts:
-        """Figures for reports."""
+        """Counts for reports."""
         return PoolCounts(self.num_usable, self.num_free, self._num_free_hashed)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each; their old hashes and times are dropped. IndexError when short."""
+        """Allocate `count` blocks with one reference each, dropping their old hashes and access times. IndexError
+        if too few are free.
+        """
         if count > self.num_free:
             raise IndexError(f"{count} blocks wanted, {self.num_free} free")
         refs, hash_of, times = self.refs, self.hash_of, self.last_accessed
@@ -93,7 +99,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference each; a free block comes back to life with its contents. Reserved ones are nobody's."""
+        """Increment each block's refcount, reviving cached free blocks. Reserved blocks are skipped."""
         refs = self.refs
         for block in blocks:
             if refs[block] == 0:
@@ -104,8 +110,11 @@ class BlockPool:
             refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less each; at zero the block is free, in the order given (R17). ValueError when it is free already.
-        Reserved ones are nobody's."""
+        """Decrement each block's refcount; blocks that reach zero become free, in the order given. Reserved blocks
+        are skipped.
+
+        ValueError for a block that is free already.
+        """
         for block in blocks:
             if self.refs[block] <= 0:
                 if block in self.reserved:
@@ -116,15 +125,18 @@ class BlockPool:
                 self._free(block)
 
     def reserve(self) -> int:
-        """A block that is taken out of use for good, a placeholder that no sequence owns (R105). IndexError when short."""
+        """Take a block out of use permanently, as a placeholder that no sequence owns. IndexError if none is free."""
         [block] = self.allocate(1)
         self.refs[block] = 0
         self.reserved.add(block)
         return block
 
     def resize(self, num_blocks: int) -> None:
-        """As many blocks from now on. More: those that were taken away first, then new ids, free. Fewer: free blocks go, what they
-        hold is forgotten; ValueError when not enough are free."""
+        """Change the number of blocks.
+
+        Growing adds retired ids first, then new ones, as free blocks. Shrinking removes free blocks and their
+        cached prefixes; ValueError if not enough are free.
+        """
         extra = num_blocks - self.num_blocks
         if -extra > self.num_free:
             raise ValueError(f"{-extra} blocks are to go, {self.num_free} are free")
@@ -148,18 +160,21 @@ class BlockPool:
         self.last_accessed += [NEVER_ACCESSED] * count
 
     def cached(self) -> list[int]:
-        """Free blocks that hold a known prefix, in the order of the free ones."""
+        """Free blocks that hold a cached prefix, in order of reuse."""
         return [block for block in self.free_blocks if self.hash_of[block] is not None]
 
     # --- prefixes ------------------------------------------------------------------------------------------------
 
     def register(self, block: int, block_hash: bytes, num_hashed_tokens: int = 0) -> None:
-        """Says which prefix a referenced, full block ends, and how many tokens that has. The first word stands."""
+        """Register the hash of the prefix, `num_hashed_tokens` long, that a full referenced block ends.
+
+        No-op if the block is registered already.
+        """
         if self.hash_of[block] is None:
             self.register_all([block], [block_hash], [num_hashed_tokens])
 
     def register_all(self, blocks: list[int], hashes: list[bytes], lengths: Iterable[int]) -> None:
-        """`register` for each."""
+        """Apply `register` to each block."""
         hash_of, num_hashed, by_hash = self.hash_of, self.num_hashed_tokens, self._by_hash
         if any(map(hash_of.__getitem__, blocks)):
             for word in zip(blocks, hashes, lengths, strict=True):
@@ -173,7 +188,7 @@ class BlockPool:
             self._register_beside(blocks, hashes, known)
 
     def find_run(self, hashes: Iterable[bytes]) -> list[int]:
-        """Blocks of the leading hashes that are known."""
+        """Blocks of the leading hashes that are cached."""
         by_hash = self._by_hash
         blocks = []
         for block_hash in hashes:
@@ -184,17 +199,17 @@ class BlockPool:
         return blocks
 
     def lookup(self, block_hash: bytes) -> int | None:
-        """A block with this hash, the one registered first, or None."""
+        """The block registered first with this hash, or None."""
         known = self._by_hash.get(block_hash)
         return known[0] if isinstance(known, list) else known
 
     def unregister(self, block: int) -> None:
-        """What a referenced block was registered for never came to be in it."""
+        """Drop the hash of a block when its KV was never computed."""
         if self.hash_of[block] is not None:
             self._forget(block)
 
     def reset_prefixes(self) -> None:
-        """Forgets every prefix: the memory behind the blocks is gone."""
+        """Drop all prefixes: the memory behind the blocks was lost."""
         self._by_hash.clear()
         self.hash_of = [None] * len(self.refs)
         self._num_free_hashed = 0
@@ -210,7 +225,7 @@ class BlockPool:
         )
 
     def _register_beside(self, blocks: list[int], hashes: list[bytes], known: list[int | list[int]]) -> None:
-        """Those that are not what their hash was `known` for come behind that."""
+        """Record blocks for hashes that have a block already (`known`); lookups return the older one."""
         for block, block_hash, first in zip(blocks, hashes, known, strict=True):
             if first != block:
                 found = self._by_hash[block_hash]

@@ -1,4 +1,4 @@
-"""AdminService's calls about adapters: messages from and to `adapters.AdapterTable`."""
+"""AdminService's adapter methods, over `workers.adapters.AdapterTable`."""
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.adapter_names import Adapter
@@ -6,23 +6,23 @@ from scheduler_svc.workers.adapters import AdapterTable
 
 
 class AdapterCalls:
-    """What `admin.service` answers with."""
+    """The methods that `admin.service` delegates to."""
 
     def __init__(self, table: AdapterTable) -> None:
         self._table = table
 
     async def load(self, request: admin_pb2.LoadAdapterRequest) -> admin_pb2.LoadAdapterResponse:
-        """See AdminService."""
+        """Implementation of AdminService.LoadAdapter."""
         adapter = await self._table.load(request.name, request.path)
         return admin_pb2.LoadAdapterResponse(adapter=_message(adapter, 0))
 
     async def unload(self, request: admin_pb2.UnloadAdapterRequest) -> admin_pb2.UnloadAdapterResponse:
-        """See AdminService."""
+        """Implementation of AdminService.UnloadAdapter."""
         await self._table.unload(request.name)
         return admin_pb2.UnloadAdapterResponse()
 
     def list(self) -> admin_pb2.ListAdaptersResponse:
-        """See AdminService."""
+        """Implementation of AdminService.ListAdapters."""
         return admin_pb2.ListAdaptersResponse(adapters=[_message(*entry) for entry in self._table.all()])
 
 

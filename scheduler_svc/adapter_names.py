@@ -1,7 +1,7 @@
-"""Names and numbers of the LoRA adapters that requests may name. Pure; which workers have them is the business of `adapters`.
+"""Names and ids of LoRA adapters, without I/O; `workers.adapters` tracks which workers have them.
 
-Names are for people and requests; workers and the core go by numbers, which are never given twice, so that a prefix computed with
-one adapter is never taken for another's (design.md 6). Used in process by `quire.LLM` as well.
+Requests use names; workers and the core use ids, which are never reused, so that a prefix cached with one
+adapter is never taken for another's. `quire.LLM` uses this class in process.
 """
 
 import itertools
@@ -16,8 +16,8 @@ MAX_PATH_BYTES = 4095
 
 @dataclass(slots=True)
 class Adapter:
-    """`num_bytes` and `rank` as a worker found them, 0 before any did. `problems`: of workers that could not load it, by worker;
-    while there is one, no request may use it."""
+    """A LoRA adapter. `num_bytes` and `rank` as a worker reported them, 0 before. `problems`: load errors by
+    worker; while there is one, no request may use the adapter."""
 
     name: str
     adapter_id: int
@@ -28,7 +28,7 @@ class Adapter:
 
     @property
     def problem(self) -> str:
-        """Why no request may use it now, for people; empty = they may."""
+        """Why requests cannot use it now, for people; empty = they can."""
         return "; ".join(self.problems.values())
 
 
@@ -49,27 +49,27 @@ def path_problem(path: str) -> str:
 
 
 class AdapterNames:
-    """Owner of which adapters there are."""
+    """Table of adapters; assigns their ids."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Adapter] = {}
         self._ids = itertools.count(1)
 
     def __iter__(self) -> Iterator[Adapter]:
-        """By name; the names may change while iterating."""
+        """Adapters by name; the table may change while iterating."""
         return iter([self._by_name[name] for name in self.names])
 
     @property
     def names(self) -> list[str]:
-        """What requests may name."""
+        """Names that requests may use, sorted."""
         return sorted(self._by_name)
 
     def get(self, name: str) -> Adapter | None:
-        """The adapter of that name, if there is one."""
+        """The adapter with that name, or None."""
         return self._by_name.get(name)
 
     def find(self, name: str) -> Adapter:
-        """The adapter of that name. NotFound."""
+        """The adapter with that name. Raises NotFound."""
         adapter = self._by_name.get(name)
         if adapter is None:
             known = ", ".join(self.names) or "none is loaded"
@@ -82,7 +82,7 @@ class AdapterNames:
         return adapter
 
     def id_of(self, name: str) -> int:
-        """The number by which rows name it, 0 for no name. NotFound; FailedPrecondition while a worker is without it."""
+        """The adapter's id, 0 for an empty name. Raises NotFound, or FailedPrecondition while a worker lacks it."""
         if not name:
             return 0
         adapter = self.find(name)
@@ -96,7 +96,7 @@ class AdapterNames:
         return adapter.adapter_id
 
     def new(self, name: str, path: str) -> Adapter:
-        """One with a number of its own, which requests may name after `put`. InvalidArgument, AlreadyExists."""
+        """Create an adapter with an id of its own, not in the table before `put`. Raises InvalidArgument or AlreadyExists."""
         if problem := name_problem(name):
             raise InvalidArgument.field("name", problem)
         if problem := path_problem(path):
@@ -110,9 +110,9 @@ class AdapterNames:
         return Adapter(name, next(self._ids), path)
 
     def put(self, adapter: Adapter) -> None:
-        """Requests may name it from now on."""
+        """Add an adapter, so that requests may name it."""
         self._by_name[adapter.name] = adapter
 
     def remove(self, name: str) -> None:
-        """Requests may not name it any more."""
+        """Remove an adapter."""
         del self._by_name[name]

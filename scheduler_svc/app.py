@@ -1,6 +1,7 @@
-"""Composition root of the scheduler service: builds every part, listens, and stops in order. Nothing is built elsewhere.
+"""Composition root of the scheduler service: builds all parts, listens, and stops them in order.
 
-No torch, no transformers: it listens within a second and queues requests while workers warm up.
+It imports neither torch nor transformers, so it listens within a second and queues requests while workers
+load.
 """
 
 import asyncio
@@ -55,10 +56,10 @@ async def serve(
     on_ready: Callable[[str, str, str], None],
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Runs the scheduler until SIGTERM, SIGINT or `stop`.
+    """Run the scheduler until SIGTERM, SIGINT or `stop`.
 
-    `on_ready(address, admin_address, metrics_address)`, all HOST:PORT, as soon as it listens; workers may come later. ConfigError
-    for settings that cannot work and for ports that are taken.
+    `on_ready(address, admin_address, metrics_address)`, each HOST:PORT, is called once it listens; workers
+    may connect later. Raises ConfigError for invalid settings and for ports in use.
     """
     check(settings)
     stop = stop or asyncio.Event()
@@ -73,7 +74,7 @@ async def serve(
 
 
 def check(settings: SchedulerSettings) -> None:
-    """ConfigError for what can be known to be wrong before any worker has answered."""
+    """Raise ConfigError for settings that are known to be invalid before any worker has answered."""
     settings.worker_addresses()
     settings.adapter_paths()
     settings.policy_choice()
@@ -83,7 +84,7 @@ def check(settings: SchedulerSettings) -> None:
 
 
 class _SchedulerService:
-    """All parts of one scheduler process. Must be made inside the event loop."""
+    """All parts of one scheduler process. Must be constructed inside the event loop."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.address = self.admin_address = self.metrics_address = ""
@@ -129,7 +130,7 @@ class _SchedulerService:
         self._server, self._admin_server = self._peers.server(GATEWAY), self._peers.server(GATEWAY, OPERATOR)
 
     def _make_lanes(self, choice: PolicyChoice) -> list[WorkerLane]:
-        """One for each worker."""
+        """One lane for each worker address."""
         addresses = self._settings.worker_addresses()
         agreement, lanes = CacheAgreement(len(addresses)), []
         for number, address in enumerate(addresses):
@@ -141,7 +142,7 @@ class _SchedulerService:
         return lanes
 
     async def start(self) -> None:
-        """Listens. The admin door first: gateways are told its address."""
+        """Start listening; the admin server first, because gateways are sent its address."""
         settings = self._settings
         admin_port = self._peers.bind(self._admin_server, settings.host, settings.admin_port, option="--admin-port")
         self.admin_address = f"{settings.host}:{admin_port}"
@@ -188,7 +189,7 @@ class _SchedulerService:
             await self._health.set(name, _SERVING if self._readiness.is_open else _NOT_SERVING)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Steps until `stop`; raises should the loop ever end by itself."""
+        """Run steps until `stop`. Raises if the step loop ends with an error."""
         loop = asyncio.create_task(self._loop.run(), name="step-loop")
         told = asyncio.create_task(self._metrics.tell(self._settings.stats_interval_s), name="stats")
         stopped = asyncio.create_task(stop.wait())
@@ -204,7 +205,7 @@ class _SchedulerService:
                     await task
 
     async def stop(self) -> None:
-        """Streams end, the worker is given back, spans go out."""
+        """Close gateway streams, drain the servers, release the workers, and flush telemetry."""
         self._frontends.close_all()
         self._metrics_server.close()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))

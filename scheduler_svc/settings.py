@@ -1,4 +1,4 @@
-"""Settings of the scheduler service. Read once by the composition root (`app`), frozen afterwards."""
+"""Settings of the scheduler service, read once by the composition root (`app`) and immutable afterwards."""
 
 from collections.abc import Iterable
 
@@ -90,7 +90,7 @@ class SchedulerSettings(BaseModel):
     """Encryption towards gateways and workers, and who may call."""
 
     def policy_choice(self, spelled: Spelling = str) -> PolicyChoice:
-        """The policy with its limits; ConfigError, by the names of `spelled`, where they cannot work or cannot be served."""
+        """The policy with its limits. Raises ConfigError, with option names from `spelled`, if it is invalid or not servable."""
         choice = choose(
             self.policy,
             self.policy_set,
@@ -106,7 +106,7 @@ class SchedulerSettings(BaseModel):
         return choice
 
     def worker_addresses(self) -> tuple[str, ...]:
-        """The workers to drive. ConfigError for none, the same twice, and what is no address."""
+        """Addresses of the workers. Raises ConfigError for none, duplicates, and texts that are no address."""
         if not self.workers or len(set(self.workers)) < len(self.workers):
             problem = "a worker is given twice" if self.workers else "no worker is given"
             raise ConfigError(
@@ -124,12 +124,12 @@ class SchedulerSettings(BaseModel):
         return self.workers
 
     def adapter_paths(self) -> dict[str, str]:
-        """Folders of `adapters` by name. ConfigError."""
+        """Folders of `adapters` by name. Raises ConfigError."""
         return adapter_paths(self.adapters)
 
 
 def adapter_paths(texts: Iterable[str]) -> dict[str, str]:
-    """Folders by name of "NAME=PATH" texts. ConfigError for what is none, names of no use, and the same name twice."""
+    """Parse "NAME=PATH" texts to folders by name. Raises ConfigError for malformed texts, invalid names and duplicates."""
     paths: dict[str, str] = {}
     for text in texts:
         name, _, path = text.partition("=")

@@ -1,1 +1,1 @@
-"""Ways of using the ledger, one module per reference; all fit the core's `CacheRules` seam."""
+"""Cache rules: ways of using the ledger, one module per reference; each implements `CacheRules`."""

@@ -1,7 +1,7 @@
-"""Blocks of one device as 0.6.3 hands them out: full ones by their contents, others blank (R112, R117, R118).
+"""Block allocation of vLLM 0.6.3: full blocks by contents, others blank.
 
-A key of None stands for contents that nobody looks up; without prefix caching all keys are None, and what is left is the plain
-allocator (R99, R106).
+A key of None means contents that are never looked up; without prefix caching all keys are None, which leaves
+vLLM's plain allocator.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -10,9 +10,10 @@ from block_manager.pool import NEVER_ACCESSED, BlockPool
 
 
 class FullBlockAllocator:
-    """Owner of which blocks of a pool are computed, and of the count of lookups by contents.
+    """Owner of the computed flags of a pool's blocks and of the counts of lookups by contents.
 
-    A block registered in this step is *touched*: it can be shared at once, but counts as computed only after the step.
+    A block registered in this step is *touched*: it can be shared at once, but counts as computed only after
+    the step.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -23,14 +24,17 @@ class FullBlockAllocator:
         self._touched: dict[int, None] = {}
 
     def allocate(self) -> int:
-        """A blank block. IndexError when there is none."""
+        """Allocate a blank block. IndexError if none is free."""
         [block] = self.pool.allocate(1)
         self._computed[block] = False
         return block
 
     def allocate_full(self, key: bytes | None, num_hashed_tokens: int, *, reuse: bool = True) -> int:
-        """A block for contents that end a prefix of `num_hashed_tokens` tokens: a known one, else a new one that is known from now
-        on (R117). Not `reuse`: never a known one. IndexError when there is none."""
+        """A block for contents that end a prefix of `num_hashed_tokens` tokens: the cached one, else a new
+        registered one.
+
+        `reuse` False: never the cached one. IndexError if none is free.
+        """
         if key is None:
             return self.allocate()
         known = self._query(key) if reuse else None
@@ -40,7 +44,9 @@ class FullBlockAllocator:
         return self.fill(block, key, num_hashed_tokens, reuse=reuse)
 
     def fill(self, block: int, key: bytes | None, num_hashed_tokens: int, *, reuse: bool = True) -> int:
-        """A private block became full: where its contents are known, the known block instead, else it is known now (R118)."""
+        """A private block became full: return the cached block with the same contents and release it, or else
+        register it.
+        """
         if key is None:
             return block
         known = self.pool.lookup(key)
@@ -54,52 +60,54 @@ class FullBlockAllocator:
         return self._share(known)
 
     def copy_on_write(self, block: int) -> int:
-        """A shared block is given up for one that may be written (R20)."""
+        """Release a shared block and allocate one that may be written."""
         self.pool.release([block])
         return self.allocate()
 
     def is_computed(self, block: int) -> bool:
-        """Whether a referenced block's KV is known to be there."""
+        """Whether a referenced block's KV is computed."""
         return self._computed[block]
 
     def is_touched(self, block: int) -> bool:
-        """Whether it is known by contents that no planned step put into it yet."""
+        """Whether the block is registered with contents that no planned step has written yet."""
         return block in self._touched
 
     def mark_computed(self, *, but: Collection[int] = ()) -> None:
-        """The step that fills what was touched is planned (R93). `but`: blocks that a later step fills."""
+        """Count touched blocks as computed, as the step that fills them is planned. `but`: blocks that a later
+        step fills.
+        """
         for block in self._touched:
             self._computed[block] = block not in but
         self._touched = {block: None for block in but if block in self._touched}
 
     def release_unfilled(self, blocks: Sequence[int]) -> None:
-        """One reference less each. What goes free before a step filled it is not known any more."""
+        """Release blocks. Those that become free before a step filled them are unregistered."""
         self.retract([block for block in blocks if block in self._touched and self.pool.refs[block] == 1])
         self.pool.release(blocks)
 
     def retract(self, blocks: Iterable[int]) -> None:
-        """What these referenced blocks were to hold never came to be in them."""
+        """Unregister referenced blocks: their KV was never computed."""
         for block in blocks:
             self.pool.unregister(block)
             self._computed[block] = False
             self._touched.pop(block, None)
 
     def reset(self) -> None:
-        """No contents are known any more."""
+        """Drop all cached contents."""
         self.pool.reset_prefixes()
         self._computed = [False] * len(self.pool.refs)
         self._touched.clear()
 
     def fit_pool(self) -> None:
-        """The pool may have more blocks now."""
+        """Adjust to a grown pool."""
         self._computed += [False] * (len(self.pool.refs) - len(self._computed))
 
     def num_touched_by(self, keys: Iterable[bytes | None]) -> int:
-        """Blocks that `allocate_full` of all these may take from the free ones, equal ones not joined (R72)."""
+        """Free blocks that `allocate_full` may take for these keys, counting equal keys separately."""
         return sum(self._is_taken(key) for key in keys)
 
     def num_taken_by(self, keys: Iterable[bytes | None]) -> int:
-        """Blocks that `allocate_full` of all these, one after the other, does take."""
+        """Free blocks that `allocate_full` takes for these keys one after the other."""
         keys = list(keys)
         named = dict.fromkeys(key for key in keys if key is not None)
         return keys.count(None) + sum(self._is_taken(key) for key in named)

@@ -1,4 +1,4 @@
-"""Blocks of one device as the 2023 manager hands them out: plain, or every one addressed by a key (R99, R106, R109, R110)."""
+"""Block allocation of the 2023 vLLM block manager: plain, or with a key for every block."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -7,39 +7,41 @@ from block_manager.pool import BlockPool
 
 
 class Allocator(Protocol):
-    """Hands out single blocks of a pool. `num_queries`, `num_hits`: allocations so far, and those that found known contents."""
+    """Allocates single blocks of a pool. `num_queries`, `num_hits`: allocations so far, and those that hit cached
+    contents.
+    """
 
     pool: BlockPool
     num_queries: int
     num_hits: int
 
     def allocate(self, key: bytes | None = None, num_hashed_tokens: int = 0) -> int:
-        """A block for these contents, with one reference more. IndexError when there is none."""
+        """A block for these contents, with one more reference. IndexError if none is free."""
 
     def release(self, block: int) -> None:
-        """One reference less. ValueError when it is free already."""
+        """Decrement its refcount. ValueError if it is free already."""
 
     def promote(self, block: int, key: bytes) -> int:
-        """A private block became full: the block to go on with."""
+        """A private block became full: returns the block to continue with."""
 
     def is_computed(self, block: int) -> bool:
-        """Whether its KV is known to be there."""
+        """Whether its KV is computed."""
 
     def mark_computed(self, block: int) -> None:
-        """Its KV is there."""
+        """Mark its KV as computed."""
 
     def retract(self, blocks: Iterable[int]) -> None:
-        """What these referenced blocks were to hold never came to be in them."""
+        """Unregister referenced blocks: their KV was never computed."""
 
     def reset(self) -> None:
-        """No contents are known any more."""
+        """Drop all cached contents."""
 
     def fit_pool(self) -> None:
-        """The pool may have more blocks now."""
+        """Adjust to a grown pool."""
 
 
 class UncachedAllocator:
-    """The last freed block first; no contents are known (R99)."""
+    """Last freed block first; no contents are cached."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
@@ -47,40 +49,40 @@ class UncachedAllocator:
         self.num_hits = 0
 
     def allocate(self, key: bytes | None = None, num_hashed_tokens: int = 0) -> int:
-        """A blank block. IndexError when there is none."""
+        """Allocate a blank block. IndexError if none is free."""
         [block] = self.pool.allocate(1)
         return block
 
     def release(self, block: int) -> None:
-        """One reference less. ValueError when it is free already."""
+        """Decrement its refcount. ValueError if it is free already."""
         self.pool.release([block])
 
     def promote(self, block: int, key: bytes) -> int:
-        """The block itself."""
+        """Return the block itself."""
         return block
 
     def is_computed(self, block: int) -> bool:
-        """Nothing is known of it."""
+        """Return False: nothing is recorded."""
         return False
 
     def mark_computed(self, block: int) -> None:
-        """Nothing is noted."""
+        """No-op."""
 
     def retract(self, blocks: Iterable[int]) -> None:
-        """Nothing was known of them."""
+        """No-op."""
 
     def reset(self) -> None:
-        """There are none."""
+        """No-op."""
 
     def fit_pool(self) -> None:
-        """Nothing is noted of any."""
+        """No-op."""
 
 
 class CachedAllocator:
-    """Every block has a key; one that nobody else could know gets a private key from a counter (R109, R113).
+    """Every block has a key; blocks that cannot be shared get a private key from a counter.
 
-    Freed blocks go to the evictor with their contents (R110). A swapped block keeps its key, the private one included, so it
-    is found again where its contents still lie.
+    Freed blocks go to the evictor with their contents. A swapped block keeps its key, even a private one, so it
+    is found again where its contents are still present.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -91,7 +93,9 @@ class CachedAllocator:
         self._num_private = 0
 
     def allocate(self, key: bytes | None = None, num_hashed_tokens: int = 0) -> int:
-        """The block with this key, in use or freed; else a new or evicted one that has it now. IndexError when there is none."""
+        """The block with this key, in use or freed; else a new or evicted one under this key. IndexError if none
+        is free.
+        """
         key = self._private_key() if key is None else key
         self.num_queries += 1
         known = self.pool.lookup(key)
@@ -105,11 +109,11 @@ class CachedAllocator:
         return block
 
     def release(self, block: int) -> None:
-        """One reference less. ValueError when it is free already."""
+        """Decrement its refcount. ValueError if it is free already."""
         self.pool.release([block])
 
     def promote(self, block: int, key: bytes) -> int:
-        """A private block became full: the known block with its contents instead, else it goes by its contents now (R113)."""
+        """A private block became full: use the cached block with the same contents, or else re-key it by its contents."""
         if self.pool.lookup(key) is not None:
             self.release(block)
             return self.allocate(key)
@@ -117,26 +121,26 @@ class CachedAllocator:
         return block
 
     def is_computed(self, block: int) -> bool:
-        """Whether its KV is there; eviction ends that (R115)."""
+        """Whether its KV is computed; eviction resets that."""
         return self._computed[block]
 
     def mark_computed(self, block: int) -> None:
-        """Its KV is there."""
+        """Mark its KV as computed."""
         self._computed[block] = True
 
     def retract(self, blocks: Iterable[int]) -> None:
-        """They go by private keys now and are not computed."""
+        """Give the blocks private keys and mark them as not computed."""
         for block in blocks:
             self._rename(block, self._private_key())
             self._computed[block] = False
 
     def reset(self) -> None:
-        """No contents are known any more."""
+        """Drop all cached contents."""
         self.pool.reset_prefixes()
         self._computed = [False] * len(self.pool.refs)
 
     def fit_pool(self) -> None:
-        """The pool may have more blocks now."""
+        """Adjust to a grown pool."""
         self._computed += [False] * (len(self.pool.refs) - len(self._computed))
 
     def _rename(self, block: int, key: bytes) -> None:

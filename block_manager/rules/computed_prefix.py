@@ -1,4 +1,4 @@
-"""Leading blocks of a sequence that are computed, as 0.6.3 remembers them (R115, R121)."""
+"""Leading computed blocks of a sequence, cached as in vLLM 0.6.3."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ComputedPrefix:
-    """Grows each time it is asked for, until it meets a block that is not computed; from then on it stays as it is."""
+    """Extended at each call until it meets a block that is not computed; from then on it is fixed."""
 
     blocks: list[int] = field(default_factory=list)
     has_gap: bool = False
 
     def grow(self, table: Sequence[int], is_computed: Callable[[int], bool]) -> list[int]:
-        """The blocks, never the last of the table: its last token must be computed anew."""
+        """The computed leading blocks, never the last of the table: its last token must be recomputed."""
         end = len(table) - 1
         while not self.has_gap and len(self.blocks) < end:
             block = table[len(self.blocks)]
@@ -22,13 +22,13 @@ class ComputedPrefix:
         return self.blocks
 
     def cut(self, num_blocks: int) -> None:
-        """Blocks from there on never came to be computed."""
+        """Remove the blocks from that index on: they were not computed."""
         del self.blocks[num_blocks:]
         self.has_gap = True
 
 
 def common_length(rows: Sequence[Sequence[int]]) -> int:
-    """How many leading entries all rows have in common; none of no rows."""
+    """Number of leading entries that all rows have in common; 0 if there are no rows."""
     length = 0
     for entries in zip(*rows, strict=False):
         if any(entry != entries[0] for entry in entries):

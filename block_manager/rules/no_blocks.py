@@ -1,4 +1,4 @@
-"""Placeholder cache rules for models that keep no KV: embedding and attention-free ones (R34)."""
+"""Cache rules for models without KV: embedding and attention-free models."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from block_manager.pool import BlockPool
 
 
 class NoBlocks:
-    """Everything is always possible and takes no blocks. Live sequences have empty tables, on the device or the host."""
+    """Admits everything and allocates no blocks. Live sequences have empty tables, on the device or the host."""
 
     watermark_blocks = 0
     num_free_gpu = 0
@@ -20,97 +20,97 @@ class NoBlocks:
         self.capacity_tokens = max_model_len
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Nothing to change."""
+        """No-op."""
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """Nothing."""
+        """Return an empty hit."""
         return PrefixHit()
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """Yes."""
+        """Return OK."""
         return AllocStatus.OK
 
     def num_blocks_to_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """Empty tables."""
+        """Create empty tables."""
         self.ledger.tables.update({s.name: [] for s in sequences})
 
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
-        """No blocks."""
+        """Return no blocks."""
         return Growth()
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """An empty table, if the parent has one (R102)."""
+        """Create an empty table if the parent has one."""
         if parent.name in self.ledger.tables:
             self.ledger.tables[child.name] = []
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Nothing to note."""
+        """No-op."""
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     def settle(self, sequence: CachedSequence) -> None:
-        """Nothing to register."""
+        """No-op."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
-        """Nothing was registered."""
+        """No-op."""
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Moves empty tables."""
+        """Move the empty tables to the host."""
         self.ledger.host_tables.update({s.name: self.ledger.tables.pop(s.name) for s in sequences})
         return []
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """Yes."""
+        """Return OK."""
         return AllocStatus.OK
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """Tables are empty."""
+        """Return 0."""
         return 0
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Moves empty tables."""
+        """Move the empty tables to the device."""
         self.ledger.tables.update({s.name: self.ledger.host_tables.pop(s.name) for s in sequences})
         return []
 
     def release(self, sequence: CachedSequence) -> None:
-        """Drops the table; none: no-op (R97)."""
+        """Drop the table; no-op if there is none."""
         self.ledger.tables.pop(sequence.name, None)
         self.ledger.host_tables.pop(sequence.name, None)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """Nothing was remembered."""
+        """No-op."""
 
     def reset_prefixes(self) -> None:
-        """There are none."""
+        """No-op."""
 
     def try_reset_prefixes(self) -> bool:
-        """True: no block is ever in use."""
+        """Return True: no block is ever in use."""
         return True

@@ -1,4 +1,4 @@
-"""The part of the cache rules that says: groups never move to the host here; who must leave is computed again (R131)."""
+"""Base of cache rules without swap: preempted groups are always recomputed."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,24 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Pair
 
 
 class NoSwap:
-    """Base of cache rules without swapping. Asking is fine; doing it anyway is a bug of the caller."""
+    """Cache rules without swap. The questions may be asked; calling `swap_out` or `swap_in` is a bug of the caller."""
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """AssertionError."""
+        """Raise AssertionError."""
         raise AssertionError("these cache rules do not swap")
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """Never."""
+        """Return NEVER."""
         return AllocStatus.NEVER
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """Nothing is there to come back."""
+        """Return 0."""
         return 0
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """AssertionError."""
+        """Raise AssertionError."""
         raise AssertionError("these cache rules do not swap")

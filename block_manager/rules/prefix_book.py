@@ -1,4 +1,4 @@
-"""Which prefixes the device blocks of live tables hold: registering what a step fills, finding it again (R107, R134-R138)."""
+"""Prefixes held by device blocks of live tables: registration of blocks that a step fills, and prefix lookup."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ from block_manager.ledger import Ledger
 
 NEVER = 2**62
 NULL = 0
-"""The block that is never used: it stands in tables for blocks behind a sliding window (R105, R137)."""
+"""The null block, never allocated; it stands in tables for blocks behind a sliding window."""
 
 
 def num_leading(block: int, table: list[int]) -> int:
-    """How many entries at the beginning of a table are that block."""
+    """Number of leading entries of a table that are that block."""
     return next((i for i, found in enumerate(table) if found != block), len(table))
 
 
 @dataclass(slots=True)
 class _Reach:
-    """`num_tokens`: offset up to which a planned step promised the KV; `num_registered`: leading blocks that can be found."""
+    """`num_tokens`: offset up to which a planned step computes the KV; `num_registered`: leading blocks that are
+    registered.
+    """
 
     num_tokens: int
     num_registered: int
@@ -27,7 +29,7 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class OpenEnd:
-    """What registering a sequence's next full block takes; valid as long as it has its table."""
+    """State needed to register a sequence's next full block; valid while the sequence keeps its table."""
 
     chain: HashChain
     reach: _Reach
@@ -35,9 +37,9 @@ class OpenEnd:
 
 
 class PrefixBook:
-    """Owner of the hash chain of every sequence and of how far its table is promised and registered.
+    """Owner of the hash chain of every sequence, and of how far its table is promised and registered.
 
-    `rename`: other names under which tokens are hashed; None: their own.
+    `rename`: mapping of token ids before hashing; None: no mapping.
     """
 
     def __init__(self, ledger: Ledger, *, enabled: bool, rename: Rename | None = None) -> None:
@@ -50,43 +52,47 @@ class PrefixBook:
         self._reach: dict[str, _Reach] = {}
 
     def find(self, sequence: CachedSequence) -> list[int]:
-        """Blocks of its longest known prefix that leaves at least one token to compute (R134)."""
+        """Blocks of its longest cached prefix, leaving at least one token to compute."""
         most = (len(sequence.token_ids) - 1) // self._ledger.block_size
         known = self._by_hash(sequence, most)
         promised = self._of_siblings(sequence, most)
         return promised if len(promised) > len(known) else known
 
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
-        """For each full block among its first `num_tokens` the device block that is known to hold the same, if any."""
+        """For each full block among the first `num_tokens` tokens the device block that caches the same contents,
+        or None.
+        """
         if not self.enabled or sequence.no_cache_reuse:
             return []
         full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
         return [self._ledger.gpu.lookup(block_hash) for block_hash in self._hashes(sequence, full)[:full]]
 
     def open(self, sequence: CachedSequence, num_cached_blocks: int) -> None:
-        """It has a table now, whose first blocks are known already, or null."""
+        """Start tracking a new table; its first blocks are cached or null."""
         self._reach[sequence.name] = _Reach(num_cached_blocks * self._ledger.block_size, num_cached_blocks)
 
     def open_fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child has the table of its parent now."""
+        """Start tracking a forked child, which has its parent's table."""
         reach = self._reach[parent.name]
         self._reach[child.name] = _Reach(reach.num_tokens, reach.num_registered)
 
     def count(self, sequence: CachedSequence, num_hits: int) -> None:
-        """It started with that many blocks found (R119)."""
+        """Count the lookup of a started sequence, with its hits in blocks."""
         if self.enabled and not sequence.no_cache_reuse:
             self.num_lookups += (len(sequence.token_ids) - 1) // self._ledger.block_size
             self.num_hits += num_hits
 
     def promise(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """A planned step computes its KV up to that offset: others may build on it at once, as they run later (R136)."""
+        """Register blocks up to that token offset: a planned step computes their KV, and steps that reuse it run
+        later.
+        """
         self._reach[sequence.name].num_tokens = num_tokens
         self.register(sequence, num_tokens)
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Full blocks among its first `num_tokens` can be found by others, as far as their tokens are known.
+        """Register full blocks among the first `num_tokens` tokens, as far as their tokens are known.
 
-        Returns at how many tokens the next one will be full; without caching never.
+        Returns the length at which the next block is full; NEVER without prefix caching.
         """
         if not self.enabled:
             return NEVER
@@ -104,7 +110,7 @@ class PrefixBook:
         reach.num_registered = full
 
     def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
-        """Where the blocks that it fills next are registered one by one; None without caching."""
+        """State to register the blocks that the sequence fills next; None without prefix caching."""
         if not self.enabled:
             return None
         name = sequence.name
@@ -113,7 +119,7 @@ class PrefixBook:
         return OpenEnd(self._chains[name], reach, self._ledger.tables[name])
 
     def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
-        """Each has filled its next block; `data`: the tokens of these blocks one after the other, little-endian int32."""
+        """Register the next block of each sequence. `data`: the tokens of these blocks in order, little-endian int32."""
         size = self._ledger.block_size
         data = data if self._rename is None else self._rename.tokens(data)
         blocks, hashes, lengths = [], [], []
@@ -126,7 +132,7 @@ class PrefixBook:
         self._ledger.gpu.register_all(blocks, hashes, lengths)
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """The KV from that offset on never came to be."""
+        """Unregister the blocks from that token offset on: their KV was not computed."""
         first = num_tokens // self._ledger.block_size
         reach = self._reach[sequence.name]
         reach.num_tokens = min(reach.num_tokens, num_tokens)
@@ -135,17 +141,17 @@ class PrefixBook:
             self._ledger.gpu.unregister(block)
 
     def close(self, name: str) -> None:
-        """It has no table any more."""
+        """Stop tracking the table of a sequence."""
         self._reach.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """The sequence is over."""
+        """Drop the hash chain of a sequence that ended."""
         self._chains.pop(name, None)
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _hashes(self, sequence: CachedSequence, num_blocks: int) -> list[bytes]:
-        """Of its first blocks, which must be full, and maybe of more."""
+        """Hashes of at least its first `num_blocks` blocks, which must be full."""
         chain = self._chains.get(sequence.name)
         if chain is None:
             salt = chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
@@ -158,7 +164,7 @@ class PrefixBook:
         return self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
 
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:
-        """The full prompt blocks of an older sample of its request are its own too, cached or not (R19)."""
+        """Full prompt blocks of an older sample of the same request, usable even if not registered."""
         best: list[int] = []
         for name in sequence.sibling_names:
             if name in self._reach:

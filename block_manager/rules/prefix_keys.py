@@ -1,6 +1,7 @@
-"""What a block's contents are addressed by: keys of a sequence's blocks, equal only for equal prefixes (R107, R116).
+"""Keys by which block contents are found: equal only for equal prefixes.
 
-Adapter and tenant go into every key: their KV differs, so only equal ones share blocks.
+Adapter and tenant are part of every key: their KV differs or must stay separate, so only equal ones share
+blocks.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ from block_manager.hashing import HashChain, Rename, chain_salt, little_endian
 
 
 class _Chains:
-    """Owner of the hash chain of every live sequence. `rename`: other names under which tokens are hashed."""
+    """Owner of the hash chain of every live sequence. `rename`: mapping of tokens and salts before hashing."""
 
     def __init__(self, block_size: int, rename: Rename | None) -> None:
         self._block_size = block_size
@@ -19,18 +20,18 @@ class _Chains:
         self._chains: dict[str, HashChain] = {}
 
     def full(self, sequence: CachedSequence, index: int) -> bytes:
-        """Of a block that must be full."""
+        """Key of a block that must be full."""
         chain = self._chains.get(sequence.name)
         if chain is None:
             chain = self._chains[sequence.name] = HashChain(self._block_size, self._salt(sequence), self._rename)
         return chain.upto(sequence.token_ids, index + 1)[index]
 
     def root(self, sequence: CachedSequence) -> bytes:
-        """What stands before its first block."""
+        """Chain start: the key before its first block."""
         return hashlib.sha256(self._salt(sequence).encode()).digest()
 
     def tail(self, token_ids: Sequence[int]) -> bytes:
-        """The tokens of a block that is not full, as they are hashed."""
+        """The tokens of a partial block, in the form in which they are hashed."""
         data = little_endian(token_ids)
         return data if self._rename is None else self._rename.tokens(data)
 
@@ -42,26 +43,27 @@ class _Chains:
 
 
 class FullBlockKeys:
-    """0.6.3: a full block is addressed by its tokens and the key of the block before it; a partial one by nothing (R112, R116)."""
+    """Keys of vLLM 0.6.3: a full block by its tokens and the key of the block before it; partial blocks have none."""
 
     def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
         self._enabled = enabled
         self._chains = _Chains(block_size, rename)
 
     def of(self, sequence: CachedSequence, index: int) -> bytes | None:
-        """Key of its full block; None where nothing is cached."""
+        """Key of its full block `index`; None when caching is off."""
         return self._chains.full(sequence, index) if self._enabled else None
 
     def forget(self, name: str) -> None:
-        """The sequence is over."""
+        """Drop the hash chain of a sequence that ended."""
         self._chains.forget(name)
 
 
 class SplitPrefixKeys:
-    """2023: a block is addressed by all tokens up to its end, full or not, and by where they split into prompt and output.
+    """Keys of vLLM 2023: a block, full or not, by all tokens up to its end and by where they split into prompt and
+    output.
 
-    So what was filled while generating is found only by sequences with the same split (the quirk of R107), and equal prompts
-    share even their partial last block (R112).
+    So blocks filled during decode are found only by sequences with the same split (a quirk of that version),
+    and equal prompts share even their partial last block.
     """
 
     def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
@@ -70,7 +72,9 @@ class SplitPrefixKeys:
         self._chains = _Chains(block_size, rename)
 
     def of(self, sequence: CachedSequence, index: int) -> bytes | None:
-        """Key of its block; None for what must stay private: nothing is cached, or it never takes cached blocks."""
+        """Key of its block `index`; None if it must stay private: caching is off, or the sequence must not use
+        cached blocks.
+        """
         if not self._enabled or sequence.no_cache_reuse:
             return None
         end = (index + 1) * self._block_size
@@ -78,7 +82,7 @@ class SplitPrefixKeys:
         return contents(sequence, index) + _split(sequence.num_prompt_tokens, end)
 
     def forget(self, name: str) -> None:
-        """The sequence is over."""
+        """Drop the hash chain of a sequence that ended."""
         self._chains.forget(name)
 
     def _partial(self, sequence: CachedSequence, index: int) -> bytes:

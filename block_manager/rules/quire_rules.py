@@ -1,4 +1,4 @@
-"""Quire's own cache rules: V1's, and groups that move to the host and back with all that they share (R51, R52, R72-R74)."""
+"""Quire's own cache rules: those of V1, plus swapping of groups that keeps their sharing."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -15,10 +15,10 @@ _NOWHERE = -1
 
 
 class QuireRules(V1PoolRules):
-    """Writer of the ledger's tables on both devices. Needs are exact: what will be taken, never an estimate (R204).
+    """V1's rules with swap and a watermark. Block needs are exact, never estimates.
 
-    `watermark_blocks` stay free when a group starts or comes back, so that it does not have to leave at once (R52); not when
-    the device is empty, where nobody else could need them.
+    `watermark_blocks` stay free when a group starts or is swapped in, so that it is not preempted at once;
+    waived on an empty device, where no other group could need them.
     """
 
     def __init__(
@@ -47,8 +47,11 @@ class QuireRules(V1PoolRules):
         rename: Rename | None = None,
         windowed: bool = False,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks`: None = 1 % of the device's (R52).
-        `windowed`: tables may have null blocks, for which one host block stands while they are swapped out (R105)."""
+        """Rules over a new ledger. `watermark_blocks`: None = 1 % of the device blocks.
+
+        `windowed`: tables may contain null blocks (sliding window); one host block stands for them while they
+        are swapped out.
+        """
         cpu = BlockPool(num_cpu_blocks, num_reserved=int(windowed))
         return cls(
             Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=cpu),
@@ -61,21 +64,23 @@ class QuireRules(V1PoolRules):
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """NEVER when all its tokens are more than the pool (R51); the watermark is no reason, as it is waived where nobody runs."""
+        """NEVER if all its tokens exceed the pool. The watermark does not count for that: it is waived on an empty
+        device.
+        """
         total = self._num_to_admit(sequences, PrefixHit(), len(sequences[0].token_ids) + num_lookahead)
         if total > self._pool.num_usable:
             return AllocStatus.NEVER
         return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """Whether the host has room for their distinct blocks (R72)."""
+        """Whether the host has room for their distinct blocks."""
         tables = [self.ledger.tables[s.name] for s in sequences]
         if self._host_null == _NOWHERE and any(num_leading(NULL, table) for table in tables):
             return False
         return len(_distinct(tables, NULL)) <= self.ledger.cpu.num_free
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Moves all their blocks to the host, a shared one once (R73, R74). What they leave behind can still be found."""
+        """Move all their blocks to the host, a shared one once. The device blocks stay cached until they are reused."""
         placed = {NULL: self._host_null}
         for sequence in sequences:
             table = self.ledger.tables[sequence.name]
@@ -85,19 +90,19 @@ class QuireRules(V1PoolRules):
         return list(placed.items())[1:]
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """Whether the device has room for their blocks, less those it still holds, and for all their known tokens (R69)."""
+        """Whether the device has room for all their tokens, counting blocks that it still caches."""
         num_new, num_reused, num_revived = self._count_return(sequences, num_lookahead)
         if num_new + num_reused > self._pool.num_usable:
             return AllocStatus.NEVER
         return self._when(num_new + num_revived)
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """See CacheRules."""
+        """Device blocks that `can_swap_in` requires, without the watermark."""
         num_new, _, num_revived = self._count_return(sequences, num_lookahead)
         return num_new + num_revived
 
     def _count_return(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int, int]:
-        """Blocks to take anew, known ones that the device holds still, and those of them that are free."""
+        """Blocks to allocate, cached blocks that the device still has, and how many of the latter are free."""
         host = self.ledger.host_tables
         num_appended = self._num_to_reach(
             [(s, host[s.name], len(s.token_ids) + s.num_placeholders + num_lookahead) for s in sequences],
@@ -110,10 +115,10 @@ class QuireRules(V1PoolRules):
         return num_new, len(reused), sum(self._pool.refs[block] == 0 for block in reused)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Moves all their blocks back, a shared one once. Full blocks that the device still holds need no copy."""
+        """Move all their blocks back, a shared one once. Full blocks that the device still caches need no copy."""
         tables = [self.ledger.host_tables.pop(s.name) for s in sequences]
         kept = self._kept(sequences, tables)
-        for table in tables:  # before any block is allocated: what is free but kept must not be overwritten
+        for table in tables:  # before any allocation: cached blocks that are free must not be overwritten
             self._pool.share(kept[block] for block in table if block in kept)
         placed = {self._host_null: NULL}
         for sequence, table in zip(sequences, tables, strict=True):
@@ -126,7 +131,7 @@ class QuireRules(V1PoolRules):
         return list(placed.items())[1:]
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child shares all blocks of its parent, on the host where a late result forks one that has left (R102, R154)."""
+        """Let the child share all blocks of its parent, on the host if a late result forks a swapped sequence."""
         if parent.name in self.ledger.host_tables:
             table = self.ledger.host_tables[child.name] = list(self.ledger.host_tables[parent.name])
             self.ledger.cpu.share(table)
@@ -134,18 +139,18 @@ class QuireRules(V1PoolRules):
             super().fork(parent, child)
 
     def release(self, sequence: CachedSequence) -> None:
-        """Frees its blocks on whichever device they are (R97, R103)."""
+        """Free its blocks, on either device."""
         self.ledger.cpu.release(reversed(self.ledger.host_tables.pop(sequence.name, [])))
         super().release(sequence)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     def _when(self, num_needed: int) -> AllocStatus:
         reserve = self.watermark_blocks if self.ledger.tables else 0
         return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
 
     def _kept(self, sequences: Sequence[CachedSequence], tables: list[list[int]]) -> dict[int, int]:
-        """Which host blocks have their contents on the device: full ones with a known hash."""
+        """Host blocks with contents that the device still caches: full blocks with a registered hash."""
         kept: dict[int, int] = {}
         for sequence, table in zip(sequences, tables, strict=True):
             for block, device_block in zip(
@@ -165,7 +170,7 @@ def _distinct(tables: list[list[int]], null: int) -> set[int]:
 
 
 def _place(source: int, placed: dict[int, int], pool: BlockPool) -> int:
-    """The block that takes the contents of `source`: a new one, or one more reference to that which was placed before."""
+    """The block that takes the contents of `source`: a new one, or one more reference to the one placed before."""
     if source in placed:
         pool.share([placed[source]])
     else:

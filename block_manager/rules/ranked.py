@@ -1,4 +1,4 @@
-"""Cache rules for data-parallel ranks: each has a device, a pool and rules of its own; a sequence's lane says which (R190)."""
+"""Cache rules for data-parallel ranks: each rank has its own device, pool and rules; `lane` of a sequence is its rank."""
 
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,10 @@ from block_manager.rules.v1_pool import V1PoolRules
 
 
 class RankedLedger(Ledger):
-    """All ranks' ledgers as one: tables of all, counts summed up. Block ids are those of a rank's own device; names say which rank.
+    """The ledgers of all ranks as one: all tables, summed counts. Block ids are per rank; block names contain the
+    rank.
 
-    Its own pools are rank 0's: all have one size.
+    Its own `gpu` and `cpu` are the pools of rank 0; all ranks have equal sizes.
     """
 
     def __init__(self, ranks: list[Ledger]) -> None:
@@ -22,11 +23,11 @@ class RankedLedger(Ledger):
         self.host_tables = ChainMap(*[ledger.host_tables for ledger in ranks])
 
     def parts(self) -> list[Ledger]:
-        """One for each rank."""
+        """The ledgers, one per rank."""
         return self.ranks
 
     def named_tables(self) -> dict[str, list[str]]:
-        """Block 3 of rank 1 is "g3@1"."""
+        """All tables with block names: block 3 of rank 1 is "g3@1"."""
         return {
             name: [_at(block, rank) for block in blocks]
             for rank, ledger in enumerate(self.ranks)
@@ -34,23 +35,23 @@ class RankedLedger(Ledger):
         }
 
     def cached_blocks(self) -> list[str]:
-        """Rank by rank, by names as in `named_tables`."""
+        """Names of free cached blocks, rank by rank."""
         return [_at(block, rank) for rank, ledger in enumerate(self.ranks) for block in ledger.cached_blocks()]
 
     def counts(self) -> tuple[PoolCounts, PoolCounts]:
-        """Sums over all ranks."""
+        """Counts summed over all ranks."""
         counts = [ledger.counts() for ledger in self.ranks]
         return _sum(gpu for gpu, _ in counts), _sum(cpu for _, cpu in counts)
 
     def report(self) -> PoolReport:
-        """Sums over all ranks; references by names as in `named_tables`."""
+        """Counts summed over all ranks; references by block name as in `named_tables`."""
         reports = [ledger.report() for ledger in self.ranks]
         refs = {_at(block, rank): n for rank, report in enumerate(reports) for block, n in report.refs.items()}
         return PoolReport(self.block_size, _sum(r.gpu for r in reports), _sum(r.cpu for r in reports), refs)
 
 
 class RankedRules:
-    """Sends every question to the rules of the sequence's rank. Sequences without one hold nothing anywhere."""
+    """Delegates each call to the rules of the sequence's rank. Sequences without a rank hold no blocks."""
 
     def __init__(self, ranks: list[V1PoolRules]) -> None:
         self.watermark_blocks = 0
@@ -69,73 +70,73 @@ class RankedRules:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one sequence could hold with a rank to itself."""
+        """Tokens of a sequence that has a rank to itself."""
         return self._ranks[0].capacity_tokens
 
     @property
     def num_usable_of_rank(self) -> int:
-        """Blocks that a rank's sequences can use."""
+        """Blocks that sequences of one rank can use."""
         return self._ranks[0].ledger.gpu.num_usable
 
     @property
     def hits(self) -> tuple[int, int]:
-        """(lookups, hits) in blocks of all ranks."""
+        """(lookups, hits) in blocks, summed over all ranks."""
         each = [rules.hits for rules in self._ranks]
         return sum(lookups for lookups, _ in each), sum(hits for _, hits in each)
 
     def num_free_of(self, rank: int) -> int:
-        """Free device blocks of one."""
+        """Free device blocks of one rank."""
         return self._ranks[rank].num_free_gpu
 
     def known_tokens(self, sequence: CachedSequence) -> list[int]:
-        """How many of its first tokens each rank knows, of a sequence that has no rank yet. Nothing is remembered for it."""
+        """Length of the sequence's cached prefix on each rank, for a sequence without a rank. Leaves no state behind."""
         known = [rules.lookup(sequence).num_tokens for rules in self._ranks]
         for rules in self._ranks:
             rules.forget(sequence)
         return known
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Other sizes; ValueError where blocks in use would have to go."""
+        """Change the pool sizes. ValueError if blocks in use would be removed."""
         for rules in self._ranks:
             if rules.ledger.gpu.num_blocks - num_gpu_blocks > rules.num_free_gpu:
                 raise ValueError(f"a rank has only {rules.num_free_gpu} free blocks")
         for rules in self._ranks:
             rules.resize(num_gpu_blocks, num_cpu_blocks)
 
-    # --- a group starts and goes on ---------------------------------------------------------------------------------
+    # --- a group starts and continues -------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """Its longest prefix that its rank knows."""
+        """Its longest cached prefix on its rank."""
         return self._of(sequence).lookup(sequence)
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """Of its rank."""
+        """Whether its rank has blocks to start the group."""
         return self._of(sequences[0]).can_admit(sequences, hit, num_new_tokens, num_lookahead)
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """In its rank."""
+        """Create the tables on its rank."""
         self._of(sequences[0]).admit(sequences, hit, num_new_tokens, num_lookahead)
 
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Of its rank."""
+        """Whether its rank has blocks for so many more tokens."""
         return self._of(sequences[0]).can_extend(sequences, num_new_tokens, num_lookahead)
 
     def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Of its rank."""
+        """Whether its rank has blocks for so many more tokens, exactly."""
         return self._of(sequences[0]).fits_exactly(sequences, num_new_tokens, num_lookahead)
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
-        """In its rank."""
+        """Allocate blocks on its rank."""
         return self._of(sequence).extend(sequence, num_new_tokens, num_lookahead)
 
     def num_blocks_to_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> int:
-        """Free blocks of its rank that a group takes to start."""
+        """Free blocks of its rank that the group takes to start."""
         return self._of(sequences[0]).num_blocks_to_admit(sequences, hit, num_new_tokens, num_lookahead)
 
     def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
@@ -143,71 +144,71 @@ class RankedRules:
         return self._of(sequences[0]).num_blocks_to_extend(sequences, num_new_tokens)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """In its rank."""
+        """Share the parent's blocks on its rank."""
         self._of(parent).fork(parent, child)
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Each in its rank."""
+        """Commit each sequence on its rank."""
         for sequence in sequences:
             self._of(sequence).commit([sequence], now)
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Of its rank."""
+        """Leading blocks that need no computing, on its rank."""
         return self._of(sequences[0]).num_computed_blocks(sequences)
 
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Of one rank's sequences."""
+        """Leading blocks common to all tables; the sequences are of one rank."""
         return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
 
     def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """See `V1PoolRules`."""
+        """Free blocks outside the sliding window; see `V1PoolRules.drop_unseen`."""
         self._of(sequence).drop_unseen(sequence, num_tokens, window)
 
     def settle(self, sequence: CachedSequence) -> None:
-        """In its rank."""
+        """Register full blocks on its rank."""
         self._of(sequence).settle(sequence)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
-        """In its rank."""
+        """Unregister blocks on its rank."""
         self._of(sequence).retract(sequence, num_computed_tokens)
 
     # --- a group moves or ends --------------------------------------------------------------------------------------
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """Never."""
+        """Return False."""
         return self._of(sequences[0]).can_swap_out(sequences)
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """AssertionError."""
+        """Raise AssertionError."""
         return self._of(sequences[0]).swap_out(sequences)
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """Never."""
+        """Return NEVER."""
         return self._of(sequences[0]).can_swap_in(sequences, num_lookahead)
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """Nothing is there to come back."""
+        """Return 0."""
         return self._of(sequences[0]).num_blocks_to_swap_in(sequences, num_lookahead)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """AssertionError."""
+        """Raise AssertionError."""
         return self._of(sequences[0]).swap_in(sequences)
 
     def release(self, sequence: CachedSequence) -> None:
-        """From its rank; no rank: no-op."""
+        """Free its blocks on its rank; no-op without a rank."""
         self._of(sequence).release(sequence)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """In its rank."""
+        """Drop what its rank remembers for it."""
         self._of(sequence).forget(sequence)
 
     def reset_prefixes(self) -> None:
-        """In all ranks."""
+        """Drop all cached prefixes of all ranks."""
         for rules in self._ranks:
             rules.reset_prefixes()
 
     def try_reset_prefixes(self) -> bool:
-        """In all ranks, or in none."""
+        """Drop all cached prefixes of all ranks. Returns False, and does nothing, while a block of any rank is in use."""
         if self.ledger.tables or self.ledger.host_tables:
             return False
         self.reset_prefixes()

@@ -1,12 +1,14 @@
-"""Sliding-window attention in 0.6.3: blocks that no token looks at any more give way to one null block (R105)."""
+"""Sliding-window attention in vLLM 0.6.3: blocks outside the window are replaced by one null block."""
 
 from block_manager.ledger import Ledger
 
 
 class SlidingWindow:
-    """Owner of the null block: taken from the device pool at the first append of the run, for good, and shared by all tables.
+    """Owner of the null block, which is taken from the device pool at the first append, permanently, and shared by
+    all tables.
 
-    `num_blocks`: the most that a sequence needs. `exact`: frees all that is out of sight; else one window less, as recorded.
+    `num_blocks`: the most blocks that a sequence needs. `exact`: frees all blocks outside the window; otherwise
+    keeps the last `num_blocks` * block size tokens, as vLLM 0.6.3 does.
     """
 
     def __init__(self, ledger: Ledger, num_tokens: int, *, exact: bool) -> None:
@@ -17,15 +19,17 @@ class SlidingWindow:
 
     @property
     def num_missing(self) -> int:
-        """Blocks it still has to take from the pool: the null block, or none."""
+        """Blocks still to be taken from the pool: 1 until the null block is allocated."""
         return int(self._null is None)
 
     def num_out_of_sight(self, num_computed_tokens: int) -> int:
-        """Leading blocks that the next token does not look at."""
+        """Leading blocks outside the window of the next token."""
         return max(0, num_computed_tokens - self._num_kept_tokens) // self._ledger.block_size
 
     def drop(self, table: list[int], num_dropped: int, num_computed_tokens: int) -> int:
-        """Frees what is out of sight, lowest first, behind the `num_dropped` entries that are null already; how many are now."""
+        """Free blocks outside the window, lowest first, behind the `num_dropped` null entries. Returns the new
+        number of those.
+        """
         null = self._take()
         end = max(num_dropped, min(self.num_out_of_sight(num_computed_tokens), len(table)))
         for i in range(num_dropped, end):
@@ -34,7 +38,7 @@ class SlidingWindow:
         return end
 
     def placeholders(self, count: int) -> list[int]:
-        """Entries for blocks that were dropped before."""
+        """Null-block entries for blocks that were dropped before."""
         return [self._take()] * count if count else []
 
     def _take(self) -> int:

@@ -1,4 +1,4 @@
-"""Swapping as 0.6.3 does it: each sequence for itself, so sharing survives only where contents are known (R72, R74, R204)."""
+"""Swap as in vLLM 0.6.3: each sequence separately, so sharing survives only for blocks found by contents."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Tables = dict[str, list[int]]
 
 
 class Swap063:
-    """Moves tables between device and host. Host tables leave out what a sliding window dropped."""
+    """Moves tables between device and host. Host tables omit the blocks dropped by a sliding window."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Swap063:
         self._window = window
 
     def fit_pools(self) -> None:
-        """Pools may have other sizes now."""
+        """Adjust to changed pool sizes."""
         self._device.fit_pool()
         self._host.fit_pool()
 
@@ -40,9 +40,10 @@ class Swap063:
         return max(touched, needed) <= self._host.pool.num_free
 
     def can_return(self, sequences: Sequence[CachedSequence], watermark_blocks: int, num_lookahead: int) -> AllocStatus:
-        """Whether the device has room, with what they append next (R72).
+        """Whether the device has room for their blocks and what they append next.
 
-        The watermark protects those who run: where nobody does it is waived, or a group above it would wait for ever.
+        The watermark protects running groups; it is waived on an idle device, where a group that fits only
+        without it would wait forever.
         """
         touched, needed = self.count_return(sequences, num_lookahead)
         pool = self._device.pool
@@ -53,13 +54,13 @@ class Swap063:
         return AllocStatus.OK if fits else AllocStatus.LATER
 
     def count_return(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int]:
-        """Blocks of the device that R72 counts, which must stay above the watermark, and those that are really taken."""
+        """Device blocks by vLLM's count, which must leave the watermark free, and blocks really taken."""
         tables = [self._ledger.host_tables[s.name] for s in sequences]
         touched, needed = self._count(sequences, tables, self._host, self._device, num_lookahead)
         return touched, needed + (self._window.num_missing if self._window else 0)
 
     def leave(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Device to host."""
+        """Move tables from device to host."""
         pairs: list[Pair] = []
         for sequence in sequences:
             blocks = self._ledger.tables.pop(sequence.name)[self._written[sequence.name].num_dropped :]
@@ -69,7 +70,7 @@ class Swap063:
         return pairs
 
     def come_back(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Host to device."""
+        """Move tables from host to device."""
         pairs: list[Pair] = []
         for sequence in sequences:
             blocks = self._ledger.host_tables.pop(sequence.name)
@@ -86,7 +87,7 @@ class Swap063:
     def _move(
         self, sequence: CachedSequence, blocks: list[int], source: FullBlockAllocator, target: FullBlockAllocator
     ) -> list[int]:
-        """Gives up all source blocks, then takes the targets in order, full ones by contents."""
+        """Release all source blocks, then allocate the targets in order, full ones by contents."""
         written, num_full = self._written[sequence.name], self._num_full(sequence)
         keys = [source.pool.hash_of[block] for block in blocks]
         source.pool.release(blocks)
@@ -104,7 +105,9 @@ class Swap063:
         target: FullBlockAllocator,
         num_lookahead: int,
     ) -> tuple[int, int]:
-        """(blocks touched by the recorded rule of R72, blocks really taken, which spare lookahead blocks can make more)."""
+        """(blocks touched by vLLM's count, blocks really taken; the latter can be more because of spare lookahead
+        blocks).
+        """
         touched = needed = 0
         keys: list[bytes | None] = []
         for sequence, table in zip(sequences, tables, strict=True):

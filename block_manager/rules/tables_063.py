@@ -1,4 +1,4 @@
-"""Tables as 0.6.3 writes them: full blocks found by contents, shared ones copied before they are written to (R20, R88, R117)."""
+"""Block tables as vLLM 0.6.3 writes them: full blocks found by contents, shared ones copied before a write."""
 
 from block_manager.cache_rules import CachedSequence, Growth, Pair
 from block_manager.hashing import Rename
@@ -10,7 +10,7 @@ from block_manager.rules.table_extent import Written
 
 
 class Tables063:
-    """Writer of the tables on the device, and of how far each is `written`. Owner of the keys that full blocks are found by."""
+    """Writer of the device tables and of how far each is written. Owner of the keys of full blocks."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Tables063:
         self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
 
     def fill(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
-        """The table of a sequence whose first blocks are `shared` already."""
+        """Create the table of a sequence; its first blocks are `shared`."""
         size, num_tokens = self._ledger.block_size, len(sequence.token_ids)
         table = self._ledger.tables[sequence.name] = list(shared)
         for i in range(len(shared), num_tokens // size):
@@ -41,7 +41,7 @@ class Tables063:
         return table
 
     def extend(self, sequence: CachedSequence, num_lookahead: int) -> Growth:
-        """Writes the unseen tokens into the table, with slots for `num_lookahead` more behind them (R67, R68)."""
+        """Write the unwritten tokens into the table, with `num_lookahead` slots behind them."""
         table, written = self._ledger.tables[sequence.name], self._written[sequence.name]
         before = list(table)
         if self._window:
@@ -55,18 +55,20 @@ class Tables063:
         return Growth(table[len(before) :], copies, rewritten=table[: len(before)] != before)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        """Let the child share all blocks of its parent; no-op if the parent has no table."""
         if parent.name in self._ledger.tables:
             table = self._ledger.tables[child.name] = list(self._ledger.tables[parent.name])
             written = self._written[child.name] = self._written[parent.name].fork()
             self._ledger.gpu.share(table[written.num_dropped :])
 
     def forget(self, name: str) -> None:
-        """Drops the keys of a sequence's blocks."""
+        """Drop a sequence's block keys."""
         self._keys.forget(name)
 
     def _write(self, sequence: CachedSequence, table: list[int], i: int) -> list[Pair]:
-        """Tokens go into its block `i`: a shared one is copied first (R20), one that gets full may be known already (R121)."""
+        """Write tokens into block `i`: copy it first if shared; use a cached block instead if it becomes full and
+        equal.
+        """
         source, end = table[i], (i + 1) * self._ledger.block_size
         copied = self._ledger.gpu.refs[source] > 1
         target = self._blocks.copy_on_write(source) if copied else source

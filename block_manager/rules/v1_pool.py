@@ -1,6 +1,6 @@
-"""Cache rules of vLLM V1: allocate what the step needs, register full blocks at once, free in reverse (R134-R138).
+"""Cache rules of vLLM V1: allocate what the step needs, register full blocks at once, free in reverse.
 
-Samples of one request share the full blocks of the prompt, and by copy-on-write what they fork with (R19, R20).
+Samples of one request share the full blocks of the prompt and, by copy-on-write, the blocks they fork with.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from block_manager.rules.prefix_book import NULL, OpenEnd, PrefixBook
 
 
 class V1PoolRules(NoSwap):
-    """Writer of the ledger under V1's rules; block 0 is the null block and never used (R137)."""
+    """V1's rules over a ledger. Block 0 is the null block and never allocated."""
 
     def __init__(
         self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, rename: Rename | None = None
@@ -38,7 +38,7 @@ class V1PoolRules(NoSwap):
         prefix_caching: bool,
         rename: Rename | None = None,
     ) -> Self:
-        """Rules over a ledger of their own. `num_gpu_blocks` includes the null block."""
+        """Rules over a new ledger. `num_gpu_blocks` includes the null block."""
         ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks))
         return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
 
@@ -54,36 +54,38 @@ class V1PoolRules(NoSwap):
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one sequence could hold with the whole pool to itself."""
+        """Tokens of a sequence that has the whole pool to itself."""
         return self._pool.num_usable * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:
-        """(lookups, hits) in blocks of all that were admitted; only full blocks that could be found count (R119)."""
+        """(lookups, hits) in blocks of all admitted sequences; only full blocks that could be hit count."""
         return self._prefixes.num_lookups, self._prefixes.num_hits
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Other sizes; ValueError where blocks in use would have to go."""
+        """Change the pool sizes. ValueError if blocks in use would be removed."""
         self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
 
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """Its longest known prefix: cached blocks, or those of an older sample of its request (R19, R134)."""
+        """Its longest cached prefix: registered blocks, or those of an older sample of its request."""
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """OK or LATER; V1 never says NEVER (R136)."""
+        """OK or LATER; V1 never answers NEVER."""
         needed = self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
         return AllocStatus.OK if needed <= self._pool.num_free else AllocStatus.LATER
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """Makes their tables: hits and room behind them for the first, at least the prompt's full blocks if others share it."""
+        """Create their tables: hits and new blocks for the first sequence, at least the prompt's full blocks if
+        others share it.
+        """
         first, *others = sequences
         self._pool.share(hit.block_ids)
         table = self.ledger.tables[first.name] = list(hit.block_ids)
@@ -99,18 +101,20 @@ class V1PoolRules(NoSwap):
             self.ledger.tables[other.name] = shared + self._pool.allocate(own)
             self._prefixes.open(other, 0)
 
-    # --- a group goes on --------------------------------------------------------------------------------------------
+    # --- a group continues ------------------------------------------------------------------------------------------
 
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Whether there are blocks for `num_new_tokens` more of each, copies of shared blocks included (R16, R20)."""
+        """Whether blocks suffice for `num_new_tokens` more tokens of each, copies of shared blocks included."""
         return self._num_to_extend(sequences, num_new_tokens + num_lookahead) <= self._pool.num_free
 
     def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """The same: needs are exact here."""
+        """Same as `can_extend`: needs are exact here."""
         return self.can_extend(sequences, num_new_tokens, num_lookahead)
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
-        """Room for `num_new_tokens` more. A shared block that they go into is copied first; its last owner needs none (R20)."""
+        """Allocate blocks for `num_new_tokens` more tokens. Shared blocks to be written are copied, except by
+        their last owner.
+        """
         table = self.ledger.tables[sequence.name]
         upto = sequence.num_computed_tokens + num_new_tokens
         shared = self._shared_written(sequence, table, upto + num_lookahead, self._pool.refs)
@@ -121,21 +125,21 @@ class V1PoolRules(NoSwap):
         return Growth(added, copies, bool(copies))
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        """Let the child share all blocks of its parent; no-op if the parent has no table."""
         if parent.name in self.ledger.tables:
             table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
             self._pool.share(table)
             self._prefixes.open_fork(parent, child)
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Nothing: full blocks are known when they are allocated, and the free order is that of freeing (R136, R137)."""
+        """No-op: blocks are registered when they are allocated, and reused in the order in which they were freed."""
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """0: hits relieve the budget instead, their tokens are never scheduled."""
+        """Return 0: cached tokens are never scheduled here, so hits save token budget instead."""
         return 0
 
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        """Leading blocks of the first sequence that every table holds; 0 when caching is off."""
         if not self._prefixes.enabled or not sequences:
             return 0
         table = self.ledger.tables.get(sequences[0].name, [])
@@ -143,8 +147,11 @@ class V1PoolRules(NoSwap):
         return next(own, len(table))
 
     def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """Of its first `num_tokens` tokens, which are computed, the blocks that tokens behind them do not look at are free, lowest
-        first; the null block stands for them (R105). They can still be found. No table: no-op."""
+        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
+        computed.
+
+        Blocks are freed lowest first and replaced by the null block; they stay cached. No-op without a table.
+        """
         table = self.ledger.tables.get(sequence.name, [])
         first = end = min(len(table), max(0, num_tokens - window + 1) // self.ledger.block_size)
         while first and table[first - 1] != NULL:
@@ -153,32 +160,32 @@ class V1PoolRules(NoSwap):
         table[first:end] = [NULL] * (end - first)
 
     def settle(self, sequence: CachedSequence) -> None:
-        """Blocks that tokens of a result made full can be found; not those of who lost its blocks meanwhile (R151)."""
+        """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
         if sequence.name in self.ledger.tables:
             self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
-        """The step that was to compute its tokens from that offset on never did: nobody may find them. No table: no-op."""
+        """Unregister the blocks from that token offset on: their KV was never computed. No-op without a table."""
         if sequence.name in self.ledger.tables:
             self._prefixes.retract(sequence, num_computed_tokens)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 
     def release(self, sequence: CachedSequence) -> None:
-        """Frees its blocks, last first, so that the front of a prefix is evicted last (R137). No table: no-op (R97)."""
+        """Free its blocks, last first, so that the front of a prefix is evicted last. No-op without a table."""
         self._pool.release(reversed(self.ledger.tables.pop(sequence.name, [])))
         self._prefixes.close(sequence.name)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """The sequence is over: drops what was remembered for it besides blocks."""
+        """Drop the hash chain of a sequence that ended."""
         self._prefixes.forget(sequence.name)
 
     def reset_prefixes(self) -> None:
-        """No block may be found by its contents any more."""
+        """Drop all cached prefixes."""
         self._pool.reset_prefixes()
 
     def try_reset_prefixes(self) -> bool:
-        """The same, unless a block is in use: then False (R142)."""
+        """Drop all cached prefixes. Returns False, and does nothing, while a block is in use."""
         if self.ledger.tables or self.ledger.host_tables:
             return False
         self.reset_prefixes()
@@ -187,43 +194,45 @@ class V1PoolRules(NoSwap):
     # --- one block at a time ------------------------------------------------------------------------------------------
 
     def table_of(self, sequence: CachedSequence) -> list[int]:
-        """Its table itself, which changes as it grows, until it is released."""
+        """Its block table itself, not a copy; it changes until it is released."""
         return self.ledger.tables[sequence.name]
 
     def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """One more block for each of `count` tables, in order. None of them may be about to write into a shared block."""
+        """Append one block to each of `count` tables, in order. None may be about to write into a shared block."""
         blocks = self._pool.allocate(count)
         for table, block in zip(tables, blocks, strict=True):
             table.append(block)
         return blocks
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Full blocks among its first `num_tokens` can be found; at how many tokens the next one will be full."""
+        """Register full blocks among the first `num_tokens` tokens; returns the length at which the next block is
+        full.
+        """
         return self._prefixes.register(sequence, num_tokens)
 
     def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
-        """Where blocks that it fills are registered by `register_blocks`; None without caching."""
+        """The argument of `register_blocks` for this sequence; None without prefix caching."""
         return self._prefixes.open_end(sequence)
 
     def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
-        """Each has filled its next block with `data`: little-endian int32 [ends, block_size]."""
+        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
         self._prefixes.register_blocks(ends, data)
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
-        """Blocks that so many more tokens take, copies of shared ones included."""
+        """Blocks that so many more tokens take, copies of shared blocks included."""
         return self._num_to_extend([sequence], num_new_tokens)
 
     def num_blocks_to_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> int:
-        """Free blocks that a group takes to start with `num_new_tokens` of the first behind its hit."""
+        """Free blocks that a group takes to start with `num_new_tokens` of the first sequence behind its hit."""
         return self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
 
     def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
-        """Free blocks that so many more tokens of each take, copies of shared ones included."""
+        """Free blocks that so many more tokens of each take, copies of shared blocks included."""
         return self._num_to_extend(sequences, num_new_tokens)
 
-    # --- needs --------------------------------------------------------------------------------------------------------
+    # --- block needs --------------------------------------------------------------------------------------------------
 
     def _blocks_for(self, num_tokens: int) -> int:
         return self.ledger.blocks_for(min(num_tokens, self._max_model_len))
@@ -246,7 +255,7 @@ class V1PoolRules(NoSwap):
         return self._num_to_reach(goals, self._pool.refs)
 
     def _num_to_reach(self, goals: Iterable[tuple[CachedSequence, list[int], int]], refs: list[int]) -> int:
-        """Blocks that sequences need so that their tables hold tokens up to an offset each, copies included."""
+        """Blocks needed so that each table holds tokens up to an offset, copies included."""
         needed = 0
         writers: Counter[int] = Counter()
         for sequence, table, upto in goals:
@@ -255,9 +264,9 @@ class V1PoolRules(NoSwap):
         return needed + sum(min(num, refs[block] - 1) for block, num in writers.items())
 
     def _shared_written(self, sequence: CachedSequence, table: list[int], upto: int, refs: list[int]) -> list[int]:
-        """Places in its table of shared blocks that tokens up to that offset go into, with contents of its own.
+        """Indexes in its table of shared blocks that its tokens up to that offset are written to.
 
-        Full blocks of the prompt are left out: all their owners would write the same.
+        Full blocks of the prompt are excluded: all their owners would write the same.
         """
         first = max(sequence.num_computed_tokens, sequence.num_prompt_tokens) // self.ledger.block_size
         end = min(len(table), self._blocks_for(upto))

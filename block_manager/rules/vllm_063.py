@@ -1,6 +1,8 @@
-"""Cache rules of vLLM 0.6.3: blocks by what a table has yet to hold, full ones found by contents, swap sequence by sequence.
+"""Cache rules of vLLM 0.6.3: full blocks are found by contents, and groups are swapped sequence by sequence.
 
-Sections 4.6, 4.7, 5 and 6 of the requirements, as far as they say 0.6.3; R203, R205 and R206 are put right.
+Needs are counted from the tokens not yet in a table. Three defects of the original are repaired: the remaining
+sequence of a group is prefilled again after preemption, victims of priority preemption with several samples are
+not lost, and aborting a swapped group works with prefix caching.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +22,7 @@ from block_manager.rules.tables_063 import Tables063
 
 
 class Vllm063Rules:
-    """Writer of the ledger under the rules of 0.6.3. `num_new_tokens` plays no part: tokens that are not yet in the table count."""
+    """The rules of 0.6.3 over a ledger. `num_new_tokens` is ignored: the tokens not yet in the table count."""
 
     def __init__(
         self,
@@ -61,9 +63,11 @@ class Vllm063Rules:
         counts_whole_prompts: bool = False,
         rename: Rename | None = None,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` in tokens,
-        `exact_window`: see SlidingWindow. `counts_whole_prompts`: all blocks of a prompt in chunks count as computed with its first
-        chunk, as recorded (R93)."""
+        """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
+
+        `sliding_window` in tokens; `exact_window`: see `SlidingWindow`. `counts_whole_prompts`: all blocks of a
+        chunked prompt count as computed with its first chunk, as in the original.
+        """
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
         return cls(
@@ -88,17 +92,17 @@ class Vllm063Rules:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens of the longest sequence that could be admitted alone; the null block of a sliding window is not its own."""
+        """Tokens of the longest sequence that could be admitted alone, without the null block of a sliding window."""
         null = int(self._window is not None)
         return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks - null) * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:
-        """(lookups, hits) of full blocks on the device, those of a swap-in included (R119)."""
+        """(lookups, hits) of full blocks on the device, those of swap-ins included."""
         return self._blocks.num_queries, self._blocks.num_hits
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Other sizes; ValueError where blocks in use would have to go."""
+        """Change the pool sizes. ValueError if blocks in use would be removed."""
         self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
         self._blocks.fit_pool()
         self._swap.fit_pools()
@@ -106,15 +110,18 @@ class Vllm063Rules:
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """Nothing: hits save blocks here, not tokens of the budget (R119)."""
+        """Return an empty hit: hits save blocks here, not token budget."""
         return PrefixHit()
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """As if nothing were cached (R51, R120). Under a sliding window both the recorded rule and the real need hold (R105); on an
-        idle device the need alone, as the null block may lie for ever where the watermark should. A null block still to be taken
-        is `can_extend`'s care: who only starts needs none."""
+        """Whether blocks suffice, as if nothing were cached.
+
+        With a sliding window both vLLM's count and the real need must fit. On an idle device only the real need
+        counts, as the null block may permanently use up part of the watermark. A null block that is still to be
+        taken concerns `can_extend` only: starting needs none.
+        """
         pool = self.ledger.gpu
         counted, taken = self._count_start(sequences, num_lookahead)
         if pool.num_blocks - counted < self.watermark_blocks or taken + bool(self._window) > pool.num_blocks:
@@ -127,12 +134,12 @@ class Vllm063Rules:
     def num_blocks_to_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> int:
-        """See CacheRules."""
+        """Free blocks that `can_admit` requires, without the watermark."""
         counted, taken = self._count_start(sequences, num_lookahead)
         return max(counted, taken - self.watermark_blocks)
 
     def _count_start(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int]:
-        """Blocks by the recorded rule, which must stay above the watermark, and those that are really taken."""
+        """Blocks by vLLM's count, which must leave the watermark free, and blocks really taken."""
         first = self.ledger.blocks_for(len(sequences[0].token_ids) + num_lookahead)
         counted = (min(first, self._window.num_blocks) if self._window else first) + self._num_tails(sequences)
         return counted, self.ledger.blocks_for(len(sequences[0].token_ids)) + self._num_tails(sequences)
@@ -140,7 +147,7 @@ class Vllm063Rules:
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """All blocks of all tokens at once, full ones by contents, in order; others share the prompt's full blocks (R88, R117)."""
+        """Allocate all blocks in order, full ones by contents; other sequences share the prompt's full blocks."""
         first, *others = sequences
         table = self._tables.fill(first, [])
         for other in others:
@@ -148,20 +155,20 @@ class Vllm063Rules:
             self.ledger.gpu.share(shared)
             self._tables.fill(other, shared)
 
-    # --- a group goes on --------------------------------------------------------------------------------------------
+    # --- a group continues ------------------------------------------------------------------------------------------
 
     def num_touched(self, sequence: CachedSequence, num_lookahead: int = 0) -> int:
-        """Blocks that its next append may write to, new or not: the worst case of what it takes (R66)."""
+        """Blocks that its next append may write to, new or not: the worst case of what it takes."""
         return self._written[sequence.name].num_touched(sequence, self.ledger.block_size, num_lookahead)
 
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """No more blocks touched than free ones, the exact corner of R66 included. No watermark."""
+        """Whether the blocks touched do not exceed the free ones. No watermark."""
         if sum(self.num_touched(s, num_lookahead) for s in sequences) > self.ledger.gpu.num_free:
             return False
         return not (self._window and self._window.num_missing) or self._null_fits(sequences, num_lookahead)
 
     def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """No more blocks taken than free ones: a partial last block that has room counts for nothing."""
+        """Whether the blocks really taken do not exceed the free ones: a partial last block with room counts nothing."""
         if self._window:
             return self._null_fits(sequences, num_lookahead)
         num_taken = sum(
@@ -173,16 +180,19 @@ class Vllm063Rules:
         return num_taken <= self.ledger.gpu.num_free
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
-        """Writes the unseen tokens into the table, with slots for `num_lookahead` more behind them (R67, R68)."""
+        """Write the unwritten tokens into the table, with `num_lookahead` slots behind them."""
         return self._tables.extend(sequence, num_lookahead)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        """Let the child share all blocks of its parent; no-op if the parent has no table."""
         self._tables.fork(parent, child)
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Blocks registered so far count as computed, of a prompt in chunks those of its chunks unless whole prompts count; its
-        sequences were accessed `now`, written to blocks when freed."""
+        """Count registered blocks as computed, and record `now` as access time, written to the blocks when they
+        are freed.
+
+        Of a chunked prompt only the blocks of its chunks so far count, unless `counts_whole_prompts`.
+        """
         if self._prefix_caching:
             for sequence in sequences:
                 self._written[sequence.name].last_accessed = now
@@ -190,14 +200,14 @@ class Vllm063Rules:
             self._blocks.mark_computed(but=[block for name in self._chunked for block in self._unfilled(name)])
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Common leading computed blocks, remembered by sequence (R121); asked once for each group and step, before `commit`."""
+        """Common leading computed blocks, cached per sequence; call once per group and step, before `commit`."""
         if not self._prefix_caching:
             return 0
         found = [self._computed_prefix(sequence) for sequence in sequences]
         return len(found[0]) if len(found) == 1 else common_length([blocks for blocks in found if blocks])
 
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        """Leading blocks of the first sequence that every table holds; 0 when caching is off."""
         if not self._prefix_caching or not sequences:
             return 0
         table = self.ledger.tables.get(sequences[0].name, [])
@@ -205,10 +215,10 @@ class Vllm063Rules:
         return next(own, len(table))
 
     def settle(self, sequence: CachedSequence) -> None:
-        """Nothing: blocks are registered when their tokens are written."""
+        """No-op: blocks are registered when their tokens are written."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
-        """Its blocks from that offset on cannot be found any more and are not computed. Not on the device: no-op."""
+        """Unregister its blocks from that token offset on; they are not computed. No-op if it is not on the device."""
         if sequence.name in self.ledger.tables:
             first = num_computed_tokens // self.ledger.block_size
             self._blocks.retract(self.ledger.tables[sequence.name][first:])
@@ -217,33 +227,35 @@ class Vllm063Rules:
     # --- a group moves between device and host ----------------------------------------------------------------------
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """R72, with the host's blocks and no watermark."""
+        """Whether the host has room; no watermark."""
         return self._swap.can_leave(sequences)
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Sequence by sequence: plain shared blocks become several (R74, R204). What no step filled yet is not known any more."""
+        """Move tables sequence by sequence: a shared block without a key becomes several. Unfilled blocks are
+        unregistered.
+        """
         for name in [s.name for s in sequences if s.name in self._chunked]:
             self._blocks.retract([block for block in self._unfilled(name) if self._blocks.is_touched(block)])
             del self._chunked[name]
         return self._swap.leave(sequences)
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """R72, with the device's blocks and the watermark."""
+        """Whether the device has room above the watermark."""
         return self._swap.can_return(sequences, self.watermark_blocks, num_lookahead)
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """See CacheRules."""
+        """Device blocks that `can_swap_in` requires, without the watermark."""
         touched, needed = self._swap.count_return(sequences, num_lookahead)
         return max(touched, needed - self.watermark_blocks)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Sequence by sequence; full blocks that are known on the device are shared (R117)."""
+        """Move tables back sequence by sequence; full blocks cached on the device are shared."""
         return self._swap.come_back(sequences)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 
     def release(self, sequence: CachedSequence) -> None:
-        """Frees its blocks, first to last, on whichever device; access times belong to the device's alone (R97, R117, R206)."""
+        """Free its blocks, first to last, on either device; access times are kept for device blocks only."""
         written = self._written.pop(sequence.name, None)
         if written is None:
             return
@@ -258,22 +270,22 @@ class Vllm063Rules:
             self._blocks.release_unfilled(blocks)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """Drops the keys of its blocks."""
+        """Drop its block keys."""
         self._tables.forget(sequence.name)
 
     def reset_prefixes(self) -> None:
-        """No contents are known any more, on either device (R142)."""
+        """Drop all cached contents on both devices."""
         self._blocks.reset()
         self.ledger.cpu.reset_prefixes()
 
     def try_reset_prefixes(self) -> bool:
-        """The same, unless a block is in use: then False (R142)."""
+        """Drop all cached contents. Returns False, and does nothing, while a block is in use."""
         if self.ledger.tables or self.ledger.host_tables:
             return False
         self.reset_prefixes()
         return True
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
 
     def _note_chunk(self, sequence: CachedSequence) -> None:
         num_filled = (sequence.num_computed_tokens + sequence.num_scheduled_tokens) // self.ledger.block_size
@@ -283,7 +295,7 @@ class Vllm063Rules:
             self._chunked.pop(sequence.name, None)
 
     def _unfilled(self, name: str) -> list[int]:
-        """Blocks of a prompt in chunks that no step has filled yet."""
+        """Blocks of a chunked prompt that no step has filled yet."""
         return self.ledger.tables[name][self._chunked[name] :]
 
     def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:
@@ -298,7 +310,9 @@ class Vllm063Rules:
         return self._written[sequence.name].computed.grow(table, self._blocks.is_computed)
 
     def _null_fits(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> bool:
-        """Whether they can go on although the null block has to be taken first (R105): exact, as `extend` will do it."""
+        """Whether they fit when the null block must be taken first; exact, in the order in which `extend` takes
+        blocks.
+        """
         assert self._window is not None
         refs, free = self.ledger.gpu.refs, self.ledger.gpu.num_free - self._window.num_missing
         for sequence in sequences:
@@ -312,7 +326,7 @@ class Vllm063Rules:
 
 
 def _pool(num_blocks: int, *, prefix_caching: bool) -> BlockPool:
-    """Block 0 first, then the last freed; with caching blank blocks first, then the evictor (R99, R117)."""
+    """Free order: block 0 first, then last freed; with caching blank blocks first, then the evictor."""
     order = reversed(range(num_blocks))
     return BlockPool(
         num_blocks, free_blocks=StackThenEvictor(order, keep_all=False) if prefix_caching else FreeStack(order)

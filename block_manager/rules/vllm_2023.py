@@ -1,6 +1,6 @@
-"""Cache rules of the 2023 block manager: one block at a time, every block addressed by the whole prefix, sharing kept in a swap.
+"""Cache rules of the 2023 vLLM block manager.
 
-Sections 4.6, 4.7, 5 and 6 of the requirements, as far as they say BM1, S2 or S4.
+Blocks are allocated one at a time, every block is found by its whole prefix, and swapping keeps sharing.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -18,7 +18,7 @@ from block_manager.rules.prefix_keys import SplitPrefixKeys
 
 
 class Vllm2023Rules:
-    """Writer of the ledger under the rules of the 2023 manager. It knows no lookahead slots: `num_lookahead` must be 0."""
+    """The 2023 rules over a ledger. They have no lookahead slots: `num_lookahead` must be 0."""
 
     def __init__(
         self,
@@ -52,10 +52,12 @@ class Vllm2023Rules:
         keeps_stale_keys: bool = False,
         rename: Rename | None = None,
     ) -> Self:
-        """Rules over a ledger of their own. `watermark_blocks` None: 1 % of the device blocks (R52). `sliding_window` frees
-        nothing: all blocks are kept, as the manager's ring of blocks would overwrite a prompt before it is read.
-        `keeps_stale_keys`, as recorded: a prompt's partial block is still found by what it held before its sequence wrote on in it,
-        so that a swap may copy over it."""
+        """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
+
+        `sliding_window` frees nothing: all blocks are kept, as the original's ring of blocks would overwrite a
+        prompt before it is read. `keeps_stale_keys`: as in the original, a prompt's partial block is still
+        found by its old contents after its sequence wrote more into it, so that a swap may copy over it.
+        """
         watermark = int(0.01 * num_gpu_blocks) if watermark_blocks is None else watermark_blocks
         gpu, cpu = (_pool(n, prefix_caching=prefix_caching) for n in (num_gpu_blocks, num_cpu_blocks))
         ledger = Ledger(block_size, gpu, cpu)
@@ -69,12 +71,12 @@ class Vllm2023Rules:
 
     @property
     def num_free_gpu(self) -> int:
-        """Free device blocks, evictable ones included (R110)."""
+        """Free device blocks, evictable ones included."""
         return self.ledger.gpu.num_free
 
     @property
     def num_free_cpu(self) -> int:
-        """Free host blocks, evictable ones included (R110)."""
+        """Free host blocks, evictable ones included."""
         return self.ledger.cpu.num_free
 
     @property
@@ -84,11 +86,11 @@ class Vllm2023Rules:
 
     @property
     def hits(self) -> tuple[int, int]:
-        """(allocations, hits) on the device since the start; (0, 0) without caching (R119)."""
+        """(allocations, hits) on the device since the start; (0, 0) without caching."""
         return self._gpu.num_queries, self._gpu.num_hits
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Other sizes; ValueError where blocks in use would have to go."""
+        """Change the pool sizes. ValueError if blocks in use would be removed."""
         self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
         self._gpu.fit_pool()
         self._cpu.fit_pool()
@@ -96,13 +98,13 @@ class Vllm2023Rules:
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """Nothing: hits save blocks here, not tokens of the budget (R119)."""
+        """Return an empty hit: hits save blocks here, not token budget."""
         return PrefixHit()
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """As if nothing were cached (R51, R120)."""
+        """Whether blocks suffice, as if nothing were cached."""
         needed = self.num_blocks_to_admit(sequences, hit, num_new_tokens, num_lookahead)
         if self.ledger.gpu.num_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
@@ -111,15 +113,17 @@ class Vllm2023Rules:
     def num_blocks_to_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> int:
-        """See CacheRules."""
+        """Free blocks that `can_admit` requires, without the watermark."""
         assert num_lookahead == 0
         return self._num_tail_blocks(sequences, self._num_prompt_blocks(sequences))
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """All blocks of all tables at once, in order, the partial last one by its contents too (R112); others share the prompt's
-        full blocks with the first (R100)."""
+        """Allocate all blocks of all tables in order; the partial last block is found by its contents too.
+
+        Other sequences share the prompt's full blocks with the first.
+        """
         first, *others = sequences
         table = self._fill_table(first, [])
         for other in others:
@@ -127,22 +131,22 @@ class Vllm2023Rules:
             self.ledger.gpu.share(shared)
             self._fill_table(other, shared)
 
-    # --- a group goes on --------------------------------------------------------------------------------------------
+    # --- a group continues ------------------------------------------------------------------------------------------
 
     def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """One free block for each sequence, whether it will need it or not (R65)."""
+        """Whether one block per sequence is free, needed or not."""
         assert num_lookahead == 0
         missing = (self.ledger.blocks_for(len(s.token_ids)) - len(self.ledger.tables[s.name]) for s in sequences)
         return sum(max(1, num) for num in missing) <= self.num_free_gpu
 
     def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """A free block for each that its table is short of, and for each last block that is shared."""
+        """Whether blocks are free for what each table lacks, and for each last block that is shared."""
         tables = [(self.ledger.blocks_for(len(s.token_ids)), self.ledger.tables[s.name]) for s in sequences]
         num_taken = sum(goal - len(table) or self.ledger.gpu.refs[table[-1]] > 1 for goal, table in tables)
         return num_taken <= self.num_free_gpu
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
-        """A new last block where the table is short; else the last one, copied where shared, promoted when full (R67)."""
+        """Append blocks if the table is short; otherwise copy the last block if shared, or promote it if full."""
         table = self.ledger.tables[sequence.name]
         goal = self.ledger.blocks_for(len(sequence.token_ids))
         added = [self._new_block(sequence, i) for i in range(len(table), goal)]
@@ -162,13 +166,13 @@ class Vllm2023Rules:
         return Growth(rewritten=table[-1] != last)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
-        """The child shares all blocks of its parent; no table: no-op (R102)."""
+        """Let the child share all blocks of its parent; no-op if the parent has no table."""
         if parent.name in self.ledger.tables:
             table = self.ledger.tables[child.name] = list(self.ledger.tables[parent.name])
             self.ledger.gpu.share(table)
 
     def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Their blocks were accessed `now`, and what is full after this step counts as computed (R93)."""
+        """Set the blocks' access time to `now`, and count those full after this step as computed."""
         if not self._prefix_caching:
             return
         for sequence in sequences:
@@ -178,13 +182,13 @@ class Vllm2023Rules:
             self._mark_computed(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens)
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Common leading computed blocks of those sequences that have any, never the last of a table (R115)."""
+        """Common leading computed blocks of the sequences that have any; never the last block of a table."""
         tables = (self.ledger.tables[s.name][:-1] for s in sequences)
         found = [list(takewhile(self._gpu.is_computed, table)) for table in tables]
         return common_length([blocks for blocks in found if blocks])
 
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Leading blocks of the first that every table holds; 0 when caching is off (R143)."""
+        """Leading blocks of the first sequence that every table holds; 0 when caching is off."""
         if not self._prefix_caching or not sequences:
             return 0
         table = self.ledger.tables.get(sequences[0].name, [])
@@ -192,26 +196,28 @@ class Vllm2023Rules:
         return next(own, len(table))
 
     def settle(self, sequence: CachedSequence) -> None:
-        """Nothing: a block gets its key when it is taken or full."""
+        """No-op: a block gets its key when it is allocated or full."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
-        """Its blocks from that offset on cannot be found any more and are not computed. Not on the device: no-op."""
+        """Unregister its blocks from that token offset on; they are not computed. No-op if it is not on the device."""
         first = num_computed_tokens // self.ledger.block_size
         self._gpu.retract(self.ledger.tables.get(sequence.name, [])[first:])
 
     # --- a group moves between device and host ----------------------------------------------------------------------
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """A host block for each distinct block (R72)."""
+        """Whether the host has a block for each distinct block."""
         return _num_distinct(self.ledger.tables, sequences) <= self.num_free_cpu
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """One host block for each distinct block (R74)."""
+        """Move each distinct block to one host block."""
         return _move(sequences, self.ledger.tables, self._gpu, self.ledger.host_tables, self._cpu)
 
     def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """A device block for each distinct block and one more for each sequence, above the watermark (R72), which is waived where
-        nobody runs: a group above it would wait for ever."""
+        """Whether the device has a block for each distinct block, one more per sequence, and the watermark.
+
+        The watermark is waived on an idle device: a group that fits only without it would wait forever.
+        """
         needed, total = self.num_blocks_to_swap_in(sequences, num_lookahead), self.ledger.gpu.num_blocks
         if needed > total:
             return AllocStatus.NEVER
@@ -219,38 +225,38 @@ class Vllm2023Rules:
         return AllocStatus.OK if fits else AllocStatus.LATER
 
     def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """See CacheRules."""
+        """Device blocks that `can_swap_in` requires, without the watermark."""
         assert num_lookahead == 0
         return _num_distinct(self.ledger.host_tables, sequences) + len(sequences)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """One device block for each distinct block, the known one where its contents still lie there (R74)."""
+        """Move each distinct block to one device block, or to a cached one with the same contents."""
         return _move(sequences, self.ledger.host_tables, self._cpu, self.ledger.tables, self._gpu)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 
     def release(self, sequence: CachedSequence) -> None:
-        """Frees its blocks, first to last, on whichever device; no table: no-op (R97, R103)."""
+        """Free its blocks, first to last, on either device; no-op without a table."""
         self.ledger.gpu.release(self.ledger.tables.pop(sequence.name, []))
         self.ledger.cpu.release(self.ledger.host_tables.pop(sequence.name, []))
 
     def forget(self, sequence: CachedSequence) -> None:
-        """Drops the keys of its blocks."""
+        """Drop its block keys."""
         self._keys.forget(sequence.name)
 
     def reset_prefixes(self) -> None:
-        """No contents are known any more, on either device (R142)."""
+        """Drop all cached contents on both devices."""
         self._gpu.reset()
         self._cpu.reset()
 
     def try_reset_prefixes(self) -> bool:
-        """The same, unless a block is in use: then False (R142)."""
+        """Drop all cached contents. Returns False, and does nothing, while a block is in use."""
         if self.ledger.tables or self.ledger.host_tables:
             return False
         self.reset_prefixes()
         return True
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
 
     def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         return sequences[0].num_prompt_tokens // self.ledger.block_size
@@ -259,7 +265,7 @@ class Vllm2023Rules:
         return num_shared + sum(self.ledger.blocks_for(len(s.token_ids)) - num_shared for s in sequences)
 
     def _fill_table(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
-        """The table of a sequence whose first blocks are `shared` already."""
+        """Create the table of a sequence; its first blocks are `shared`."""
         table = self.ledger.tables[sequence.name] = list(shared)
         for i in range(len(shared), self.ledger.blocks_for(len(sequence.token_ids))):
             table.append(self._gpu.allocate(self._keys.of(sequence, i), (i + 1) * self.ledger.block_size))
@@ -271,7 +277,7 @@ class Vllm2023Rules:
         return self._keys.of(sequence, i) if is_full else None
 
     def _new_block(self, sequence: CachedSequence, i: int) -> int:
-        """A block for its place `i`, private unless full already (R113, R114)."""
+        """Allocate its block `i`, private unless it is full already."""
         return self._gpu.allocate(self._full_key(sequence, i), (i + 1) * self.ledger.block_size)
 
     def _mark_computed(self, table: list[int], num_tokens: int) -> None:
@@ -291,7 +297,9 @@ def _move(
     target_tables: MutableMapping[str, list[int]],
     target: Allocator,
 ) -> list[Pair]:
-    """Block by block: the first meeting takes a target, later ones share it; a source is given up once for each table."""
+    """Move block by block: the first occurrence allocates a target, later ones share it; each table releases its
+    sources.
+    """
     moved: dict[int, int] = {}
     for sequence in sequences:
         table = tables.pop(sequence.name)
@@ -306,7 +314,7 @@ def _move(
 
 
 def _pool(num_blocks: int, *, prefix_caching: bool) -> BlockPool:
-    """Plain: the highest id first, then the last freed. Cached: blocks in order of id first, then the evictor (R99, R109)."""
+    """Free order: uncached, highest id first, then last freed; cached, ascending ids first, then the evictor."""
     if prefix_caching:
         return BlockPool(num_blocks, free_blocks=StackThenEvictor(reversed(range(num_blocks)), keep_all=True))
     return BlockPool(num_blocks, free_blocks=FreeStack(range(num_blocks)))

@@ -1,4 +1,4 @@
-"""ListRequests: who has not ended, and why those wait that do. Reads what others own."""
+"""ListRequests: the live requests, and why the waiting ones wait. Read only."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ _MOST_LISTED = 1_000
 def live_requests_message(
     book: RequestBook, explanations: Explanations, step: int, max_requests: int
 ) -> admin_pb2.ListRequestsResponse:
-    """All that have not ended, in order of arrival; `max_requests` of them listed, 0 = 1,000."""
+    """All live requests, in order of arrival; the first `max_requests` are listed (0 = 1,000), the others counted."""
     answer = admin_pb2.ListRequestsResponse(step=step)
     counts: Counter[tuple[str, str]] = Counter()
     num_left = max_requests or _MOST_LISTED

@@ -1,4 +1,4 @@
-"""GetLoad and ListWorkers: how much there is to do, and who does it. Reads what others own; counts nothing by itself."""
+"""GetLoad and ListWorkers: the load and the workers. Read only."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class LoadReport:
-    """What load balancers and autoscalers are told. `core()`: the core in force, None before a worker has said what it has."""
+    """Load for balancers and autoscalers. `core()`: the core in use, None before a worker reported its size."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class LoadReport:
         self._readiness = readiness
 
     def message(self) -> admin_pb2.GetLoadResponse:
-        """The load at this instant."""
+        """The current load."""
         now_ns, room = monotonic_ns(), self._book.room
         load = admin_pb2.GetLoadResponse(
             num_waiting=room.num_requests,
@@ -71,7 +71,7 @@ def workers_message(lanes: Sequence[WorkerLane]) -> admin_pb2.ListWorkersRespons
 
 
 def _worker(lane: WorkerLane) -> admin_pb2.Worker:
-    """What was known of it last stays known while it is away, but for the epoch, which is over then."""
+    """A worker. While it is away its last known values are reported, except for the epoch, which is over."""
     worker = admin_pb2.Worker(
         address=lane.address, lane=lane.number, ready=lane.is_here, reason=lane.reason, warming=lane.is_warming
     )

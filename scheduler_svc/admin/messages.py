@@ -1,4 +1,4 @@
-"""What the scheduler holds as messages of the operators' API: blocks, memory, timelines. Pure translation."""
+"""Conversion of the scheduler's state to messages of the operators' API: blocks, memory, timelines."""
 
 from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
@@ -11,7 +11,7 @@ from svc_common.clock import NS_PER_S, unix_ns
 
 
 def blocks_message(core: AnyCore) -> admin_pb2.GetBlocksResponse:
-    """The ledger at this instant."""
+    """The block ledger at this instant."""
     pools = core.pool_report()
     return admin_pb2.GetBlocksResponse(
         block_size=pools.block_size,
@@ -24,12 +24,12 @@ def blocks_message(core: AnyCore) -> admin_pb2.GetBlocksResponse:
 
 
 def pool_message(counts: PoolCounts) -> admin_pb2.BlockPool:
-    """One pool."""
+    """Counts of one block pool."""
     return admin_pb2.BlockPool(total=counts.total, free=counts.free, cached=counts.cached)
 
 
 def memory_message(report: MemoryReport) -> admin_pb2.MemoryReport:
-    """How well the memory is used (R209)."""
+    """Memory use of paged allocation, and of contiguous allocation for comparison."""
     paged, contiguous = report.paged, report.contiguous
     return admin_pb2.MemoryReport(
         paged=admin_pb2.PagedMemory(
@@ -52,7 +52,7 @@ def memory_message(report: MemoryReport) -> admin_pb2.MemoryReport:
 
 
 def episode_message(episode: Episode, needs: Needs) -> admin_pb2.Episode:
-    """One episode of a timeline, with what would have ended it."""
+    """One episode of a timeline, with its counterfactual: what would have ended it."""
     return admin_pb2.Episode(
         from_step=episode.from_step,
         to_step=episode.to_step,

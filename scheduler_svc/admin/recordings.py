@@ -1,4 +1,4 @@
-"""DumpRecording: what the tape holds, in parts of a recording."""
+"""DumpRecording: the record buffer's contents, in chunks of a recording file."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +11,7 @@ _PART_BYTES = 2**20
 
 
 async def dump(tape: Tape, request: admin_pb2.DumpRecordingRequest) -> AsyncIterator[admin_pb2.DumpRecordingResponse]:
-    """Held segments, oldest first; with `follow` new ones as they are complete. FailedPrecondition where nothing is recorded."""
+    """Kept segments, oldest first; with `follow`, new ones as they are completed. FailedPrecondition if recording is off."""
     if not tape.is_on:
         raise FailedPrecondition(
             "this scheduler records nothing; start it with --record-memory above 0", reason="NOT_RECORDING"
@@ -28,7 +28,7 @@ async def dump(tape: Tape, request: admin_pb2.DumpRecordingRequest) -> AsyncIter
 
 
 async def _in_thread(packing: Iterator[SentSegment]) -> AsyncIterator[SentSegment]:
-    """Packing takes long; steps go on meanwhile."""
+    """Pack segments in a thread, so that steps continue meanwhile."""
     while (packed := await asyncio.to_thread(next, packing, None)) is not None:
         yield packed
 

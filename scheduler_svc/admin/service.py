@@ -1,4 +1,4 @@
-"""AdminService of the scheduler, on a listener of its own: steps, blocks, explanations, recordings, load, and what can be changed.
+"""AdminService of the scheduler, on its own port: steps, blocks, explanations, recordings, load and policy changes.
 
 Methods take raw bytes and parse them inside (`svc_common.parsing`).
 """
@@ -48,7 +48,7 @@ _Streaming = Callable[[Any], AsyncIterator[Message]]
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
-    """What the methods read and change; owned by others. `core()`: None before a worker has said how many blocks it has."""
+    """What the methods read and change, owned by others. `core()`: None before a worker reported its block counts."""
 
     core: Callable[[], AnyCore | None]
     log: StepLog
@@ -63,7 +63,7 @@ class AdminParts:
 
 
 class AdminService:
-    """Handlers of one scheduler."""
+    """The methods' handlers, for one scheduler."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
@@ -71,7 +71,7 @@ class AdminService:
         parts.log.read_state = self._state
 
     def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
-        """For `server.add_generic_rpc_handlers`."""
+        """The handler for `server.add_generic_rpc_handlers`."""
         parts = self._parts
         unary: dict[type[Message], _Unary] = {
             pb.GetBlocksRequest: self.get_blocks,
@@ -94,7 +94,7 @@ class AdminService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
 
     async def watch_scheduler(self, request: pb.WatchSchedulerRequest) -> AsyncIterator[Message]:
-        """Held steps, oldest first; with `follow` new ones as they complete."""
+        """Kept steps, oldest first; with `follow`, new ones as they complete."""
         log = self._parts.log
         reader = StepReader(log, request.since_step, tables=request.tables, state=request.state)
         with log.keep_states() if request.state else nullcontext():
@@ -106,7 +106,7 @@ class AdminService:
                 await reader.wait()
 
     def get_blocks(self, request: pb.GetBlocksRequest) -> Message:
-        """The ledger at this instant; with `memory` counted, too (R209), with `cached` the cached blocks by name."""
+        """The block ledger at this instant; optionally with memory use (`memory`) and the hashes of cached blocks (`cached`)."""
         core = self._parts.core()
         if core is None:
             raise Unavailable("there are no blocks yet: no worker is ready", reason="NO_WORKER", retry_after_s=1.0)
@@ -123,19 +123,19 @@ class AdminService:
         return response
 
     def _state(self, step: int) -> pb.StepState:
-        """What there is right after a plan."""
+        """Live requests and cached blocks right after a plan."""
         core = self._parts.core()
         requests = live_requests_message(self._parts.book, self._parts.explanations, step, _MOST_IN_STATE)
         return pb.StepState(requests=requests, cached_blocks=core.cached_blocks() if core is not None else [])
 
     def list_requests(self, request: pb.ListRequestsRequest) -> Message:
-        """Who has not ended, and why those wait that do."""
+        """The live requests, and why the waiting ones wait."""
         core = self._parts.core()
         step = 0 if core is None else core.step
         return live_requests_message(self._parts.book, self._parts.explanations, step, request.max_requests)
 
     def set_policy(self, request: pb.SetPolicyRequest) -> Message:
-        """Other values from the next plan on."""
+        """Change policy settings from the next plan on."""
         if not request.settings:
             raise InvalidArgument.field("settings", 'is empty: give one or more "KEY=VALUE"')
         step, changes = self._parts.set_policy(list(request.settings))
@@ -148,7 +148,7 @@ class AdminService:
         )
 
     async def explain_request(self, request: pb.ExplainRequestRequest) -> Message:
-        """Where a request's time went and why."""
+        """Timeline of a request: where its time went and why."""
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is empty: which request is to be explained?")
         explanations = self._parts.explanations
@@ -159,13 +159,13 @@ class AdminService:
         return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open, others=others)
 
     def drain(self, request: pb.DrainRequest) -> Message:
-        """No more requests, or requests again."""
+        """Stop accepting requests, or accept them again."""
         self._parts.readiness.drain(on=not request.undo)
         return pb.DrainResponse(num_requests=sum(1 for _ in self._parts.book.live()))
 
 
 def _method(request: type[Message]) -> str:
-    """Name of the method that takes it: each has a request message of its own."""
+    """Name of the method that takes this request message; each method has its own."""
     [name] = [method.name for method in SERVICE.methods if method.input_type.full_name == request.DESCRIPTOR.full_name]
     return str(name)
 

@@ -159,8 +159,9 @@ class StepDraft:
         )
 
     def _num_decode_steps(self, state: CoreState) -> int:
-        """Decode steps that the reserved blocks allow; 1 unless every share is a plain decode with a result that is not
-        needed in between.
+        """Decode steps that the lookahead slots and the length limit allow; 1 unless all shares are plain decodes.
+
+        Beams also get 1: the core must choose their tokens between steps.
         """
         entries = self.entries.values()
         if not self.num_lookahead_slots or not entries or any(e.is_prefill or not e.samples for e in entries):

@@ -1,1 +1,1 @@
-"""Streams of gateways: submitted requests in, outputs out, detached and resubmitted requests."""
+"""Gateway streams: submitted requests in, outputs out; detached and resubmitted requests."""

@@ -1,4 +1,4 @@
-"""Resumable requests that nobody reads at the moment: they go on, each for the grace time, until a reader attaches."""
+"""Resumable requests without a reader: each goes on for the grace time, until a reader attaches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ CallLater = Callable[[float, Callable[[], None]], object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """One time without a reader: the gateway that may ask for it under its handle there (empty = none)."""
+    """One period without a reader: the gateway that may reclaim the request under its handle there (empty = none)."""
 
     frontend_id: str
     handle: int
 
 
 class Holding:
-    """Owner of who is held. What nobody reads within the grace time is ended. `call_later(seconds, callback)`."""
+    """Owner of the detached requests; those without a reader for the grace time are ended. `call_later(seconds, callback)`."""
 
     def __init__(self, book: RequestBook, grace_s: float, call_later: CallLater) -> None:
         self._book = book
@@ -30,25 +30,25 @@ class Holding:
         return len(self._held)
 
     def hold(self, live: LiveRequest, frontend_id: str = "", handle: int = 0) -> None:
-        """From now on. A gateway that is lost may ask for it under its handle."""
+        """Detach a request. A gateway that lost its stream may reclaim it under its handle."""
         held = self._held[live] = _Held(frontend_id, handle)
         self._call_later(self._grace_s, lambda: self._over(live, held))
 
     def release(self, live: LiveRequest) -> None:
-        """Somebody reads it."""
+        """Remove a request that has a reader again."""
         self._held.pop(live, None)
 
     def of(self, frontend_id: str) -> dict[int, LiveRequest]:
-        """What that gateway left behind, by its handles."""
+        """The detached requests of that gateway, by its handles."""
         return {held.handle: live for live, held in self._held.items() if held.frontend_id == frontend_id}
 
     def renew(self, frontend_id: str) -> None:
-        """That gateway is back; it has the grace time again to ask for what it left behind."""
+        """Restart the grace time of that gateway's detached requests, after it reconnected."""
         for handle, live in self.of(frontend_id).items():
             self.hold(live, frontend_id, handle)
 
     def abandon(self, frontend_id: str) -> None:
-        """It will not come back."""
+        """End that gateway's detached requests, because it will not reconnect."""
         for live in self.of(frontend_id).values():
             self.release(live)
             self._book.abandon(live)

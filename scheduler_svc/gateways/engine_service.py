@@ -1,4 +1,4 @@
-"""EngineService: the streams of gateways (design.md 3.2). Who they are and what they get is `frontends`; this is the transport."""
+"""EngineService: transport of the gateways' streams. `gateway_stream` decides what is written to them."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ MAX_FRONTEND_ID_LENGTH = 128
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """Attach and GetModelBundle. `admin_address`: HOST:PORT told to gateways."""
+    """The methods Attach and GetModelBundle. `admin_address`: HOST:PORT sent to gateways."""
 
     def __init__(
         self, frontends: FrontendTable, readiness: Readiness, identity: rpc.Identity, admin_address: str
@@ -36,7 +36,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[engine_pb2.FrontendMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[engine_pb2.EngineMessage]:
-        """One gateway's stream: at most one outstanding write, everything new in each message."""
+        """Serve one gateway's stream: at most one outstanding write, with everything new in each message."""
         async with rpc.errors_to_status(context):
             hello = await _read_hello(request_iterator)
             frontend, attachment = self._frontends.attach(hello.frontend_id)
@@ -52,7 +52,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def GetModelBundle(
         self, request: engine_pb2.GetModelBundleRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[engine_pb2.GetModelBundleResponse]:
-        """The bundle that the worker made, in pieces."""
+        """Stream the worker's model bundle in chunks."""
         async with rpc.errors_to_status(context):
             limits, bundle = self._readiness.limits, self._readiness.bundle
             if limits is None:
@@ -97,7 +97,7 @@ async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> en
 async def _read(
     messages: AsyncIterator[engine_pb2.FrontendMessage], frontend: Frontend, attachment: Attachment
 ) -> None:
-    """Feeds what the gateway says to its frontend; the stream's end or a broken message closes the attachment."""
+    """Pass the gateway's messages to its frontend; the stream's end or a malformed message closes the attachment."""
     try:
         async for message in messages:
             if attachment.over:
@@ -111,7 +111,7 @@ async def _read(
 
 
 async def _messages(frontend: Frontend, attachment: Attachment) -> AsyncIterator[engine_pb2.EngineMessage]:
-    """Everything new, as often as the transport takes it, until the attachment is over."""
+    """Messages with everything new, as fast as the transport accepts them, until the attachment is over."""
     while True:
         await attachment.wake.wait()
         attachment.wake.clear()

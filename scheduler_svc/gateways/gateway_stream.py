@@ -1,7 +1,8 @@
-"""Frontends (gateway processes) and what is still to be written to each: a cursor per request, never a queue of messages.
+"""Streams of gateway processes and what is still to be written to each: sent counts per request, never a queue of messages.
 
-A slow gateway coalesces by itself: the next message carries everything new since the last one, and only token ids are kept.
-The stream is `engine_service`'s, the messages' parts are `output_messages`'s; requests live in the `RequestBook`.
+A slow gateway gets larger messages: each carries everything new since the last one, and only token ids are
+kept. `engine_service` is the transport, `output_messages` builds the messages' parts, `RequestBook` holds the
+requests.
 """
 
 import asyncio
@@ -31,23 +32,24 @@ MAX_CONFIRMED_BYTES = 8 * 2**20
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One stream of a frontend. `wake`: something to write, or over. `over`: ends the stream; with `error`, by that error."""
+    """One stream of a frontend. `wake`: there is something to write, or it is over. `error`: ends the stream with that error."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
     error: QuireError | None = None
 
     def close(self, error: QuireError | None = None) -> None:
-        """Ends the stream from our side."""
+        """End the stream from the scheduler's side."""
         self.over, self.error = True, error
         self.wake.set()
 
 
 class Frontend:
-    """Owner of one gateway's handles, for as long as it has a stream.
+    """One connected gateway: its handles and what is to be written to it.
 
-    Resumable requests whose readers go, with their stream or alone, are held (`Holding`): an Attach from any gateway reads one from
-    its beginning, its own gateway's Submit of the same id from the tokens that this one has.
+    Resumable requests without a reader, because its stream ended or it detached, are held (`Holding`). An
+    Attach from any gateway reads such a request from its beginning; its own gateway's Submit of the same id,
+    from the tokens that the gateway has.
     """
 
     def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: Holding) -> None:
@@ -66,7 +68,7 @@ class Frontend:
     # --- what the gateway says ------------------------------------------------------------------------------------
 
     def receive(self, message: engine_pb2.FrontendMessage) -> None:
-        """Takes one message after the first. A bad part is refused alone. InvalidArgument: a second hello."""
+        """Process one message after the first. Invalid parts are refused individually; a second hello raises InvalidArgument."""
         if message.HasField("hello"):
             raise InvalidArgument.field("hello", "belongs into the first message of a stream only")
         for submit in message.submits:
@@ -100,7 +102,7 @@ class Frontend:
             self._confirm(submit.handle, live, is_known=known is not None)
 
     def _accept(self, submission: Submission) -> LiveRequest:
-        """A drained scheduler takes no new ones; what it, or the one before it, had accepted already is no new one."""
+        """Accept a request. A draining scheduler refuses new ones, but not those accepted before, here or by its predecessor."""
         if not submission.resubmitted:
             self._readiness.check_open()
         return self._book.accept(submission)
@@ -120,7 +122,7 @@ class Frontend:
         self._confirm(attach.handle, live, is_known=True)
 
     def _confirm(self, handle: int, live: LiveRequest, *, is_known: bool) -> None:
-        """Tells what the handle stands for: the request as it was first submitted, where it was known."""
+        """Queue a confirmation of the handle, with the request as first submitted if it was known."""
         held = held_message(handle, live)
         if is_known:
             held.submit.CopyFrom(live.message(monotonic_ns()))
@@ -129,7 +131,7 @@ class Frontend:
         self._wake()
 
     def _bind(self, handle: int, live: LiveRequest, cursors: list[int]) -> None:
-        """From here on the request's output goes to `handle`, from those tokens on; a former reader has lost it."""
+        """Send the request's output to `handle` from now on, starting behind the given counts; a former reader loses it."""
         if live.outlet is not None and live.outlet.reader is self and live.outlet.handle == handle:
             self._forget(live.outlet)
         elif live.outlet is not None:
@@ -156,33 +158,33 @@ class Frontend:
 
     @property
     def held(self) -> dict[int, LiveRequest]:
-        """What it left behind when it was lost, and can still have, by handle."""
+        """Detached requests that the gateway can still reclaim, by handle."""
         return self._holding.of(self.frontend_id)
 
     # --- what it gets ---------------------------------------------------------------------------------------------
 
     def touch(self, outlet: Outlet) -> None:
-        """The outlet has something new."""
+        """Mark the outlet as having new output."""
         self._dirty[outlet.handle] = outlet
         self._wake()
 
     def lose(self, outlet: Outlet) -> None:
-        """Another reader took the request over."""
+        """Stop writing an outlet that another reader took over, and report that to the gateway."""
         if self._forget(outlet):
             self._refuse(outlet.handle, attached_elsewhere())
 
     def state_changed(self) -> None:
-        """The service's state is to be told."""
+        """Queue the service's state for writing."""
         self._state_changed = True
         self._wake()
 
     def queue_changed(self) -> None:
-        """Whom the waiting queue has room for is to be told."""
+        """Queue the list of tenants without room in the waiting queue for writing."""
         self._queue_changed = True
         self._wake()
 
     def collect(self) -> engine_pb2.EngineMessage | None:
-        """Everything new since the last call, or None. Ends that it carries count as delivered."""
+        """A message with everything new since the last call, or None. Ends in it count as delivered."""
         dirty, self._dirty = self._dirty, {}
         message = engine_pb2.EngineMessage()
         if self._refusals or self._unconfirmed:
@@ -206,7 +208,7 @@ class Frontend:
         return message if message.ByteSize() else None
 
     def _take_confirmations(self) -> list[engine_pb2.HeldRequest]:
-        """As many as fit; output of the others waits with them."""
+        """As many confirmations as fit into a message; output of the others is delayed with them."""
         taken, size = [], 0
         while self._unconfirmed and size < MAX_CONFIRMED_BYTES:
             taken.append(self._unconfirmed.pop(next(iter(self._unconfirmed))))
@@ -226,7 +228,7 @@ class Frontend:
             self._put_end(outlet, message)
 
     def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
-        """New tokens of each choice, and its end, but for the request's last, which has the account."""
+        """Put new tokens and the end of each choice; the last end carries the request's account."""
         live = outlet.live
         if live.is_over and live.failure is None:
             put_extras(outlet, message)
@@ -256,7 +258,7 @@ class Frontend:
             self.attachment.wake.set()
 
     def _forget(self, outlet: Outlet) -> bool:
-        """Nothing more is written for it; whether anything was to be."""
+        """Stop writing the outlet; False if it was not being written."""
         if self._outlets.get(outlet.handle) is not outlet:
             return False
         del self._outlets[outlet.handle]
@@ -264,10 +266,10 @@ class Frontend:
         self._unconfirmed.pop(outlet.handle, None)
         return True
 
-    # --- streams come and go --------------------------------------------------------------------------------------
+    # --- streams connecting and ending ----------------------------------------------------------------------------
 
     def attach(self) -> Attachment:
-        """A new stream; an older one of the same frontend is closed."""
+        """Open a new stream; an older one of the same gateway is closed."""
         if self.attachment is not None:
             self._drop_readers()
             self.attachment.close(Aborted("another stream of this frontend took over", reason="FRONTEND_REPLACED"))
@@ -275,12 +277,12 @@ class Frontend:
         return self.attachment
 
     def detach(self) -> None:
-        """The stream is gone: what is not resumable is cancelled, the rest is held."""
+        """Handle the loss of the stream: cancel requests that are not resumable and hold the others."""
         self.attachment = None
         self._drop_readers()
 
     def leave(self) -> None:
-        """The gateway leaves for good: what it did not detach from is cancelled and the stream ends."""
+        """Handle a gateway's goodbye: cancel all requests that it did not detach from, and end the stream."""
         self._drop_readers()
         self._holding.abandon(self.frontend_id)
         if self.attachment is not None:
@@ -293,12 +295,12 @@ class Frontend:
             self._drop(outlet, self.frontend_id)
 
     def _drop(self, outlet: Outlet, frontend_id: str) -> None:
-        """Its reader has gone; `frontend_id`: who may ask for it under its handle."""
+        """Handle the loss of a request's reader; `frontend_id`: the gateway that may reclaim it under its handle."""
         live, live.outlet = outlet.live, None
         if live.submission.resumable:
             self._holding.hold(live, frontend_id, outlet.handle)
         elif live.is_over:
             self._book.delivered(live)
         else:
-            # Not merely cancelled: a gateway that is back before the next plan asks for it anew, under its id.
+            # Not only cancelled: a gateway that reconnects before the next plan submits it anew under its id.
             self._book.abandon(live)

@@ -1,4 +1,4 @@
-"""All gateways of this scheduler that have a stream. What is held for those that lost it is in `holding`."""
+"""Table of all gateways with a stream. `detached_requests` holds the requests of gateways that lost theirs."""
 
 import logging
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class FrontendTable:
-    """Owner of all frontends, and of what they left behind. `call_later(seconds, callback)` runs the grace time."""
+    """Owner of all frontends and of the detached requests. `call_later(seconds, callback)` runs the grace time."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FrontendTable:
         return len(self._frontends)
 
     def attach(self, frontend_id: str) -> tuple[Frontend, Attachment]:
-        """The frontend of that id, known or new, and its new stream."""
+        """Open a stream for the frontend with that id, known or new."""
         frontend = self._frontends.get(frontend_id)
         if frontend is None:
             frontend = self._frontends[frontend_id] = Frontend(frontend_id, self._book, self._readiness, self._holding)
@@ -43,7 +43,7 @@ class FrontendTable:
         return frontend, attachment
 
     def detach(self, frontend: Frontend, attachment: Attachment) -> None:
-        """That stream has ended, whoever ended it."""
+        """Handle the end of a stream, from either side."""
         if frontend.attachment is not attachment:
             return
         frontend.detach()
@@ -52,11 +52,11 @@ class FrontendTable:
             log.info("frontend %s lost; %d resumable requests are held", frontend.frontend_id, len(held))
 
     def queue(self) -> engine_pb2.QueueState:
-        """Whom the waiting queue has no room for now."""
+        """Message with the tenants for which the waiting queue has no room."""
         return queue_message(self._book.room, monotonic_ns())
 
     def close_all(self) -> None:
-        """Ends all streams; the service stops."""
+        """End all streams, because the service stops."""
         for frontend in list(self._frontends.values()):
             if frontend.attachment is not None:
                 frontend.attachment.close()

@@ -1,4 +1,4 @@
-"""What came out of a request as the parts of an `EngineMessage`: columns of tokens, ends, and what comes once before the end."""
+"""Builders for the parts of an `EngineMessage`: token columns, ends, embeddings and prompt log probabilities."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ class TokenRuns:
     outputs: list[ChoiceOutput] = field(default_factory=list)
 
     def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
-        """What is new of a choice since its cursor, which moves on."""
+        """Add the tokens of a choice that were not sent yet, and advance its sent count."""
         start = outlet.cursors[choice]
         new = output.tokens[start:]
         self.handles.append(outlet.handle)
@@ -36,7 +36,7 @@ class TokenRuns:
         outlet.cursors[choice] = start + len(new)
 
     def fill(self, found: engine_pb2.TokenColumns) -> None:
-        """Puts all of it into an empty message."""
+        """Pack the columns into an empty message."""
         found.handles = wire_arrays.pack(self.handles, wire_arrays.U32)
         found.choices = wire_arrays.pack(self.choices, wire_arrays.U32)
         found.token_offsets = wire_arrays.pack(self.offsets, wire_arrays.U32)
@@ -48,7 +48,7 @@ class TokenRuns:
             self._put_tops(self._beside("tops", []), found)
 
     def _beside(self, name: str, none: Any) -> list[Any]:
-        """What stands beside each token; `none` where it was not asked for."""
+        """Values parallel to the tokens; `none` for tokens of choices without them."""
         found: list[Any] = []
         for output, start, count in zip(self.outputs, self.offsets, self.counts, strict=True):
             values = getattr(output, name)
@@ -67,7 +67,7 @@ class TokenRuns:
 def finished_message(
     handle: int, number: int, choice: ChoiceOutput, account: engine_pb2.RequestAccount | None = None
 ) -> engine_pb2.Finished:
-    """The end of a choice; of the last one with the request's account."""
+    """The end of a choice; the last one's carries the request's account."""
     ending = choice.ending
     assert ending is not None
     return engine_pb2.Finished(
@@ -83,7 +83,7 @@ def finished_message(
 
 
 def held_message(handle: int, live: LiveRequest) -> engine_pb2.HeldRequest:
-    """A request that goes on, or is retained, for whoever reads it."""
+    """Description of a detached or retained request, for a gateway that may read it."""
     return engine_pb2.HeldRequest(
         handle=handle,
         request_id=live.submission.request_id,
@@ -93,7 +93,7 @@ def held_message(handle: int, live: LiveRequest) -> engine_pb2.HeldRequest:
 
 
 def put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
-    """What comes once, before the end."""
+    """Put what is sent once, before the end: embedding and prompt log probabilities."""
     output = outlet.live.output
     if output.embedding:
         message.embeddings.add(handle=outlet.handle, values=output.embedding)
@@ -102,7 +102,7 @@ def put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
 
 
 def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.PromptLogprobs:
-    """Log probabilities of a prompt."""
+    """Log probabilities of a prompt's tokens."""
     return engine_pb2.PromptLogprobs(
         handle=handle,
         logprobs=prompt.logprobs.tobytes(),
@@ -113,7 +113,7 @@ def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.Pro
 
 
 def queue_message(room: WaitingRoom, now_ns: int) -> engine_pb2.QueueState:
-    """Whom the waiting queue has no room for, and when they should come again."""
+    """The tenants for which the waiting queue has no room, and when to retry."""
     closed_for = room.closed_for
     retry_after_ns = int(room.retry_after_s(now_ns) * NS_PER_S) if closed_for else 0
     return engine_pb2.QueueState(closed_for=closed_for, retry_after_ns=retry_after_ns)

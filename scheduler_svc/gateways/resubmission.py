@@ -1,4 +1,4 @@
-"""Which request a gateway means by an id, where there is one already: its own after a loss, or one that another call reads on."""
+"""Resolution of an id to an existing request: a gateway's own after a lost stream, or one that another reader continues."""
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.book import RequestBook
@@ -8,9 +8,10 @@ from svc_common.errors import Aborted, AlreadyExists, NotFound
 
 
 def meant_by_submit(book: RequestBook, submission: Submission, reader: Reader) -> LiveRequest | None:
-    """The request that `reader` submits once more, None = there is none yet.
+    """The existing request that a Submit of `reader` refers to; None = it is new.
 
-    AlreadyExists for an id that is in use for something else; Aborted where another reader has it since this one was away.
+    Raises AlreadyExists for an id in use for something else, and Aborted if another reader took the request
+    over meanwhile.
     """
     live = book.find(submission.tenant, submission.request_id)
     if live is None:
@@ -31,7 +32,7 @@ def meant_by_submit(book: RequestBook, submission: Submission, reader: Reader) -
 
 
 def meant_by_attach(book: RequestBook, attach: engine_pb2.Attach) -> LiveRequest:
-    """The resumable request of that id. NotFound."""
+    """The resumable request that an Attach refers to. Raises NotFound."""
     live = book.find(attach.tenant, attach.request_id)
     if live is None or not live.submission.resumable:
         raise NotFound(
@@ -44,7 +45,7 @@ def meant_by_attach(book: RequestBook, attach: engine_pb2.Attach) -> LiveRequest
 
 
 def attached_elsewhere() -> Aborted:
-    """What a former reader is told."""
+    """The error sent to a request's former reader."""
     return Aborted("another reader attached to this request", reason="ATTACHED_ELSEWHERE")
 
 

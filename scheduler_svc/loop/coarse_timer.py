@@ -1,18 +1,18 @@
-"""A timer for who waits for an event and must look up now and then: set anew for each wait it would cost more than the wait."""
+"""A reusable coarse timer for waits that need a wake-up at some time at the latest; cheaper than one timer per wait."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Alarm:
-    """Owner of one timer at most. `ring()`: what it does; maybe earlier than asked, so that whoever waits looks and waits on."""
+    """At most one pending timer. It may call `ring` earlier than asked, so the waiting code must check and wait again."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, seconds: float | None) -> None:
-        """Rings in so many seconds at the latest; None = need not."""
+        """Call `ring` in at most that many seconds. No-op for None."""
         if seconds is None:
             return
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The core in force: built for what a worker has and what the operator chose, recorded, and changed while it runs."""
+"""The core in use: building it for the workers and the chosen policy, recording it, and changing its policy while it runs."""
 
 import logging
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ _CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What a core is built for: the model that all workers have, and the blocks that each of them has.
+    """What a core is built for: the model of all workers, and the cache blocks that each has (the least of each count).
 
-    `compute_beside_us`: their threads want the cores that the services run on.
+    `compute_beside_us`: the workers compute on the CPU and compete with the services for cores.
     """
 
     limits: common_pb2.ModelLimits
@@ -33,13 +33,13 @@ class Workers:
 
     @classmethod
     def of(cls, owned: Sequence[Ownership]) -> "Workers":
-        """What these have in common."""
+        """Common properties of these workers."""
         on_cpu = any(each.device == _CPU for each in owned)
         return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]), on_cpu)
 
     @property
     def size(self) -> WorkerSize:
-        """As far as limits depend on it."""
+        """The sizes that core limits depend on."""
         cache = self.cache
         return WorkerSize(
             cache.block_size,
@@ -51,10 +51,11 @@ class Workers:
 
 
 class CoreKeeper:
-    """Owner of `core` and of the choice that it is built by. Steps are counted over all cores of the process.
+    """Owner of `core` and of the policy choice that it is built by. Step numbers continue across all cores of the process.
 
-    `overlap`: whether plans are sent off before a result is there, as many as the policy plans ahead; None = as the workers' device
-    has it (decision 0015). `overlaps`: what came of that; recordings say it.
+    `overlap`: send as many plans ahead of their results as the policy allows; None = unless workers compute
+    on the CPU (docs/decisions/0015-no-overlap-on-a-cpu.md). `overlaps`: the resulting setting, which
+    recordings contain.
     """
 
     def __init__(self, choice: PolicyChoice, tape: Tape, *, overlap: bool | None) -> None:
@@ -67,7 +68,7 @@ class CoreKeeper:
         self._last_step = 0
 
     def build(self, owned: Sequence[Ownership]) -> AnyCore:
-        """A new core for these workers; the one before is forgotten."""
+        """Build a new core for these workers; it replaces the previous one."""
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()
         workers = Workers.of(owned)
@@ -85,24 +86,25 @@ class CoreKeeper:
         return self.core
 
     def discard(self) -> None:
-        """The core is not to be trusted any more."""
+        """Drop the core because its state is not to be trusted any more."""
         if self.core is not None:
             self._last_step, self.core = self.core.step, None
 
     def most_rows(self, workers: Workers) -> int:
-        """Sequences that each worker made room for."""
+        """Number of sequences that each worker reserved memory for."""
         return self._started_with.core_limits(workers.size).max_num_seqs
 
     def observe_cost(self, num_tokens: int, num_moved_blocks: int, duration_ns: int) -> None:
-        """What a step cost; when enough is known of it, it is an input of the core."""
+        """Measure a step's cost. The core gets new estimates once they change noticeably."""
         costs = self._meter.observe(num_tokens, num_moved_blocks, duration_ns)
         if costs is not None and self.core is not None:
             self.core.observe_costs(costs)
 
     def change_policy(self, settings: Sequence[str], workers: Workers | None) -> tuple[int, list[policy_change.Change]]:
-        """Other values for "KEY=VALUE" keys: the first step by them, and what is another. ConfigError, and nothing changed.
+        """Change the policy by "KEY=VALUE" settings; returns the first step under it and the changed values.
 
-        Without a worker they are kept for the core that is to be built.
+        Raises ConfigError, and then nothing has changed. Without workers, the settings apply to the core
+        built next.
         """
         choice = self._choice.changed(settings, "SetPolicy")
         choice.check()

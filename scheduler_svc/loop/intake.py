@@ -1,6 +1,7 @@
-"""What happens to the core between a result and the next plan: stops, cancels, deadlines first, then new requests.
+"""Inputs applied to the core between a result and the next plan: stops, cancels and deadlines first, then new requests.
 
-So the blocks of whatever ended are free before the next plan, and the core never changes under a plan that is out.
+So blocks of ended requests are free before the next plan, and the core never changes while a plan is in
+flight.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,17 @@ from svc_common.errors import QuireError, Unavailable
 
 
 class Intake:
-    """Moves inputs from the book into the core. `core` is None where there is none (yet). `adapter_id(name)`: NotFound,
-    FailedPrecondition."""
+    """Moves inputs from the book into the core. `core` arguments are None while there is no core.
+
+    `adapter_id(name)` raises NotFound or FailedPrecondition.
+    """
 
     def __init__(self, book: RequestBook, adapter_id: Callable[[str], int]) -> None:
         self._book = book
         self._adapter_id = adapter_id
 
     def take_ends(self, core: AnyCore | None) -> None:
-        """Ends what is stopped, cancelled or expired."""
+        """End requests that were stopped, cancelled or expired."""
         for live, choice, offset in self._book.inputs.take_stops():
             if core is not None:
                 core.stop_at(live.name(choice), offset)
@@ -37,7 +40,7 @@ class Intake:
             self._book.expire(live)
 
     def take_requests(self, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
-        """Queues new requests in order of arrival; those that cannot be served fail."""
+        """Queue new requests in the core in order of arrival; those that cannot be served fail."""
         for live in self._book.inputs.take_crowd():
             self.leave_core(live, core)
             self._book.back_to_pending(live)
@@ -48,14 +51,14 @@ class Intake:
                 self._book.fail(live, error)
 
     def fail_unserved(self, core: AnyCore | None, arrived_until_ns: int, why: str) -> None:
-        """Nobody waits for ever for a worker that does not come: fails what arrived until then."""
+        """Fail all requests that arrived until that time with Unavailable; `why` is the message."""
         for live in self._book.live():
             if live.time.arrival_ns <= arrived_until_ns:
                 self.leave_core(live, core)
                 self._book.fail(live, Unavailable(why, reason="NO_WORKER", retry_after_s=5.0))
 
     def fail_without_adapter(self, core: AnyCore | None) -> None:
-        """Workers changed: what is in the core and names an adapter that one of them is without fails."""
+        """After a change of workers, fail requests in the core that use an adapter which a worker lacks."""
         for live in self._book.live():
             if live.place is not Place.IN_CORE:
                 continue  # looked at when it enters
@@ -66,12 +69,12 @@ class Intake:
                 self._book.fail(live, error)
 
     def leave_core(self, live: LiveRequest, core: AnyCore | None) -> None:
-        """Out of the core; its end is told by the caller."""
+        """Remove a request from the core, if it is there. The caller reports its end or requeues it."""
         if live.place is Place.IN_CORE and core is not None:
             core.abort([live.core_id])
 
     def _enter(self, live: LiveRequest, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
-        """Choices that their committed tokens already end, end here, and with the last of them the request."""
+        """Add a request to the core. Choices that their committed tokens already end, end here, and with the last the request."""
         adapter_id = self._adapter_id(live.submission.adapter)
         live.output.sequences.clear()  # ranked ones start from the prompt
         request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)

@@ -1,7 +1,8 @@
-"""Workers come and go: who is here, for whom the core is built, and what becomes of the sequences of one that is lost.
+"""Connecting and losing workers: for which of them the core is built, and what becomes of a lost worker's sequences.
 
-A worker that comes back in its epoch goes on with what it holds. Else its sequences wait again with their tokens; where the core
-has a worker for each lane, and another one is here, they need not wait for its return.
+A worker that reconnects in its epoch continues with the state it holds. Otherwise its sequences are requeued
+with their tokens. If the core has one worker per lane and another worker is connected, they are requeued
+without waiting for the reconnect.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ from svc_common.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _RETURN_S = 0.5
-"""Time for a worker whose stream broke to come back in its epoch, before others take its sequences over."""
+"""Time for a worker with a broken stream to reconnect in its epoch, before other workers take its sequences over."""
 
 
 class LaneKeeper:
-    """Owner of the lanes to all workers. `workers`: what the core in force, or the one before, was built for.
+    """Owner of the lanes to all workers. `workers`: what the current core, or the previous one, was built for.
 
-    `news`: set when a lane has something to take; whoever waits clears it.
+    `news` is set when a lane has something to take; the waiting code clears it.
     """
 
     def __init__(
@@ -53,39 +54,39 @@ class LaneKeeper:
             lane.listen(self.on_news)
 
     def on_news(self) -> None:
-        """A lane has something to take."""
+        """Signal that a lane has something to take."""
         self.news.set()
         self._book.wake.set()
 
     @property
     def core(self) -> AnyCore | None:
-        """The core in force."""
+        """The core in use, if any."""
         return self._keeper.core
 
     @property
     def here(self) -> list[WorkerLane]:
-        """Lanes whose workers can take plans."""
+        """Lanes to connected workers."""
         return [lane for lane in self.lanes if lane.is_here]
 
     @property
     def can_step(self) -> bool:
-        """There is a core, and a worker."""
+        """True if there is a core and a connected worker."""
         return self.core is not None and bool(self.here)
 
     def of(self, plan: StepPlan) -> WorkerLane:
-        """The worker that runs a plan."""
+        """The lane to the worker that runs the plan."""
         assert self.core is not None
         return self.lanes[plan.lane if self.core.has_worker_per_lane else 0]
 
     def show_ready(self) -> None:
-        """Steps are completing, or can."""
+        """Report the service as ready, because steps complete or can."""
         if self.workers is not None and not self._readiness.serving:
             self._readiness.ready(self.workers.limits, self.workers.bundle)
 
-    # --- coming ---------------------------------------------------------------------------------------------------
+    # --- connecting -----------------------------------------------------------------------------------------------
 
     async def meet(self) -> None:
-        """Takes in who came, lets go who stays away, and builds the core once all are here."""
+        """Adopt workers that connected, give up those that stay away, and build the core once all are connected."""
         for lane in self.lanes:
             lane.attach()
             owned = lane.take_ownership()
@@ -96,7 +97,7 @@ class LaneKeeper:
             self._build()
 
     async def _adopt(self, lane: WorkerLane, *, resumed: bool) -> None:
-        """Steps can run; where one is out still, that is shown by its result."""
+        """Take a connected worker into service. If a step is in flight there, its result will show readiness instead."""
         if not resumed:
             self._begin(lane)
         else:
@@ -110,7 +111,7 @@ class LaneKeeper:
             self.show_ready()
 
     def _begin(self, lane: WorkerLane) -> None:
-        """The worker holds nothing. Where it has another model or less memory than the core counts on, that is void."""
+        """Begin a new epoch with a worker that holds no rows. Discard the core if models or block counts no longer match it."""
         self._let_go(lane)
         if self.core is None:
             return
@@ -123,12 +124,12 @@ class LaneKeeper:
             self.core.take_lane_back(lane.number)
 
     def _are_alike(self) -> bool:
-        """Same blocks and same model as before."""
+        """True if the connected workers have the blocks and the model that the core was built for."""
         now = Workers.of([lane.owned for lane in self.lanes if lane.owned is not None])
         return self.workers is not None and (now.cache, now.limits) == (self.workers.cache, self.workers.limits)
 
     def _build(self) -> None:
-        """A core for what all workers have; requests of the old one enter it as if they came anew, with their tokens."""
+        """Build a core for all workers once all are connected; live requests enter it as if new, with their tokens."""
         for lane in self.here:
             if not lane.is_fresh:
                 self._let_go(lane)
@@ -151,16 +152,16 @@ class LaneKeeper:
         else:
             self._book.back_to_pending(live)
 
-    # --- going ----------------------------------------------------------------------------------------------------
+    # --- losing ---------------------------------------------------------------------------------------------------
 
     def lose(self, lane: WorkerLane, error: WorkerLostError) -> None:
-        """The stream is gone."""
+        """Handle the loss of a worker's stream."""
         lane.lose(error)
         if not self.here:
             self._readiness.stop()
 
     def discard_core(self, why: str) -> None:
-        """A bug of our own: the core is not to be trusted, and whichever request brought it there must not for ever."""
+        """Drop the core after a bug in the scheduler, and count a loss for each request in it, so that retries are bounded."""
         self._keeper.discard()
         self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
         for live in self._book.live():
@@ -170,7 +171,7 @@ class LaneKeeper:
         self._readiness.stop()
 
     def _hand_over(self) -> None:
-        """Sequences of a worker that stays away go on elsewhere."""
+        """Requeue the sequences of workers that stay away, so that other lanes' workers continue them."""
         if self.core is None or not self.core.has_worker_per_lane or not self.here:
             return
         for lane in self.lanes:
@@ -180,7 +181,7 @@ class LaneKeeper:
                 self._let_go(lane)
 
     def _let_go(self, lane: WorkerLane) -> None:
-        """What the worker held is gone: all that ran there waits again with its tokens."""
+        """Requeue all sequences that ran on the worker with their tokens, since its KV is lost; fail those with too many losses."""
         if lane.is_void:
             return
         in_step = {entry.request_id for sent in lane.in_flight for entry in sent.plan.scheduled}

@@ -1,4 +1,4 @@
-"""A policy changed while the service runs: what the service itself cannot change, beside what the core cannot (design.md 4)."""
+"""Changing the policy while the service runs: checks of what the workers fixed at start; `core.live_change` checks the rest."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,9 +16,10 @@ Change = tuple[str, Any, Any]
 
 
 def change(core: AnyCore, profiled: CoreLimits, spec: PolicySpec, limits: CoreLimits) -> list[Change]:
-    """From the next plan on the core decides by these: (key, value before, value now) of what is another. All or nothing.
+    """Apply another policy and limits from the next plan on; returns the changes as (key, old value, new value). All or nothing.
 
-    `profiled`: the limits that the worker made room for. ConfigError for more, and for what is fixed at start.
+    `profiled`: the limits that the workers reserved memory for. Raises ConfigError for higher ones, and for
+    what is fixed at start.
     """
     for name in _OF_THE_WORKER:
         most, wanted = getattr(profiled, name), getattr(limits, name)

@@ -1,4 +1,4 @@
-"""What a step gave, put where requests are read: the core's outcome beside what only readers want."""
+"""Deliver a step's tokens, log probabilities and embeddings to request outputs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
 
 
 class Readers(Protocol):
-    """Where requests are read, by their ids in the core."""
+    """Receiver of outputs, by request id in the core."""
 
     def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
-        """New output of a sequence."""
+        """Append new output tokens of a sequence."""
 
     def put_prompt(self, core_id: str, run: PromptRun) -> None:
-        """Log probabilities of some of its prompt's tokens."""
+        """Store log probabilities of some of the request's prompt tokens."""
 
     def put_embedding(self, core_id: str, values: bytes) -> None:
-        """Its prompt's vector."""
+        """Store the prompt's embedding."""
 
 
 def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
-    """Tokens, with their extras, to their choices; vectors and prompts' log probabilities to their requests."""
+    """Deliver the core's outcome of a step, with the log probabilities and embeddings of the worker's result."""
     step = result.result.step
     if result.plain is not None:
         for tokens in outcome.runs:
@@ -37,7 +37,7 @@ def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
         parent = tokens.forked_from or tokens.name
         extras = result.extras.get(parent)
         if parent in result.result.children:
-            # The first continues the sequence, the others are forks of it, in order.
+            # The first child continues the sequence; the others are forks of it, in order.
             extras = extras.one(born[parent]) if extras is not None else None
             born[parent] += 1
         if tokens.name not in result.embeddings:
@@ -45,8 +45,11 @@ def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
 
 
 def count_drafts(plan: StepPlan, result: StepResult, count: Callable[[str, int, int], None]) -> None:
-    """`count(core_id, num_accepted, num_rejected)` for the guesses of a plan; the token behind the right ones is none, and steady
-    rows have none."""
+    """Call `count(core_id, num_accepted, num_rejected)` for each sequence with draft tokens in the plan.
+
+    A sequence's last token in the result is not a draft: it follows the accepted ones. Fast decode rows have
+    no drafts.
+    """
     for entry in plan.entries:
         if entry.num_drafts and (tokens := result.tokens.get(entry.name)):
             num_accepted = len(tokens) - 1

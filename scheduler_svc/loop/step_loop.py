@@ -1,9 +1,10 @@
-"""The engine loop: plan, run and publish one step after the other, for as long as the process lives.
+"""The engine loop: plan, send and publish steps for as long as the process lives.
 
-One worker has as many plans without a result as its policy plans ahead (plan k+1 is sent before result k is read), without overlap
-one. Where each lane has a worker, all are planned for together once all are done, as the collector of the reference does (R194): a
-rank without work gets no message, and no step in the log. Results are taken as they come. Inputs are taken before each plan
-(`intake`); how workers come and go is up to `lane_keeper`.
+With overlap, up to as many plans are in flight as the policy plans ahead (plan k+1 is sent before result k is
+read); without, one. If each lane has its own worker, all ranks are planned for together once all are done, as
+Chitu's collector does; a rank without work gets no message and no step in the log. Results are taken in the
+order of arrival. Inputs are taken before each plan (`intake`); `lane_keeper` handles workers that connect and
+fail.
 """
 
 import asyncio
@@ -38,14 +39,16 @@ _BLOCKED_S = 0.01
 _CHECK_S = 0.1
 _UNSERVED_CHECK_S = 1.0
 _SLOW_S = 0.5
-"""A step of a rank that takes longer does not hold the others up."""
+"""A rank's step that takes longer no longer delays plans for the other ranks."""
 _BUG_PAUSE_S = 0.1
 _PREEMPTIONS_PER_WARNING = 50
 
 
 class StepLoop:
-    """Runs until cancelled. Reads `book`, writes `book`, `step_log` and `readiness`. `lanes`: to all workers.
-    `adapter_id(name)`: of one that requests may name; NotFound."""
+    """Runs until cancelled. Reads and writes `book`, writes `step_log` and `readiness`. `lanes`: to all workers.
+
+    `adapter_id(name)`: id of a loaded adapter; raises NotFound.
+    """
 
     def __init__(
         self,
@@ -72,11 +75,11 @@ class StepLoop:
 
     @property
     def core(self) -> AnyCore | None:
-        """The core in force; None before the workers have said how many blocks they have."""
+        """The core in use; None before the workers have reported their block counts."""
         return self._keeper.core
 
     async def run(self) -> None:
-        """For ever: one turn after the other."""
+        """Run turns until cancelled. After an unexpected exception, discard the core and continue with the live requests."""
         while True:
             try:
                 await self._turn()
@@ -86,9 +89,10 @@ class StepLoop:
                 await asyncio.sleep(_BUG_PAUSE_S)
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, list[policy_change.Change]]:
-        """Other values for "KEY=VALUE" keys: the first step by them, and what is another. ConfigError, and nothing changed.
+        """Change the policy by "KEY=VALUE" settings; returns the first step under it and the changed values.
 
-        Without a worker they are kept for the core that is to be built.
+        Raises ConfigError, and then nothing has changed. Without workers, the settings apply to the core
+        built next.
         """
         return self._keeper.change_policy(settings, self._lanes.workers)
 
@@ -107,7 +111,7 @@ class StepLoop:
         elif not went_out:
             await self._idle(_BLOCKED_S if self._has_work() else None)
 
-    # --- plans out ------------------------------------------------------------------------------------------------
+    # --- sending plans --------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
         assert self.core is not None and self._lanes.workers is not None
@@ -118,13 +122,14 @@ class StepLoop:
         return self.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
 
     def _is_busy(self) -> bool:
-        """Whether there are results to come of workers that are here."""
+        """True if a connected worker has a plan in flight."""
         return any(lane.in_flight for lane in self._lanes.here)
 
     def _has_room(self) -> bool:
-        """Whether another plan may go out before a result is read. Filling the pipeline comes first (R147).
+        """True if another plan may be sent before a result is read. Filling the pipeline takes precedence over reading results.
 
-        Ranks are planned for when all are done, so that tasks that came apart run together again; who is slow is not waited for.
+        Ranks are planned for when all are done, so that steps which drifted apart run together again; a slow
+        rank is not waited for.
         """
         assert self.core is not None
         here = self._lanes.here
@@ -135,9 +140,9 @@ class StepLoop:
         return not num_in_flight or (self._keeper.overlaps and num_in_flight < self.core.depth)
 
     async def _dispatch(self) -> bool:
-        """Plans and sends, if the pipeline has room; whether anything went out.
+        """Plan and send, if there is work and room; True if anything was sent.
 
-        A plan with nothing to compute goes out if the worker may forget rows by it.
+        A plan without work is sent if it lets the worker drop rows.
         """
         if not self._has_work() or not self._has_room():
             return False
@@ -160,7 +165,7 @@ class StepLoop:
             self._lanes.lose(lane, error)
 
     def _announce(self, plan: StepPlan, began_ns: int, took_ns: int) -> None:
-        """Tells everybody what is known of a plan before its result."""
+        """Report a plan before its result: to step log, spans, explanations and requests."""
         assert self.core is not None
         lane = self._lanes.of(plan)
         moves = plan.swap_in or plan.swap_out or plan.copy
@@ -189,17 +194,17 @@ class StepLoop:
         adapter_id = live.request.lora_id if live.request is not None else 0
         return live.submission.row_sampling(self._lanes.workers.limits, adapter_id)
 
-    # --- results in -----------------------------------------------------------------------------------------------
+    # --- taking results -------------------------------------------------------------------------------------------
 
     async def _settle_some(self) -> None:
-        """Waits for results and takes the oldest of each worker that has one."""
+        """Wait for results and take the oldest of each worker that has one."""
         left_s = min(lane.patience_s - lane.seconds for lane in self._lanes.here if lane.in_flight)
         self._alarm.within(self._at_most(max(0.0, left_s)))
         await self._lanes.news.wait()
         self._sweep()
 
     def _sweep(self) -> None:
-        """Takes what there is, one of each worker; also that a worker is gone."""
+        """Take at most one result of each worker, without waiting, and notice lost workers."""
         self._lanes.news.clear()
         for lane in self._lanes.here:
             try:
@@ -213,7 +218,7 @@ class StepLoop:
             self._lanes.on_news()
 
     def _settle(self, plan: StepPlan, result: WorkerResult) -> None:
-        """Applies and publishes a result."""
+        """Apply a result to the core and publish it."""
         assert self.core is not None
         self._lanes.show_ready()
         if plan.is_empty:
@@ -222,7 +227,7 @@ class StepLoop:
             self._log.complete(result)
             self._end_all(self.core.fail_step(plan.step, result.error.message))
         else:
-            # Who left while the step ran gets nothing of it (R145).
+            # Requests that ended while the step ran get none of its tokens.
             self._intake.take_ends(self.core)
             outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
             self._measure(plan, result)
@@ -233,7 +238,7 @@ class StepLoop:
         self._check_integrity(plan.step)
 
     def _measure(self, plan: StepPlan, result: WorkerResult) -> None:
-        """What steps cost is an input of the core."""
+        """Pass the step's duration to the cost estimates."""
         num_moved = len(plan.swap_in) + len(plan.swap_out)
         self._keeper.observe_cost(plan.num_tokens, num_moved, result.duration_ns)
 
@@ -244,7 +249,7 @@ class StepLoop:
                 self.core.abort([ended.request_id])
 
     def _check_integrity(self, step: int) -> None:
-        """By sampling; a violation is reported and the service goes on."""
+        """Check the block ledger every `integrity_check_every` steps; violations are logged and the service continues."""
         every = self._settings.integrity_check_every
         if every and step % every == 0 and self.core is not None:
             for violation in self.core.check_integrity():
@@ -253,14 +258,14 @@ class StepLoop:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def _idle(self, at_most_s: float | None = None) -> None:
-        """Until there is an input, a deadline, or news of a worker."""
+        """Wait for an input, a deadline, news of a worker, or `at_most_s`."""
         self._alarm.within(self._seconds_to_deadline(self._at_most(at_most_s)))
         await self._book.wake.wait()
         self._book.wake.clear()
         self._sweep()
 
     def _at_most(self, seconds: float | None) -> float | None:
-        """While one of several workers is away or slow, the others look up now and then."""
+        """Cap a wait while one of several workers is away or busy, so that slow workers are noticed."""
         if len(self._lanes.lanes) == 1 or not (self._is_busy() or len(self._lanes.here) < len(self._lanes.lanes)):
             return seconds
         return _CHECK_S if seconds is None else min(seconds, _CHECK_S)
@@ -273,7 +278,7 @@ class StepLoop:
         return seconds if at_most_s is None else min(seconds, at_most_s)
 
     def _fail_unserved(self) -> None:
-        """Nobody waits for ever for workers that do not come."""
+        """Fail requests that have waited `no_worker_timeout_s` without a worker; time spent loading a model does not count."""
         if self._unserved_since_ns is None or self._readiness.warming:
             self._unserved_since_ns = monotonic_ns()
         too_long_ns = monotonic_ns() - int(self._settings.no_worker_timeout_s * NS_PER_S)
@@ -282,6 +287,6 @@ class StepLoop:
 
 
 def _moment(plan: StepPlan, lane: WorkerLane, began_ns: int) -> Moment:
-    """A plan that goes out next to that lane's worker."""
+    """Trace context of a plan about to be sent to that lane's worker."""
     step_id = lane.planner.last_step_id + 1
     return Moment(plan.step, unix_ns(began_ns), step_id, lane.planner.epoch, lane.number, lane.boot_id)

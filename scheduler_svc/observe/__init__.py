@@ -1,1 +1,1 @@
-"""What looks at steps and requests without changing them: step log, spans, timelines, explanations."""
+"""Observers of steps and requests: step log, spans, timelines, explanations, metrics, recordings."""

@@ -1,4 +1,4 @@
-"""Why requests waited: the core's timelines beside what only the service knows, that no worker was there (design.md 4, Explain)."""
+"""Why requests waited: the core's timelines, combined with the times without a ready worker, which only the service knows."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ _NUM_OUTAGES = 256
 
 @dataclass(slots=True)
 class _Outage:
-    """A time without a worker that can run steps, monotonic seconds; `to_time` None: still."""
+    """A period without a worker that can run steps, in monotonic seconds; `to_time` None: it lasts."""
 
     why: str
     from_time: float
@@ -29,9 +29,9 @@ class _Outage:
 
 
 class Explanations:
-    """Owner of the timelines of the requests that the service saw. Times are monotonic seconds, as in the core.
+    """Timelines of the service's requests. Times are monotonic seconds, as in the core.
 
-    `num_logged`: events that are kept, and as many about heads of queues.
+    `num_logged`: number of events kept, and of events about queue heads.
     """
 
     def __init__(self, book: RequestBook, readiness: Readiness, num_logged: int) -> None:
@@ -46,7 +46,7 @@ class Explanations:
         readiness.listen(self._note_readiness)
 
     def observe(self, plan: StepPlan) -> None:
-        """What the plan decided, for the timelines and for the spans of the requests."""
+        """Record a plan's events in timelines and requests."""
         self._timelines.observe(plan.events)
         note_heads(self._heads, plan)
         for event in plan.events:
@@ -54,7 +54,7 @@ class Explanations:
                 self._book.explained(event)
 
     def reason_of(self, live: LiveRequest) -> tuple[str, Reason, Numbers]:
-        """Queue, reason and numbers of one that has not ended, as of now; of several samples that of whose changed last."""
+        """Current queue, reason and numbers of a live request; of several samples, the one with the latest event counts."""
         event = live.last_event if live.place is Place.IN_CORE else None
         queue = event.queue if event is not None else "waiting"
         if queue in WAITING_QUEUES and not self._readiness.serving:
@@ -66,9 +66,9 @@ class Explanations:
         return queue, event.reason, event.numbers
 
     def core_ids(self, tenant: str, request_id: str) -> list[str]:
-        """The core's id of a public one, as a door printed it; of a call with several prompts that of each. NotFound.
+        """The core's ids for an id as printed by an API: one, or one for each prompt of the call. Raises NotFound.
 
-        Ids of the core are taken as they are.
+        Ids of the core are accepted as they are.
         """
         for meant in meanings(request_id):
             if name := self._known(tenant, meant):
@@ -85,13 +85,13 @@ class Explanations:
         )
 
     def _known(self, tenant: str, request_id: str) -> str:
-        """The core's id of exactly that public one; "" where it is not known."""
+        """The core's id of exactly that public id; "" if it is not known."""
         live = self._book.find(tenant, request_id)
         name = live.core_id if live is not None else f"{tenant}:{request_id}" if tenant else request_id
         return name if name in self._timelines or self._book.in_core(name) is not None else ""
 
     def episodes(self, core_id: str) -> list[Episode]:
-        """Its timeline, oldest first, sample by sample; of one that has not reached the core its wait alone."""
+        """Timeline of a request, oldest first, sample by sample; before it reaches the core, only its wait."""
         if core_id in self._timelines:
             own = self._timelines.episodes(core_id)
             return [
@@ -104,7 +104,7 @@ class Explanations:
         return list(self._with_outages(Episode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
 
     def _outside(self, core_id: str, last: Episode) -> Iterator[Episode]:
-        """The wait of one that had to leave the core, as a suspect, since it left."""
+        """The wait of a request that was removed from the core as a suspect, since its removal."""
         live = self._book.in_core(core_id)
         if live is not None and live.place is Place.PENDING and last.to_time is not None:
             numbers = {"losses": live.num_losses}
@@ -118,7 +118,7 @@ class Explanations:
             self._outages.append(_Outage(self._readiness.reason, now))
 
     def _with_outages(self, episode: Episode) -> Iterator[Episode]:
-        """The parts of a wait that no plan could end, as there was no worker, stand for themselves."""
+        """Split a wait into parts with and without a worker, since no plan could end it during an outage."""
         rest = episode
         for outage in self._outages if episode.is_wait else ():
             start = max(rest.from_time, outage.from_time)
@@ -143,5 +143,5 @@ class Explanations:
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
-    """None is never."""
+    """The earlier of two times; None is never."""
     return min((t for t in (one, other) if t is not None), default=None)

@@ -1,7 +1,7 @@
-"""What held up the heads of the waiting queues, for those that stand behind and were not looked at (design.md 4, Explain).
+"""History of each waiting queue's head of line, to explain the waits of requests behind it, which the plan did not examine.
 
-The same composition as in core.timelines, which is read once in a while; this is read once for each wait, so it looks only at heads
-at which the reason changed.
+`timelines` combines heads and requests in the same way, but rarely; this module is read once per wait, and so
+returns only heads at which the reason changed.
 """
 
 from bisect import bisect_right
@@ -19,21 +19,21 @@ Numbered = tuple[int, Event]
 
 @dataclass(slots=True)
 class _Heads:
-    """Of one queue: the last of all, and of those whose reason is another than that of the one before."""
+    """Heads of one queue: all recent ones, and those with another reason than the one before."""
 
     all: deque[Numbered] = field(default_factory=lambda: deque(maxlen=_NUM_HEADS))
     turns: deque[Numbered] = field(default_factory=lambda: deque(maxlen=_NUM_HEADS))
 
 
 class QueueHeads:
-    """Owner of the last heads of each queue. `position`: how many there were, of all queues."""
+    """Recent heads of each queue. `position`: number of head events observed so far, over all queues."""
 
     def __init__(self) -> None:
         self._queues = {queue: _Heads() for queue in WAITING_QUEUES}
         self.position = 0
 
     def observe(self, event: Event) -> None:
-        """The event of a head, in order."""
+        """Add the event of a queue's head; called in order."""
         self.position += 1
         heads, numbered = self._queues[event.queue], (self.position, event)
         last = heads.all[-1][1] if heads.all else None
@@ -42,7 +42,7 @@ class QueueHeads:
         heads.all.append(numbered)
 
     def since(self, queue: str, position: int, not_in_step: int) -> Iterator[Event]:
-        """The first head after `position` and those after it at which the reason changed; none of the step `not_in_step`."""
+        """The first head after `position`, and later ones with a changed reason; none of the step `not_in_step`."""
         heads = self._queues[queue]
         first = next((n for n in _after(heads.all, position) if n[1].step != not_in_step), None)
         if first is not None:

@@ -1,4 +1,4 @@
-"""Asks the recording what would have ended a wait, in a process of its own: steps go on meanwhile."""
+"""Search for the counterfactuals of waits (what would have ended them), in a separate process, so that steps continue."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 _MAX_KNOWN = 10_000
 _PLAIN = (Reason.NEED_BLOCKS, Reason.TOKEN_BUDGET)
-"""Searched first: most often one number of the reason's own keys is the answer."""
+"""Searched first, since one number of the reason's own keys is usually the answer."""
 _NUM_IN_ROUND = 16
-"""A round is a replay of its own, so the first answers come soon, and replays do not add up."""
+"""Questions per replay: small, so that first answers come soon and replays stay short."""
 _TIMEOUT_S = 25.0
 _PROGRAM = (sys.executable, "-m", "scheduler_svc.observe.recording.inquiry")
 
 
 class Inquirer:
-    """One asker at a time; answers are kept, as the past does not change. What is not found in time stays without an answer."""
+    """Runs one search at a time and caches answers, since the past does not change. Searches that time out have no answer."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -38,10 +38,10 @@ class Inquirer:
         self._known: OrderedDict[Question, Needs] = OrderedDict()
 
     async def needs(self, core_id: str, episodes: Sequence[Episode]) -> tuple[dict[int, Needs], int]:
-        """By position of the episode: knobs and values that would have let the request in at its first step; and how many waits
-        could not be looked into in time.
+        """Counterfactuals by position of the episode, and the number of waits that could not be searched in time.
 
-        As far as the ring holds their steps; nothing where nothing is recorded.
+        A counterfactual maps knobs to values that would have let the request in at the episode's first step.
+        Only steps in the record buffer can be searched; without recording the result is empty.
         """
         waits = {i: _question(core_id, episodes[i]) for i in by_worth(episodes)}
         if not waits or not self._tape.is_on:
@@ -92,7 +92,7 @@ class Inquirer:
             )
 
     def _write(self, path: Path, since_step: int) -> None:
-        """The segments that hold these steps, as a recording."""
+        """Write the segments from that step on as a recording."""
         held = self._tape.segments()
         start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
         with path.open("wb") as file:
@@ -106,13 +106,13 @@ class Inquirer:
 
 
 def by_worth(episodes: Sequence[Episode]) -> list[int]:
-    """Positions of the waits that some number could have ended: plain ones first, longest first."""
+    """Positions of the waits that some number could have ended: waits for blocks or token budget first, longest first."""
     waits = [i for i, episode in enumerate(episodes) if _hangs_on_a_knob(episode)]
     return sorted(waits, key=lambda i: (episodes[i].reason not in _PLAIN, -_length_s(episodes[i])))
 
 
 def _length_s(episode: Episode) -> float:
-    """A wait that is not over is longer than any other."""
+    """Duration; infinite for a wait that is not over."""
     return math.inf if episode.to_time is None else episode.to_time - episode.from_time
 
 
@@ -122,7 +122,7 @@ def _question(core_id: str, episode: Episode) -> Question:
 
 
 def _hangs_on_a_knob(episode: Episode) -> bool:
-    """A wait of at least one step that some number could have ended."""
+    """True for a wait of at least one step that some number could have ended."""
     if not episode.is_wait or episode.from_step == episode.to_step:
         return False
     head = episode.numbers.get("head_reason")

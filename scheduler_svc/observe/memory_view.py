@@ -1,4 +1,4 @@
-"""The memory report of a scheduler core (R209): who holds what, as `block_manager` counts it."""
+"""Memory report of a scheduler core: paged use and what contiguous allocation would need (`block_manager`)."""
 
 from block_manager import contiguous
 from block_manager.contiguous import Demand, Tenant
@@ -8,10 +8,11 @@ from scheduler_svc.core.state import CoreState
 
 
 def memory_report(state: CoreState) -> MemoryReport:
-    """Device memory now, beside contiguous allocation in a memory of the same size.
+    """Current device memory use, compared with contiguous allocation in a memory of the same size.
 
-    How long live sequences will get is not known, so contiguous `reserved` is all room up to prompt + max_tokens (at most
-    max_model_len) and `internal` only the rounding. Swapped groups wait there as they do here.
+    The final length of live sequences is unknown, so contiguous `reserved` is all room up to prompt +
+    max_tokens (at most max_model_len) and `internal` only the rounding. Swapped groups wait there as they do
+    here.
     """
     ledger = state.cache.ledger
     groups = [group for request in state.requests.values() for group in request.groups if not group.is_finished]
@@ -22,7 +23,7 @@ def memory_report(state: CoreState) -> MemoryReport:
 
 
 def paged(state: CoreState) -> PagedMemory:
-    """Only what the tables of the device hold."""
+    """Paged use only, from the device block tables."""
     ledger = state.cache.ledger
     held = []
     for request in state.requests.values():

@@ -1,7 +1,7 @@
-"""The spans of one traced request in the scheduler, one after the other without a gap: queue, prefill, decode, and, where it had to
-leave, requeued, then prefill or decode again.
+"""The spans of one traced request in the scheduler, consecutive without gaps: queue, prefill, decode, and,
+after a preemption, requeued, then prefill or decode again.
 
-Lives here: which span is open and what is noted on it. Which event means what: requests.spans.
+This module keeps the open span and its attributes; `observe.spans` maps events to it.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Values = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A plan as spans tell of it. `step_id`: the worker's number for it, in `epoch`; `at_ns`: Unix time when it was planned."""
+    """A plan in terms of spans. `step_id`: the worker's number for it within `epoch`; `at_ns`: Unix time of planning."""
 
     step: int
     at_ns: int
@@ -32,15 +32,15 @@ class Moment:
 
     @property
     def ids(self) -> dict[str, Value]:
-        """What finds the step, here and at the worker."""
+        """Attributes that identify the step, here and at the worker."""
         return {names.STEP: self.step, names.STEP_ID: self.step_id}
 
 
 @dataclass(slots=True)
 class Wait:
-    """A sample that waits. `event`: the last of its own; `position`: heads of queues that there had been then.
+    """A waiting sample. `event`: its own last event; `position`: number of queue head events at that time.
 
-    `told`: the last reason on the span, with the head's where it stands behind one.
+    `told`: the last reason noted on the span, including the head's if the sample waits behind one.
     """
 
     event: Event
@@ -50,10 +50,11 @@ class Wait:
 
 @dataclass(slots=True, eq=False)
 class RequestTrace:
-    """Owner of the open span and its figures. Samples are numbered as in events; `waits` has those that wait, `running` the others.
+    """The open span and its attributes. Samples are numbered as in events: waiting ones are in `waits`, others in `running`.
 
-    Phases are counted in steps: a prefill's by plans, a decode's by results. `planned_step`: of the plan that it ran from last, at
-    `place`. `mode`: how it had to leave last, empty = its worker was lost. `blocks`: lengths of block tables by sequence.
+    Phases are counted in steps: a prefill's by plans, a decode's by results. `planned_step`: the plan that
+    last started it, at `place`. `mode`: mode of the last preemption, empty = its worker was lost. `blocks`:
+    lengths of block tables by sequence.
     """
 
     telemetry: Telemetry
@@ -80,7 +81,7 @@ class RequestTrace:
     # --- spans --------------------------------------------------------------------------------------------------------
 
     def open(self, name: str, at_ns: int, attributes: Values) -> None:
-        """The next phase."""
+        """Open the span of the next phase."""
         self.name, self.start_ns = name, at_ns
         self.first_step = self.num_steps = self.num_late_tokens = 0
         self.is_steady = False
@@ -89,17 +90,17 @@ class RequestTrace:
         self.span = self.telemetry.span(name, parent=self.parent, attributes=own, start_ns=at_ns)
 
     def start(self, name: str, moment: Moment, attributes: Values) -> None:
-        """It runs on a worker from the plan of `moment` on."""
+        """Open the span of a phase that runs on a worker from the plan of `moment` on."""
         self.planned_step = moment.step
         self.place = {names.WORKER_ID: moment.worker_id, names.LANE: moment.lane, names.EPOCH: moment.epoch}
         self.go_on(name, moment.at_ns, attributes)
 
     def go_on(self, name: str, at_ns: int, attributes: Values) -> None:
-        """The next phase at the same place."""
+        """Open the span of the next phase at the same worker."""
         self.open(name, at_ns, {**self.place, **attributes})
 
     def close(self, at_ns: int) -> int:
-        """The end of the phase; when that is, which is no earlier than its beginning."""
+        """Close the span, and return its end time, which is no earlier than its start."""
         assert self.span is not None
         at_ns = max(at_ns, self.start_ns)
         figures: dict[str, Value] = {names.NUM_STEPS: self.num_steps} if self.name in _ON_A_WORKER else {}
@@ -115,12 +116,12 @@ class RequestTrace:
         return at_ns
 
     def fail(self, error: QuireError) -> None:
-        """The open phase ends the request by that error."""
+        """Mark the open span with the error that ends the request."""
         assert self.span is not None
         set_error(self.span, error.reason, error.status)
 
     def event(self, name: str, at_ns: int, attributes: Values, sample: int = 0) -> None:
-        """Something happened in the open phase."""
+        """Add an event to the open span."""
         if self.span is not None:
             known = attributes if self.is_single else {**attributes, names.SAMPLE: sample}
             self.span.add_event(name, known, max(at_ns, self.start_ns))
@@ -128,7 +129,7 @@ class RequestTrace:
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def goes_on(self, step: int) -> bool:
-        """Counts a step that is like the one before, which almost all are; False where there is more to it."""
+        """Count a step with the request's next token, the fast path; False if the step needs `RequestSpans.tokens` instead."""
         if not self.is_steady or step == self.seen_step:
             return False
         self.seen_step = step
@@ -136,7 +137,7 @@ class RequestTrace:
         return True
 
     def count_step(self, step: int) -> None:
-        """It took part in that step; once for each, whatever its sequences, and in one phase."""
+        """Count a step in which the request took part; once per step, for all its sequences."""
         if step != self.seen_step:
             self.first_step = self.first_step or step
             self.seen_step = step
@@ -144,7 +145,7 @@ class RequestTrace:
             self.is_steady = self.name == names.DECODE
 
     def hold(self, sequence: str, num_blocks: int, *, anew: bool) -> None:
-        """A sequence got blocks: those of its whole table, or so many more. A fork has what its parent had."""
+        """Note new blocks of a sequence: its whole table (`anew`), or additional ones. A fork starts with its parent's count."""
         before = 0 if anew else self.blocks.get(sequence, max(self.blocks.values(), default=0))
         self.blocks[sequence] = held = before + num_blocks
         self.blocks_max = max(self.blocks_max, held)

@@ -1,7 +1,8 @@
-"""Spans of requests in the scheduler, children of the gateway's span (design.md 9): from what plans decide and results give.
+"""OpenTelemetry spans of requests in the scheduler, children of the gateway's span, made from plans and results.
 
-Only for requests whose context is sampled, and only with telemetry on; otherwise every call returns at once. No span and no event
-per token: a step in which nothing happens to a traced request but its next token costs a count.
+Only for requests with a sampled trace context, and only if telemetry is on; otherwise every call returns at
+once. There is no span or event per token: a step that only gives a traced request its next token costs one
+counter increment.
 """
 
 import logging
@@ -29,10 +30,7 @@ _CANCELLED = common_pb2.FINISH_REASON_CANCELLED
 
 
 class RequestSpans:
-    """Owner of the traces of requests that live here (`LiveRequest.trace`).
-
-    `outage()`: why no worker runs steps, empty = one does.
-    """
+    """Traces of the live requests (`LiveRequest.trace`). `outage()`: why no worker runs steps, "" = one does."""
 
     def __init__(self, telemetry: Telemetry, outage: Callable[[], str] = lambda: "") -> None:
         self._telemetry = telemetry
@@ -41,10 +39,10 @@ class RequestSpans:
         self._heads = QueueHeads()
         self._moment = Moment(0, 0)
 
-    # --- requests come ------------------------------------------------------------------------------------------------
+    # --- requests arriving --------------------------------------------------------------------------------------------
 
     def accepted(self, live: LiveRequest) -> None:
-        """It waits."""
+        """Open the queue span of a traced request."""
         message = live.submission.sampling.trace
         if not self._telemetry.enabled or message is None or not is_sampled(message):
             return
@@ -60,7 +58,7 @@ class RequestSpans:
             _tell_outage(trace, why)
 
     def refused(self, message: common_pb2.TraceContext, request_id: str, error: QuireError) -> None:
-        """It was not accepted: a span of no length says why."""
+        """Record a zero-length span with the error of a request that was not accepted."""
         if not self._telemetry.enabled or not is_sampled(message) or (parent := context_of(message)) is None:
             return
         trace, now_ns = RequestTrace(self._telemetry, parent, request_id), _now_ns()
@@ -70,7 +68,7 @@ class RequestSpans:
         trace.close(now_ns)
 
     def readiness_changed(self) -> None:
-        """Nobody's step runs while no worker is there."""
+        """Note the outage on all open spans if no worker runs steps."""
         if why := self._outage():
             for trace in self._traces.values():
                 _tell_outage(trace, why)
@@ -78,14 +76,14 @@ class RequestSpans:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def planned(self, plan: StepPlan, make_moment: Callable[[], Moment]) -> None:
-        """What a plan decided of them: who comes, who leaves and why others wait; chunks, blocks, swaps."""
+        """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
         if not self._traces:
             return
         try:
             self._moment = make_moment()
             self._take_plan(plan, self._moment)
         except Exception:
-            # Telemetry never costs a step.
+            # An error in telemetry must not fail the step.
             log.exception("no spans for step %d", plan.step)
 
     def _take_plan(self, plan: StepPlan, moment: Moment) -> None:
@@ -143,7 +141,7 @@ class RequestSpans:
         _tell(trace, wait, event, event.sample)
 
     def _catch_up(self, trace: RequestTrace, sample: int) -> None:
-        """What held up those before it since its own last word; what was found of itself in a step holds for that step."""
+        """Note what held up the head of line since the sample's own last event; that event holds for all of its step."""
         wait = trace.waits[sample]
         own = wait.event
         not_in_step = -1 if own.reason in BETWEEN_PLANS else own.step
@@ -154,7 +152,7 @@ class RequestSpans:
     # --- results and ends ---------------------------------------------------------------------------------------------
 
     def tokens(self, trace: RequestTrace, step: int) -> None:
-        """It got tokens in that step."""
+        """Count a step in which the request got tokens; the first one begins its decode span."""
         if trace.name == names.DECODE:
             trace.count_step(step)
             return
@@ -166,7 +164,7 @@ class RequestSpans:
             trace.num_late_tokens += 1
 
     def ended(self, live: LiveRequest, error: QuireError | None) -> None:
-        """It is over."""
+        """Close the request's span with its outcome."""
         trace = live.trace
         if trace is None or trace.span is None:
             return
@@ -186,7 +184,7 @@ class RequestSpans:
         del self._traces[live.core_id]
 
     def _cancelled(self, trace: RequestTrace, live: LiveRequest, now_ns: int) -> None:
-        """By its client, or by its gateway when its time was over: then little of it is left here."""
+        """Note a cancel by the client, or by the gateway at the deadline; the remaining time tells them apart."""
         known: dict[str, Value] = {names.STEP: self._moment.step}
         if live.submission.deadline_ns is not None:
             known[names.REMAINING_MS] = (live.submission.deadline_ns - monotonic_ns()) / NS_PER_MS
@@ -195,7 +193,7 @@ class RequestSpans:
 
 
 def _runs(trace: RequestTrace, event: Event, moment: Moment) -> None:
-    """A sample runs: where none did, a phase on a worker begins."""
+    """Note that a sample runs; the first one begins a phase on a worker."""
     trace.running.add(event.sample)
     if trace.name not in (names.QUEUE, names.REQUEUED):
         return
@@ -209,7 +207,7 @@ def _runs(trace: RequestTrace, event: Event, moment: Moment) -> None:
 
 
 def _leaves(trace: RequestTrace, event: Event, moment: Moment) -> None:
-    """A sample ran, and waits again."""
+    """Note that a running sample was preempted or lost its worker, and waits again."""
     trace.running.discard(event.sample)
     trace.mode = str(event.numbers.get("mode", ""))
     if event.reason is Reason.PREEMPTED:
@@ -222,14 +220,14 @@ def _leaves(trace: RequestTrace, event: Event, moment: Moment) -> None:
 
 
 def _ended(trace: RequestTrace, sample: int, moment: Moment) -> None:
-    """A sample is over: the others may all wait."""
+    """Note that a sample ended; if the others all wait, the request waits again."""
     trace.running.discard(sample)
     if trace.waits:
         _requeue(trace, next(iter(trace.waits.values())).event.reason, moment)
 
 
 def _requeue(trace: RequestTrace, reason: Reason, moment: Moment) -> None:
-    """Where nobody of it runs any more, it waits again."""
+    """Open a requeued span if no sample of the request runs any more."""
     if trace.running or trace.name not in (names.PREFILL, names.DECODE):
         return
     at_ns = trace.close(moment.at_ns)
@@ -239,7 +237,7 @@ def _requeue(trace: RequestTrace, reason: Reason, moment: Moment) -> None:
 
 
 def _tell(trace: RequestTrace, wait: Wait, event: Event, sample: int) -> None:
-    """A reason to wait, with the numbers that decided, where it is another than before: what `quire why` has as an episode."""
+    """Add an event for a reason to wait, with its numbers, if it differs from the last: `quire why` shows these as episodes."""
     told = (event.queue, event.reason, event.numbers.get("head_reason") if event.reason is Reason.BEHIND else None)
     if told == wait.told:
         return

@@ -1,8 +1,9 @@
-"""The last steps as they were planned and what came back, for `quire steps` and WatchScheduler.
+"""Log of the last steps, with plan and result, for `quire steps` and WatchScheduler.
 
-Kept as columns that steps share: in steady decode names, token counts and prefill flags are those of the step before and
-`computed before - step` does not change either, so a step costs its sampled tokens. Messages are built when somebody asks. Block
-tables are kept as changes, so that the tables of any held step can be rebuilt; a step that moves blocks keeps them whole.
+Steps share columns: in fast decode names, token counts and prefill flags equal those of the step before, and
+so does `computed before - step`, so that a step costs only its sampled tokens. Messages are built on request.
+Block tables are kept as changes, from which the tables of any kept step can be rebuilt; a step that moves
+blocks keeps them whole.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ WORKER_LOST, ROWS_NOT_FINITE = "WORKER_LOST", "NOT_FINITE"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scheduled:
-    """Columns of what runs. `lead`: int32, tokens computed before less the step number."""
+    """Columns of the scheduled sequences. `lead`: int32, tokens computed before the step minus the step number."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...]
@@ -41,7 +42,7 @@ class _Scheduled:
     prefill: bytes
 
     def num_tokens(self) -> tuple[int, int]:
-        """Of prefills and of decodes."""
+        """Tokens of prefills and of decodes."""
         tokens = _ints(self.tokens)
         num_prefill = int(tokens[np.frombuffer(self.prefill, bool)].sum()) if 1 in self.prefill else 0
         return num_prefill, int(tokens.sum()) - num_prefill
@@ -49,9 +50,9 @@ class _Scheduled:
 
 @dataclass(slots=True)
 class _TableChange:
-    """Changes of one step: sequences that left, then blocks appended. `whole` replaces everything where blocks moved.
+    """Changes of block tables by one step: sequences removed, then blocks appended. `whole` replaces all, if blocks moved.
 
-    `rank`: whose blocks these are, where each has its own.
+    `rank`: the dp rank that owns the blocks, if each has its own.
     """
 
     left: tuple[str, ...] = ()
@@ -75,10 +76,10 @@ class _TableChange:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. Planning began at `planned_ns` and took `schedule_ns`; its result was known at `closed_ns`, till then it is open.
+    """One step. Planning started at `planned_ns` and took `schedule_ns`; the result arrived at `closed_ns`, until then it is open.
 
-    Monotonic times. `failure`: empty where all went well; `WORKER_LOST`, more about it in `why`; `NOT_FINITE` where some sequences
-    failed alone, `failed` has them and the reason; else the reason of the worker's error.
+    Times are monotonic. `failure`: empty if all succeeded; `WORKER_LOST` (details in `why`); `NOT_FINITE` if
+    only some sequences failed (`failed` has them with the reason); else the reason of the worker's error.
     """
 
     step: int
@@ -110,7 +111,7 @@ class StepRecord:
     state: admin_pb2.StepState | None = None
 
     def report(self, tables: Tables | None, *, state: bool = False) -> admin_pb2.StepReport:
-        """Its wire form; `tables`: those right after this step's schedule(), None = not asked; `state`: with what is kept of it."""
+        """The record as a message. `tables`: block tables right after this step's schedule(), if wanted; `state`: include it."""
         report = admin_pb2.StepReport(
             step=self.step,
             epoch=self.epoch,
@@ -149,7 +150,7 @@ class StepRecord:
         )
 
     def _groups(self) -> list[admin_pb2.ScheduledGroup]:
-        """Sequences of one request side by side are one group."""
+        """Adjacent sequences of one request form one group."""
         s = self.scheduled
         tokens, lead, prefill = _ints(s.tokens).tolist(), _ints(s.lead).tolist(), s.prefill
         groups = []
@@ -176,9 +177,10 @@ class StepRecord:
 
 @dataclass(slots=True)
 class StepLog:
-    """Owner of the records of the last `max_steps` steps. `begin` when a plan is sent, `complete` when its result is known.
+    """Records of the last `max_steps` steps. Call `begin` when a plan is sent and `complete` when its result arrives.
 
-    `read_state`: what there is right after a plan, read while a reader asks for it (`keep_states`) and kept for `MAX_STATES` steps.
+    `read_state`: reads the scheduler's state right after a plan. It is called only while a reader wants
+    states (`keep_states`); the states of the last `MAX_STATES` steps are kept.
     """
 
     max_steps: int
@@ -209,8 +211,11 @@ class StepLog:
         planned_ns: int = 0,
         schedule_ns: int = 0,
     ) -> None:
-        """A plan goes out, to that `rank` where each has blocks of its own. `whole`: the block tables now, needed where the plan
-        moves blocks. Empty plans are no steps."""
+        """Open a record for a plan about to be sent. No-op for empty plans.
+
+        `rank`: the dp rank, if each has its own blocks. `whole`: the current block tables, required if the
+        plan moves blocks.
+        """
         self._left.extend(plan.left)
         if plan.is_empty:
             return
@@ -235,7 +240,7 @@ class StepLog:
 
     @contextmanager
     def keep_states(self) -> Iterator[None]:
-        """Steps that are planned meanwhile keep what there was right after their plan."""
+        """Keep the state right after each plan made while this context is active."""
         self._num_state_readers += 1
         try:
             yield
@@ -243,7 +248,7 @@ class StepLog:
             self._num_state_readers -= 1
 
     def planned(self, step: int) -> None:
-        """All that is told of a plan was told: keeps what there is now, if a reader asks for it."""
+        """Keep the current state for that step, if a reader wants it; called when all listeners know the plan."""
         record = self._open.get(step)
         if record is None or self.read_state is None or not self._num_state_readers:
             return
@@ -253,7 +258,7 @@ class StepLog:
             self._with_state.popleft().state = None
 
     def complete(self, result: WorkerResult, runs: Mapping[str, list[int]] | None = None) -> None:
-        """Its result came back. `runs`: what the core made of it, by sequence; of those that branched nothing else is told."""
+        """Close a step with its result. `runs`: the core's outcome by sequence, used for sequences that branched."""
         record = self._open.get(result.result.step)
         if record is None:
             return
@@ -269,7 +274,7 @@ class StepLog:
         self._close(record, result.error.message if result.error else "")
 
     def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None, why: str = "") -> None:
-        """A worker is gone: sequences left it at once, and results of those steps (None: of all that are out) will never come."""
+        """Close steps (None: all open ones) without a result, and note that the sequences were removed from the worker."""
         for step in list(self._open) if steps is None else steps:
             if step in self._open:
                 self._open[step].failure, self._open[step].why = WORKER_LOST, why
@@ -277,7 +282,7 @@ class StepLog:
         self._left.extend(names)
 
     def _close(self, record: StepRecord, error: str) -> None:
-        """Steps are told in their order, though the workers of lanes may answer in another."""
+        """Close a record. Records are appended in step order, although the workers of several ranks answer in any order."""
         record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
         while self._open and (oldest := next(iter(self._open.values()))).is_closed:
             del self._open[oldest.step]
@@ -326,16 +331,16 @@ class StepLog:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def listen(self, listener: Callable[[StepRecord], None]) -> None:
-        """Calls it with each step as it completes, in their order."""
+        """Call `listener` with each step as it completes, in step order."""
         self._listeners.append(listener)
 
     @property
     def num_dropped(self) -> int:
-        """Completed steps that are no longer held."""
+        """Number of completed steps that are no longer kept."""
         return self._num_closed - len(self._records)
 
     def output_tokens_per_s(self, now_ns: int, window_s: float) -> float:
-        """Tokens sampled over the last `window_s` seconds, or over as much of them as is held."""
+        """Tokens sampled per second over the last `window_s` seconds, or over the part of them that the log covers."""
         since_ns, num_tokens = now_ns - int(window_s * NS_PER_S), 0
         for record in reversed(self._records):
             if record.closed_ns < since_ns:
@@ -345,24 +350,24 @@ class StepLog:
         return num_tokens / held_s
 
     def records_from(self, position: int) -> list[StepRecord]:
-        """Held records from the `position`-th completed step on (counted from 0), oldest first."""
+        """Kept records from the `position`-th completed step on (from 0), oldest first."""
         count = min(self._num_closed - position, len(self._records))
         return list(itertools.islice(reversed(self._records), count))[::-1]
 
     def oldest_tables(self) -> Tables:
-        """A copy of the block tables before the oldest held step."""
+        """Copy of the block tables before the oldest kept step."""
         return {name: list(blocks) for name, blocks in self._base.items()}
 
     async def wait(self, position: int) -> None:
-        """Until more than `position` steps have completed."""
+        """Wait until more than `position` steps have completed."""
         while self._num_closed <= position:
             await self._grown.wait()
 
 
 class StepReader:
-    """One reader's place in the log. `tables`: rebuild block tables along the way; `state`: with what is kept of each.
+    """Position of one reader in the log. `tables`: rebuild block tables along the way; `state`: include kept states.
 
-    A reader slower than the log misses what the log no longer holds.
+    A reader slower than the log skips the steps that the log dropped.
     """
 
     def __init__(self, log: StepLog, since_step: int, *, tables: bool, state: bool = False) -> None:
@@ -389,7 +394,7 @@ class StepReader:
                 yield record.report(self._tables, state=self._state)
 
     async def wait(self) -> None:
-        """Until `new` has something."""
+        """Wait until `new` has something."""
         await self._log.wait(self._position)
 
 
@@ -404,7 +409,7 @@ def _ints(data: bytes) -> NDArray[np.int32]:
 
 
 def _names_of(blocks: bytes, rank: int | None) -> list[str]:
-    """As the ledger names them (`Ledger.named_tables`)."""
+    """Block names as in `Ledger.named_tables`."""
     suffix = "" if rank is None else f"@{rank}"
     return [f"g{block}{suffix}" for block in _ints(blocks).tolist()]
 

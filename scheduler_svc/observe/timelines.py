@@ -1,6 +1,6 @@
-"""Timelines of requests, put together from events when somebody asks: which reason held from which step to which.
+"""Timelines of requests, built from events on request: which reason held from which step to which.
 
-`observe` costs next to nothing: an event is looked at again only when somebody asks, or when it leaves the log.
+`observe` is cheap: an event is processed only when a timeline is requested, or when it drops out of the log.
 """
 
 import bisect
@@ -15,14 +15,14 @@ from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
 Numbered = tuple[int, Event]
 _SWEEP = 1_024
 BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
-"""Reasons of which the next plan can make others."""
+"""Reasons that the next plan may replace in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One reason, from the step that found it to the step that changed it; `to_step` None: it holds still.
+    """One reason of one sample, from the step that found it to the step that changed it; `to_step` None: it still holds.
 
-    `from_time`, `to_time`: seconds on the core's clock. `sample`: of which sample of the request.
+    `from_time`, `to_time`: seconds on the core's clock. `sample`: index of the request's sample.
     """
 
     queue: str
@@ -36,16 +36,16 @@ class Episode:
 
     @property
     def is_wait(self) -> bool:
-        """It waited, in whichever queue."""
+        """True if the sample waited, in any queue."""
         return self.queue in WAITING_QUEUES
 
 
 class Timelines:
-    """Owner of the last `num_logged` events, and of older ones of requests that still live.
+    """Log of the last `num_logged` events, plus older events of live requests.
 
-    What comes in is put away as it is, and looked through when somebody asks. Of what a live request has beyond the log the first
-    and the last `num_events` are kept, of each queue the last `num_heads` about heads. `is_live`: whether a request of that id has
-    not ended.
+    Events are stored as they come and indexed when a timeline is requested. Of a live request's events that
+    dropped out of the log, the first and about the last `num_events` are kept; of each queue, the last
+    `num_heads` about its head of line. `is_live`: true for a request id that has not ended.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Timelines:
         self._index = _Index(0, {}, {})
 
     def observe(self, events: Sequence[Event]) -> None:
-        """Events in the order in which they happened. Owned from then on."""
+        """Append events in their order; takes ownership of the sequence."""
         if events:
             self._log.append((self._count, events))
             self._count += len(events)
@@ -78,7 +78,7 @@ class Timelines:
         return request_id in self._old or request_id in self._indexed().of_requests
 
     def episodes(self, request_id: str) -> list[Episode]:
-        """All of a request, sample by sample. KeyError for one that is not known (any more)."""
+        """Episodes of a request, sample by sample. Raises KeyError if it is unknown or too old."""
         known = [*self._old.get(request_id, ()), *self._indexed().of_requests.get(request_id, ())]
         events = _last_life(known)
         if not events:
@@ -89,7 +89,7 @@ class Timelines:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _leave_log(self, count: int, events: Sequence[Event]) -> None:
-        """What is told of those that still live is kept for each."""
+        """Drop events from the log, keeping those of queue heads and of live requests."""
         self._num_in_log -= len(events)
         for number, event in enumerate(events, count + 1):
             if event.of_queue:
@@ -132,13 +132,13 @@ class Timelines:
             yield episode
 
     def _with_heads(self, own: list[Numbered]) -> Iterator[Event]:
-        """Its own events, and between them what held up the head of its queue."""
+        """A sample's own events, merged with what held up the head of its queue between them."""
         for i, (number, event) in enumerate(own):
             yield event
             until = own[i + 1][0] if i + 1 < len(own) else self._count + 1
             for head in self._heads_between(event.queue, number, until):
                 if head.step == event.step and event.reason not in BETWEEN_PLANS:
-                    continue  # what was found of itself in a step holds for it, whatever held up others
+                    continue  # its own event of a step holds for that step, whatever held up the head
                 same = head.request_id == event.request_id and head.sample == event.sample
                 yield event if same else behind(head)
 
@@ -152,14 +152,14 @@ class Timelines:
 
 @dataclass(slots=True)
 class _Index:
-    """Numbered events in order, as of event number `count`."""
+    """Numbered events in order, up to event number `count`."""
 
     count: int
     of_requests: dict[str, list[Numbered]]
     of_queues: dict[str, list[Numbered]]
 
     def take(self, count: int, events: Sequence[Event]) -> None:
-        """Those that follow event number `count`."""
+        """Add the events after number `count`."""
         for number, event in enumerate(events, count + 1):
             if event.of_queue:
                 self.of_queues.setdefault(event.queue, []).append((number, event))
@@ -168,7 +168,7 @@ class _Index:
 
 
 def _last_life(events: list[Numbered]) -> list[Numbered]:
-    """An id that came again after all its samples had ended names another request: its events alone."""
+    """The events of the latest request with an id: an id that arrives again after all its samples ended is another request."""
     start, alive, over = 0, set[int](), False
     for i, (_, event) in enumerate(events):
         if event.reason is Reason.ENDED:
@@ -182,9 +182,9 @@ def _last_life(events: list[Numbered]) -> list[Numbered]:
 
 
 def now_of(own: Event, head: Event | None) -> Event:
-    """What holds of a request now: its own last event, or what has held up the head of its queue since; `head`: that one's last.
+    """The current state of a request: its own last event, or the later one of its queue's `head`.
 
-    What was found of itself in a step holds for that step, whatever held up others.
+    A request's own event of a step holds for that step, whatever held up the head.
     """
     if head is None or own.queue not in WAITING_QUEUES:
         return own
@@ -195,7 +195,7 @@ def now_of(own: Event, head: Event | None) -> Event:
 
 
 def note_heads(heads: dict[str, Event], plan: StepPlan) -> None:
-    """Keeps what holds up the head of each queue: the last event that told of it, with the numbers of this plan."""
+    """Update what holds up the head of each queue: its last event, with the numbers of this plan."""
     heads.update((event.queue, event) for event in plan.events if event.of_queue)
     for queue, numbers in plan.head_numbers.items():
         if queue in heads:
@@ -203,7 +203,7 @@ def note_heads(heads: dict[str, Event], plan: StepPlan) -> None:
 
 
 def behind(head: Event) -> Event:
-    """The head's event as those behind it have it; where nobody was looked at, they wait for the same themselves."""
+    """The head's event as it applies to requests behind it. Without a head request, the reason applies to them directly."""
     if not head.request_id:
         return head
     numbers: Numbers = {"head": head.request_id, "head_reason": head.reason.value, **head.numbers}

@@ -1,1 +1,1 @@
-"""What an operator chose: words, files and knobs, and the policy and limits that they come to."""
+"""Operators' policy settings: presets, policy files and KEY=VALUE options, resolved to a policy and limits."""

@@ -1,8 +1,8 @@
-"""From words to a `PolicyChoice`: a preset's name or a policy file, `--set`, and single options.
+"""Build a `PolicyChoice` from a preset's name or a policy file, `--set` options, and single options.
 
     choose("vllm-v0", ["preemption_mode=swap"], max_num_seqs=16).core_limits(worker).…
 
-Later words win: preset, then file, then `--set`. Everything that can be wrong is a ConfigError naming where it was written.
+Precedence: preset, then file, then `--set`. Every mistake is a ConfigError that names where it was written.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from scheduler_svc.policy.keys import (
 from scheduler_svc.policy.lanes import lane_phases, lanes_for
 from svc_common.errors import ConfigError
 
-# The service's own default where requests carry priorities; the recordings say `fcfs` themselves.
+# The service's default, because requests carry priorities. Recordings of reference schedulers name `fcfs` explicitly.
 _SERVICE_KNOBS = {"policy": "priority"}
 _OPTIONS = {"prefix_caching": "enable_prefix_caching"}
 
@@ -36,12 +36,13 @@ _OPTIONS = {"prefix_caching": "enable_prefix_caching"}
 def choose(
     policy: str, sets: Iterable[str] = (), *, spelled: Spelling = str, num_workers: int | None = None, **limits: Any
 ) -> PolicyChoice:
-    """The choice made by `policy` (a preset's name or a file), `sets` and single `limits` (None = not given).
+    """The choice for `policy` (a preset's name or a file), `sets` and single `limits` (None = not given).
 
-    `num_workers`: that it is to drive; ranks are as many, and nothing else will do. None: as many as it wants.
+    `num_workers`: number of workers to drive, which must equal the number of ranks; None: as many as the
+    policy has ranks.
 
-    `spelled(name)`: how the person who is told of an error writes `policy`, `policy_set` and the limits. A limit beats what a file
-    says of it, and contradicts a `--set` that says otherwise.
+    `spelled(name)`: how the operator writes `policy`, `policy_set` and the limits, for error messages. A
+    limit overrides a file; one that contradicts a `--set` is an error.
     """
     file = policy_file.read(policy) if policy_file.names_a_file(policy) else None
     base = _preset(file.base, file.base_origin) if file else _preset(policy, spelled("policy"))
@@ -80,7 +81,7 @@ def _refuse_two_words(sets: Mapping[str, Assignment], options: Mapping[str, Assi
 
 
 def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
-    """Host blocks are for swapping. The service's own setting is for whatever policy runs, and is not meant here."""
+    """Raise ConfigError for host blocks under a policy that never swaps. The service's own setting is for any policy: exempt."""
     if wanted is not None and wanted.value and not spec.can_swap:
         why = f"preemption_mode={spec.preemption_mode}" if spec.preemption_mode else f"phases={spec.phases}"
         raise bad(wanted.origin, f"policy {spec.name} ({why}) never swaps; the blocks would lie idle", field=wanted.key)
@@ -89,7 +90,7 @@ def _refuse_host_blocks(spec: PolicySpec, wanted: Assignment | None) -> None:
 def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> PolicySpec:
     knobs = {key: a.value for key, a in given.items() if key not in limit_names() and key not in (ASYNC, CACHE_TYPE)}
     if "num_scheduler_steps" in knobs:
-        # The slots that the further steps of a plan write to.
+        # Slots for the tokens of a plan's further steps.
         knobs.setdefault("num_lookahead_slots", max(0, knobs["num_scheduler_steps"] - 1))
     phases = knobs.get("phases", base.phases)
     parts = _asynchronous(base.name, phases, given) | _chunked(phases, given) | lane_phases(base, given)
@@ -109,7 +110,7 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
 
 
 def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """`async` stands for how v1 counts progress and how many plans are under way (R147, R149). v0 can only do without."""
+    """Expand `async` to v1's way of counting progress and its number of plans in flight. Under v0 it can only be false."""
     if ASYNC not in given:
         return {}
     wanted = given[ASYNC]
@@ -123,7 +124,7 @@ def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> 
 
 
 def _chunked(phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """Under v0 chunking is a matter of phases; under v1 it is a limit."""
+    """Expand `chunked_prefill`: under v0 it selects the phases; under v1 it is a limit."""
     if CHUNKED_PREFILL not in given or phases not in (WHOLE, CHUNKED):
         return {}
     return {"phases": CHUNKED if given[CHUNKED_PREFILL].value else WHOLE}

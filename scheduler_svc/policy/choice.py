@@ -1,6 +1,6 @@
-"""What an operator chose, as one object: a policy and the limits that go with it, once the worker's size is known.
+"""An operator's choice of policy and limits as one object; limits are complete once the worker's size is known.
 
-Not here: how it is put together from names, files and single keys (`policy_assembly`).
+`policy.assembly` builds it from names, files and single keys.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ PLACEHOLDERS = "placeholders"
 
 
 def refuse_without_effect(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
-    """ConfigError for a given key that no part of the policy reads."""
+    """Raise ConfigError for a given key that the policy does not read."""
     values = {key: assignment.value for key, assignment in given.items()}
     for key, why in without_effect(spec, values).items():
         raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
@@ -38,8 +38,8 @@ def refuse_without_effect(spec: PolicySpec, given: Mapping[str, Assignment]) -> 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
-    """What a worker has, as far as the core's limits depend on it. `sliding_window`: of all layers of its model, in tokens;
-    0 = some layer has none."""
+    """The sizes of a worker that core limits depend on. `sliding_window`: of all layers of its model, in
+    tokens; 0 = some layer has none."""
 
     block_size: int
     num_gpu_blocks: int
@@ -50,7 +50,7 @@ class WorkerSize:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy that is sound in itself, and the limits that were given, each with where. Numbers not given follow the worker."""
+    """A consistent policy, and the given limits with their origins. Limits that are not given follow the worker."""
 
     spec: PolicySpec
     given: Mapping[str, Assignment] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class PolicyChoice:
 
     @classmethod
     def with_limits(cls, spec: PolicySpec, given: Mapping[str, Assignment], spelled: Spelling) -> "PolicyChoice":
-        """One whose limits can be. ConfigError for a given one that cannot, or that the policy does not have."""
+        """A choice with checked limits. Raises ConfigError for impossible values and for limits that the policy lacks."""
         for name in limit_names():
             if name in given:
                 check_limit(given[name])
@@ -69,11 +69,11 @@ class PolicyChoice:
         return cls(spec, given, spelled)
 
     def max_model_len(self, of_worker: int) -> int:
-        """The worker's, or less where less was asked for. ConfigError for more."""
+        """The worker's maximum length, or the given one if it is less. Raises ConfigError if it is more."""
         return self._at_most("max_model_len", of_worker, "tokens are what the worker's model takes")
 
     def largest_step(self, max_model_len: int) -> tuple[int, int]:
-        """(tokens, sequences) of the largest step. ConfigError where they contradict each other (R48)."""
+        """(tokens, sequences) of the largest step. Raises ConfigError if they contradict each other."""
         tokens = self._limit("max_num_batched_tokens", self._default_tokens(max_model_len))
         seqs = self._limit("max_num_seqs", self._default_seqs(tokens))
         if tokens < seqs:
@@ -85,7 +85,7 @@ class PolicyChoice:
         return tokens, seqs
 
     def core_limits(self, worker: WorkerSize) -> CoreLimits:
-        """Limits of a core on this worker. ConfigError where it has less than was asked for, or the policy cannot live with it."""
+        """Limits of a core on this worker. Raises ConfigError if they exceed the worker or do not fit the policy."""
         asked = self._limit("block_size", worker.block_size)
         if asked != worker.block_size:
             raise bad(
@@ -112,9 +112,9 @@ class PolicyChoice:
         return limits
 
     def effective(self) -> dict[str, Any]:
-        """All keys with the values the service uses.
+        """All keys with the values that the service uses.
 
-        None where the worker decides, where nothing is the value, and where the policy does not read the key.
+        None if the worker decides, if the value is null, or if the policy does not read the key.
         """
         tokens = self._limit("max_num_batched_tokens", None if self._runs_whole() else self._default_tokens(1))
         limits = {name: self._limit(name, None) for name in limit_names()} | self._switches()
@@ -128,9 +128,9 @@ class PolicyChoice:
         return {**knobs, **switches, **limits}
 
     def for_model(self, worker: WorkerSize) -> "PolicyChoice":
-        """The choice as the worker's model has it: with its window, where the cache rules can free what is behind it (R105).
+        """The choice for the worker's model: with its sliding window, if the cache rules can free blocks behind it.
 
-        Those of v0 cannot with prefix caching; they keep all blocks then.
+        v0's cache rules cannot with prefix caching; they keep all blocks then.
         """
         frees = self.spec.frees_behind_window(prefix_caching=self._switches()["prefix_caching"])
         if not (worker.sliding_window and frees):
@@ -138,11 +138,14 @@ class PolicyChoice:
         return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
 
     def build(self, limits: CoreLimits, rename: Rename | None = None) -> Scheduler:
-        """The core. `rename`: as in `presets.build`."""
+        """Build the core. `rename`: as in `presets.build`."""
         return presets.build(self.spec, limits, rename=rename)
 
     def changed(self, sets: Iterable[str], option: str) -> "PolicyChoice":
-        """The choice with other values for keys that a running core can change; ConfigError for others, by the name `option`."""
+        """The choice with other values for keys that a running core can change.
+
+        Raises ConfigError for other keys; `option` names the origin.
+        """
         new = {a.key: a for a in map(checked, from_texts(sets, option))}
         for key, assignment in new.items():
             live = (*(LIVE_TASK_KNOBS if self.spec.schedules_tasks else LIVE_KNOBS), *LIVE_LIMITS)
@@ -160,7 +163,7 @@ class PolicyChoice:
         return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
 
     def check(self) -> None:
-        """ConfigError for what is known to be wrong before any worker has answered, and for what no service can run yet."""
+        """Raise ConfigError for what is known to be invalid before any worker answers, and for what the service cannot run yet."""
         if self.spec.sliding_window is not None:
             raise bad(self._origin("sliding_window"), "sliding_window is the model's: the worker says it, leave it out")
         for knob, value in self._not_served():
@@ -176,7 +179,7 @@ class PolicyChoice:
         self.core_limits(size)
 
     def _not_served(self) -> list[tuple[str, Any]]:
-        """Knobs whose work no worker does yet, or that only the recordings want."""
+        """Knobs that no worker implements yet, or that exist only to reproduce recordings of reference schedulers."""
         spec = self.spec
         rules = (
             ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != PLACEHOLDERS),
@@ -187,13 +190,13 @@ class PolicyChoice:
         return [(knob, getattr(spec, knob)) for knob, wrong in rules if wrong]
 
     def _default_tokens(self, max_model_len: int) -> int:
-        """R48 for the schedulers of v0; one number for the others."""
+        """vLLM's defaults for v0's schedulers, and a constant for the others."""
         if self.spec.phases == CHUNKED:
             return _DEFAULT_CHUNKED_TOKENS
         return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole() else _DEFAULT_BATCHED_TOKENS
 
     def _runs_whole(self) -> bool:
-        """Whether prompts are never cut, so that the budget follows the model's length."""
+        """True if prompts are never split, so that the token budget must cover the model's length."""
         if self.spec.schedules_tasks:
             return self.spec.prefill_chunk_size is None
         return self.spec.phases == WHOLE or not (self.spec.phases == CHUNKED or self._switches()["chunked_prefill"])
@@ -221,7 +224,7 @@ class PolicyChoice:
         return value
 
     def _named(self, limit: str) -> str:
-        """A limit as the person knows it who set it; options that were not given are named as options."""
+        """A limit as the operator spelled it; as an option if it was not given."""
         assignment = self.given.get(limit)
         return assignment.origin.partition("=")[0] if assignment is not None else self.spelled(limit)
 

@@ -1,6 +1,6 @@
 """Policy files: `{base: vllm-v0, name: mine, set: {delay_factor: 0.5}}` in YAML or JSON, read with the line of every field.
 
-Not here: what the keys mean (`policy_keys`), and whether they go together (`policy_assembly`).
+`policy.keys` knows what keys mean; `policy.assembly` combines them.
 """
 
 import json
@@ -22,7 +22,7 @@ _MAX_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """What a file says. `base_origin`: where it names its base."""
+    """Contents of a policy file. `base_origin`: where it names its base."""
 
     base: str
     base_origin: str
@@ -31,12 +31,12 @@ class PolicyFile:
 
 
 def names_a_file(policy: str) -> bool:
-    """Whether `policy` is a path and no preset's name."""
+    """True if `policy` is a path rather than a preset's name."""
     return policy.endswith(SUFFIXES) or "/" in policy or "\\" in policy
 
 
 def read(path: str) -> PolicyFile:
-    """The policy in the file. ConfigError naming file, line and field for whatever is wrong with its form."""
+    """Read a policy file. Raises ConfigError naming file, line and field if it is malformed."""
     top = _fields(_parse(path), path, "")
     unknown = [key for key in top if key not in _FIELDS]
     if unknown:
@@ -70,7 +70,7 @@ def _parse(path: str) -> yaml.Node:
 
 
 def _checked_json(text: str, path: str) -> str:
-    """The same for YAML's reader, which knows lines: JSON is YAML, but for tabs between its tokens."""
+    """Check JSON and return it for the YAML reader, which keeps lines. JSON is YAML except for tabs between tokens."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -99,7 +99,7 @@ def _text(path: str) -> str:
 
 
 def _fields(node: yaml.Node, path: str, field: str) -> dict[str, yaml.Node]:
-    """Values of the mapping `field` (empty: the whole file) by key; each key once."""
+    """Values of the mapping `field` (empty: the whole file) by key; duplicate keys are an error."""
     if not isinstance(node, yaml.MappingNode):
         raise bad(_where(node, path, field) if field else path, "must be a mapping, KEY: VALUE on each line")
     found: dict[str, yaml.Node] = {}
@@ -114,7 +114,7 @@ def _fields(node: yaml.Node, path: str, field: str) -> dict[str, yaml.Node]:
 
 
 def _assignments(node: yaml.Node, path: str, prefix: str, depth: int) -> Iterator[Assignment]:
-    """Keys under `set`; mappings inside it make dotted keys."""
+    """Keys under `set`; nested mappings make dotted keys."""
     if depth == _MAX_DEPTH:
         raise bad(_where(node, path, f"set.{prefix}"), "is nested too deeply")
     for name, value in _fields(node, path, f"set.{prefix}".rstrip(".")).items():

@@ -1,7 +1,7 @@
-"""The keys that operators write in `--set KEY=VALUE` and in policy files: which there are, and what each may be (R48).
+"""Keys of `--set KEY=VALUE` and policy files, and the checks of their values.
 
-A key is a field of `PolicySpec` (parts and knobs), a field of `CoreLimits`, or a switch that stands for several. Names may be
-dotted (`part.knob`). Not here: files (`policy_file`), and what keys together make (`policy_assembly`).
+A key is a field of `PolicySpec` (parts and knobs), a field of `CoreLimits`, or a switch that sets several.
+Names may be dotted (`part.knob`). `policy.file` reads files; `policy.assembly` combines keys.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from svc_common.errors import ConfigError
 ASYNC = "async"
 CHUNKED_PREFILL = "chunked_prefill"
 CACHE_TYPE = "cache_type"
-# Chitu's own names. Its blocks are all usable; one more here is the null block.
+# Chitu's names. All of Chitu's blocks are usable; here one more is needed, the null block.
 ALIASES = {
     "scheduler.type": "scheduler_type",
     "scheduler.pp_config.prefill_num_tasks_divided_by_pp": "prefill_num_tasks_divided_by_pp",
@@ -44,7 +44,7 @@ _MAX_ORIGIN = 200
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One key with its value, as somebody wrote it. `origin`: where, in words that an error can begin with."""
+    """One key with its value. `origin`: where it was written, as the beginning of an error message."""
 
     key: str
     value: Any
@@ -62,7 +62,7 @@ def known_keys() -> list[str]:
 
 
 def from_texts(texts: Iterable[str], option: str) -> list[Assignment]:
-    """`["delay_factor=0.5", ...]`, values as YAML scalars. ConfigError by the name `option` for what is no KEY=VALUE."""
+    """Parse `["delay_factor=0.5", ...]`; values are YAML scalars. Raises ConfigError, with the origin `option`, for other texts."""
     return [_from_text(text, option) for text in texts]
 
 
@@ -82,7 +82,7 @@ def _from_text(text: str, option: str) -> Assignment:
 
 
 def references(text: str) -> Iterator[tuple[str, int]]:
-    """What YAML's aliases and tags in `text` are, each with its line from 1. YAMLError for what is no YAML."""
+    """YAML aliases and tags in `text` as (description, line from 1). Raises YAMLError if it is not YAML."""
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             yield f"*{event.anchor} is a YAML alias, which policies do not have", event.start_mark.line + 1
@@ -92,8 +92,10 @@ def references(text: str) -> Iterator[tuple[str, int]]:
 
 
 def checked(assignment: Assignment) -> Assignment:
-    """The same with its value in the key's type, Chitu's names in ours. ConfigError for an unknown key, with those that look alike,
-    or a wrong type."""
+    """The assignment with its value in the key's type and Chitu's names replaced.
+
+    Raises ConfigError for a wrong type or an unknown key, with similar keys.
+    """
     if assignment.key in ALIASES:
         ours = checked(Assignment(ALIASES[assignment.key], assignment.value, assignment.origin))
         return Assignment(ours.key, ours.value + 1, ours.origin) if assignment.key == _WITHOUT_NULL_BLOCK else ours
@@ -102,7 +104,7 @@ def checked(assignment: Assignment) -> Assignment:
         raise bad(assignment.origin, _unknown(key), field=key)
     kinds = _kinds(key)
     if str in kinds:
-        return assignment  # the spec says which words there are
+        return assignment  # the spec knows the words
     for kind in kinds:
         if (taken := _TAKEN_AS[kind](value)) is not None:
             _check_most(assignment)
@@ -113,7 +115,7 @@ def checked(assignment: Assignment) -> Assignment:
 
 
 def check_limit(assignment: Assignment) -> None:
-    """ConfigError for a limit that is too small or too large to be one."""
+    """Raise ConfigError for a limit that is too small or too large."""
     _check_most(assignment)
     least = _LEAST.get(assignment.key, 1)
     if not isinstance(assignment.value, bool) and assignment.value < least:
@@ -121,18 +123,18 @@ def check_limit(assignment: Assignment) -> None:
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """ " (did you mean a or b?)", or nothing where nothing looks like it."""
+    """Suggestion of similar words, " (did you mean a or b?)", or "" if there are none."""
     close = difflib.get_close_matches(word, list(known), _NUM_CLOSE)
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def bad(origin: str, why: str, *, field: str = "") -> ConfigError:
-    """The error of this family: where, then what is wrong."""
+    """A ConfigError: where, then what is wrong."""
     return ConfigError(f"{origin}: {why}", reason="BAD_POLICY", metadata={"field": field} if field else None)
 
 
 def _check_most(assignment: Assignment) -> None:
-    """Larger numbers mean nothing, do not fit the services' messages, and cannot always be printed."""
+    """Raise ConfigError for numbers that do not fit the services' messages and cannot always be printed."""
     if isinstance(assignment.value, int) and abs(assignment.value) > _MOST:
         raise bad(_short(assignment.origin), f"{assignment.key} must be at most {_MOST}", field=assignment.key)
 
@@ -146,7 +148,7 @@ def _unknown(key: str) -> str:
 
 
 def _kinds(key: str) -> tuple[type, ...]:
-    """Types a value may have."""
+    """Types that the key's value may have."""
     if key == ASYNC:
         return (bool,)
     if key == CACHE_TYPE:
@@ -164,7 +166,7 @@ def _as_int(value: Any) -> tuple[int] | None:
 
 
 def _as_float(value: Any) -> tuple[float] | None:
-    """Also what YAML 1.1 takes for a word: 1e-1."""
+    """Converts also what YAML 1.1 reads as a word: 1e-1."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which of Chitu's schedulers an operator means: by its own words for the cache's type and for ranks (R183, R188)."""
+"""Mapping of Chitu's words for cache type and ranks to one of its schedulers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _CACHE_TYPES = {_PAGED: "scored", "skew": "skew"}
 
 
 def lane_phases(base: PolicySpec, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """Chitu's own rule: several ranks are data parallel, else the cache's type says which scheduler it is."""
+    """Choose phases as Chitu does: several ranks are data parallel, else the cache type selects the scheduler."""
     wanted = given.get(CACHE_TYPE)
     if wanted is not None and wanted.value not in _CACHE_TYPES:
         raise bad(wanted.origin, f"{CACHE_TYPE} must be one of {', '.join(_CACHE_TYPES)}", field=CACHE_TYPE)
@@ -26,14 +26,14 @@ def lane_phases(base: PolicySpec, given: Mapping[str, Assignment]) -> dict[str, 
 
 
 def cache_type_of(spec: PolicySpec) -> str | None:
-    """The word for a spec; None for those that schedule no tasks."""
+    """Chitu's cache type of a policy; None for policies that schedule no tasks."""
     if not spec.schedules_tasks:
         return None
     return next((word for word, phases in _CACHE_TYPES.items() if phases == spec.phases), _PAGED)
 
 
 def check_chunks(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
-    """ConfigError where the switch says otherwise than the size of Chitu's chunks."""
+    """Raise ConfigError if `chunked_prefill` contradicts the size of Chitu's prefill chunks."""
     chunked = given.get(CHUNKED_PREFILL)
     if spec.schedules_tasks and chunked is not None and chunked.value != (spec.prefill_chunk_size is not None):
         raise bad(chunked.origin, f"policy {spec.name} says it by prefill_chunk_size", field=CHUNKED_PREFILL)
@@ -42,10 +42,10 @@ def check_chunks(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
 def lanes_for(
     base: PolicySpec, given: Mapping[str, Assignment], num_workers: int, policy: str
 ) -> dict[str, Assignment]:
-    """`given` with as many ranks as there are workers, where the policy has ranks and their number is not given.
+    """`given` with one rank per worker, if the policy has ranks and their number is not given.
 
-    ConfigError where the workers are not as many as the ranks, or a policy without ranks is to drive several. `policy`: how the
-    person writes which policy it is.
+    Raises ConfigError if the numbers of workers and ranks differ, or if a policy without ranks is given
+    several workers. `policy`: how the operator spelled the policy, for the error.
     """
     wanted = given.get("dp_size")
     has_ranks = base.phases == "ranks" if wanted is None else wanted.value > 1 or num_workers > 1

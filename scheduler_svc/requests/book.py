@@ -1,7 +1,7 @@
-"""All accepted requests of the service, from acceptance to their single terminal message.
+"""All accepted requests, from acceptance to their single terminal message.
 
-Owner of the tables of `LiveRequest`s. What waits for the step loop is in `loop_inputs`. Nothing here knows streams (`frontends`) or
-workers.
+`RequestBook` owns the tables of `LiveRequest`s and notifies listeners. Inputs queued for the step loop are in
+`loop_inputs`; gateway streams (`scheduler_svc.gateways`) and workers are unknown here.
 """
 
 import asyncio
@@ -33,9 +33,10 @@ from svc_common.log_context import LogContext
 
 
 class RequestBook:
-    """Every accepted request ends exactly once here. `clock`: monotonic ns.
+    """Registry of accepted requests; each of them ends exactly once, here. `clock`: monotonic ns.
 
-    `wake`: set when the loop has something to take, from `inputs`, which the book fills, or of its own.
+    `wake` is set when the step loop has something to take: from `inputs`, which this class fills, or from
+    elsewhere.
     """
 
     def __init__(self, settings: SchedulerSettings, spans: RequestSpans, clock: Callable[[], int]) -> None:
@@ -52,49 +53,53 @@ class RequestBook:
         self._listeners: list[RequestListener] = []
 
     def listen(self, listener: RequestListener) -> None:
-        """Tells it what becomes of requests from now on."""
+        """Notify `listener` of request events from now on."""
         self._listeners.append(listener)
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
     def find(self, tenant: str, request_id: str) -> LiveRequest | None:
-        """The live or retained request of that public id."""
+        """The live or retained request with that public id, or None."""
         self._forget_expired()
         return self._by_key.get((tenant, request_id))
 
     def in_core(self, core_id: str) -> LiveRequest | None:
-        """The request behind a core id."""
+        """The live request with that id in the core, or None."""
         return self._by_core_id.get(core_id)
 
     def num_users(self, adapter_id: int) -> int:
-        """Requests in the core, or on their way back to it, that use an adapter."""
+        """Number of live requests that use an adapter and are in the core or about to re-enter it."""
         return sum(
             live.request is not None and live.request.lora_id == adapter_id for live in self._by_core_id.values()
         )
 
     @property
     def room(self) -> WaitingRoom:
-        """The bounded queue's account; for looking in."""
+        """Accounting of the bounded queue; read only."""
         return self._room
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were never scheduled."""
+        """Number of requests never scheduled so far."""
         return self._room.num_requests
 
     def log_extra(self, core_id: str) -> dict[str, LogContext]:
-        """`extra` of a line in the log about that request."""
+        """`extra` argument for a log line about that request."""
         live = self._by_core_id.get(core_id)
         return log_context.about(LogContext(core_id) if live is None else live.log_context)
 
     def live(self) -> Iterator[LiveRequest]:
-        """All that have not ended; the book may change while iterating."""
+        """All requests that have not ended; iterates over a copy, so that the book may change meanwhile."""
         return iter(list(self._by_core_id.values()))
 
-    # --- inputs: from frontends -----------------------------------------------------------------------------------
+    # --- inputs: from gateway streams -----------------------------------------------------------------------------
 
     def accept(self, submission: Submission) -> LiveRequest:
-        """Takes a new request. AlreadyExists for a known id; ResourceExhausted when the queue is full; DeadlineExceeded."""
+        """Accept a new request.
+
+        Raises AlreadyExists for a known (tenant, request id), DeadlineExceeded, and ResourceExhausted when
+        the queue is full (never for resubmitted requests).
+        """
         now_ns = self._clock()
         if submission.key in self._by_key:
             raise AlreadyExists(f"request {submission.request_id} exists already", reason="DUPLICATE_REQUEST")
@@ -118,7 +123,7 @@ class RequestBook:
         return live
 
     def refused(self, submit: engine_pb2.Submit, error: QuireError) -> None:
-        """What was submitted was not taken, here or before it came here."""
+        """Report a submission that was refused, here or before it reached the book."""
         self._spans.refused(submit.trace, submit.request_id, error)
         for listener in self._listeners:
             listener.refused(error)
@@ -135,31 +140,31 @@ class RequestBook:
         self._room.check(submission.tenant, len(submission.prompt), now_ns)
 
     def cancel(self, live: LiveRequest) -> None:
-        """Ends it before the next plan; one that is not in the core at once. Over already: nothing."""
+        """End a request before the next plan, or at once if it is not in the core. No-op if it is over."""
         if live.place is Place.PENDING:
             self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
         elif live.place is Place.IN_CORE:
             self.inputs.cancel(live)
 
     def abandon(self, live: LiveRequest) -> None:
-        """Nobody reads it on: it ends, and its id is free again. What is retained already stays for its time."""
+        """Cancel a request that no reader will return for, and free its id. One that is retained already stays retained."""
         if not live.is_over:
             self._forget(live)
             self.cancel(live)
 
     def give_up(self, live: LiveRequest) -> None:
-        """It ended without a result, and whoever asks for it again asks anew."""
+        """Drop a request that ended without a result, so that submitting its id again starts it anew."""
         self._retained.drop(live)
         self._forget(live)
 
     def read_again(self, live: LiveRequest) -> None:
-        """A reader came back: what is retained stays for another grace time."""
+        """Restart the retention time of a request to which a reader reconnected."""
         self._retained.renew(live)
 
     def stop(self, live: LiveRequest, choice: int, token_offset: int) -> None:
-        """Ends a choice at a stop string: `token_offset` of its output tokens count. Offsets beyond the output count all of it.
+        """End a choice at a stop string after its first `token_offset` output tokens (capped at the output's length).
 
-        Choices that are ranked, or that there are none of, are not stopped.
+        No-op for ranked choices, and for choices that do not exist or have ended.
         """
         choices = live.output.choices
         if live.is_over or live.output.ranked or choice >= len(choices) or choices[choice].ending is not None:
@@ -171,30 +176,30 @@ class RequestBook:
             self.inputs.stop(live, choice, offset)
 
     def take_expired(self) -> list[LiveRequest]:
-        """Requests whose deadline has passed and that have not ended."""
+        """Pop the live requests with an expired deadline."""
         return self._deadlines.take_expired()
 
     def next_deadline_ns(self) -> int | None:
-        """When `take_expired` has something next, at the latest."""
+        """Earliest time (monotonic ns) at which `take_expired` may return something; None without deadlines."""
         return self._deadlines.next_ns
 
     # --- progress: from the loop ----------------------------------------------------------------------------------
 
     def entered(self, live: LiveRequest) -> None:
-        """It is in the core now."""
+        """Mark a request as being in the core."""
         live.place = Place.IN_CORE
 
     def back_to_pending(self, live: LiveRequest) -> None:
-        """The core it was in is gone; it enters the next one with its tokens. Stops and cancels that wait are kept by name."""
+        """Queue a request again after its core was discarded; it keeps its tokens and its queued stops and cancels."""
         live.place = Place.PENDING
         self.inputs.enter(live)
 
     def planned(self, plan: StepPlan, moment: Callable[[], Moment]) -> None:
-        """What a plan decided, for the spans of requests; `moment` is asked where there are any."""
+        """Record a plan in the request spans; `moment` is called only if a request is traced."""
         self._spans.planned(plan, moment)
 
     def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
-        """It is in the plan of `step`, for that worker, as a newcomer or again after it had left."""
+        """Record that `step` schedules the request on that worker, for the first time or after a preemption or loss."""
         live, now_ns = self._by_core_id[core_id], self._clock()
         live.worker_id = worker_id
         if live.on_scheduled(now_ns):
@@ -206,7 +211,7 @@ class RequestBook:
                 listener.started(live)
 
     def preempted(self, core_id: str, step: int, mode: str) -> None:
-        """It had to leave."""
+        """Record a preemption; `mode` is its kind (recompute or swap)."""
         for listener in self._listeners:
             listener.preempted(mode)
         live = self._by_core_id.get(core_id)
@@ -215,13 +220,16 @@ class RequestBook:
             live.time.preempted_since_ns = self._clock()
 
     def explained(self, event: Event) -> None:
-        """Its state or reason from now on."""
+        """Keep the core's latest event (state or waiting reason) of the request."""
         live = self._by_core_id.get(event.request_id)
         if live is not None:
             live.last_event = event
 
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
-        """Its blocks are gone; False when it was in a lost step once too often and must be failed."""
+        """Record the loss of the request's KV with its worker; False if it reached `max_worker_losses` and must be failed.
+
+        `in_step`: the request was in a step without a result, which counts as one loss.
+        """
         if live.time.first_scheduled_ns is not None and live.time.preempted_since_ns is None:
             live.time.preempted_since_ns = self._clock()
             live.time.num_migrations += 1
@@ -230,7 +238,7 @@ class RequestBook:
         return live.num_losses < self._settings.max_worker_losses
 
     def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
-        """New output."""
+        """Append new output tokens of a sequence."""
         live = self._by_core_id[run.request_id]
         if live.time.first_token_ns is None:
             live.time.first_token_ns = self._clock()
@@ -243,20 +251,20 @@ class RequestBook:
             live.touch()
 
     def drafts_verified(self, core_id: str, num_accepted: int, num_rejected: int) -> None:
-        """A step verified guesses at its tokens."""
+        """Count draft tokens that a step accepted and rejected."""
         live = self._by_core_id.get(core_id)
         if live is not None:
             live.num_accepted_drafts += num_accepted
             live.num_rejected_drafts += num_rejected
 
     def put_prompt(self, core_id: str, run: PromptRun) -> None:
-        """Log probabilities of some of its prompt's tokens."""
+        """Store log probabilities of some of the request's prompt tokens."""
         live = self._by_core_id.get(core_id)
         if live is not None and live.output.prompt is not None:
             live.output.prompt.put(run)
 
     def put_embedding(self, core_id: str, values: bytes) -> None:
-        """Its prompt's vector; its end follows."""
+        """Store the prompt's embedding; the request's end follows."""
         live = self._by_core_id.get(core_id)
         if live is not None:
             live.output.embedding = values
@@ -264,7 +272,7 @@ class RequestBook:
     # --- ends -----------------------------------------------------------------------------------------------------
 
     def sequence_ended(self, ended: EndedSequence) -> None:
-        """The core ended a sequence: with an error its request is over, else a choice, or the request if it was the last."""
+        """Apply a sequence's end in the core: an error fails the request, else its choice ends, or the request with the last."""
         live = self._by_core_id.get(ended.request_id)
         if live is None:
             return
@@ -281,17 +289,17 @@ class RequestBook:
             self.choice_ended(live, ended.index, Ending.of(ended.status, ended.stop_token_id))
 
     def stopped(self, live: LiveRequest, choice: int, offset: int) -> None:
-        """A choice ended at a stop string, after `offset` tokens."""
+        """End a choice at a stop string after `offset` tokens."""
         self.choice_ended(live, choice, live.output.choices[choice].stop_at(offset, keep=live.submission.resumable))
 
     def finish(self, live: LiveRequest, reason: common_pb2.FinishReason, *, stop_token_id: int | None = None) -> None:
-        """Its regular end: of all choices that have none yet."""
+        """End the request without an error; choices without an ending get `reason`."""
         for choice in live.output.choices:
             choice.ending = choice.ending or Ending(reason, stop_token_id)
         self._end(live, error=None)
 
     def choice_ended(self, live: LiveRequest, choice: int, ending: Ending) -> None:
-        """A choice is complete, with the last of them the request."""
+        """End a choice, and the request if it was the last one. The first ending of a choice stays."""
         output = live.output.choices[choice]
         output.ending = output.ending or ending
         if all(c.ending is not None for c in live.output.choices):
@@ -300,23 +308,23 @@ class RequestBook:
             live.touch()
 
     def _rank(self, live: LiveRequest) -> None:
-        """All sequences are over: the best are the choices (R21, R25)."""
+        """All sequences are over: the best ones become the choices."""
         assert live.request is not None
         live.output.rank(live.request)
         self._end(live, error=None)
 
     def fail(self, live: LiveRequest, error: QuireError) -> None:
-        """Its end by an error."""
+        """End the request with an error. No-op if it is over."""
         if not live.is_over:
             live.failure = engine_pb2.Failed(error=rpc.to_error_status(error))
             self._end(live, error=error)
 
     def expire(self, live: LiveRequest) -> None:
-        """Its end by its deadline."""
+        """Fail the request with DeadlineExceeded."""
         self.fail(live, deadline_passed(was_started=live.time.first_scheduled_ns is not None))
 
     def delivered(self, live: LiveRequest) -> None:
-        """Its end was written to its reader; a resumable one is kept for those who come back."""
+        """Forget the request after its end was written to its reader, unless it is retained (resumable requests)."""
         if live.is_over and live not in self._retained:
             self._forget(live)
 
@@ -350,7 +358,7 @@ class RequestBook:
             del self._by_key[live.submission.key]
 
     def _core_id(self, submission: Submission) -> str:
-        """The public id where it is unique, else with the tenant and a number."""
+        """The public id if it is unique, else prefixed with the tenant and, if needed, suffixed with a number."""
         base = f"{submission.tenant}:{submission.request_id}" if submission.tenant else submission.request_id
         names = itertools.chain([base], (f"{base}~{n}" for n in itertools.count(2)))
         return next(name for name in names if name not in self._by_core_id)

@@ -1,7 +1,7 @@
-"""What came out of a request so far: tokens by choice, with what was asked for beside them.
+"""Output of a request so far: tokens by choice, with log probabilities where asked for.
 
-Choices that are streamed are the sequences of the same index. Ranked ones (beams, best_of above n) are known only when all
-sequences are over: until then nothing of them is delivered.
+A streamed choice is the sequence of the same index. Ranked choices (beam search, best_of above n) are known
+only when all sequences are over; nothing of them is delivered until then.
 """
 
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Ending:
-    """How a choice ended. `stop_token_id`: what stopped it, None = no token did. `score`: what it was ranked by.
+    """How a choice ended. `stop_token_id`: the token that stopped it, if any. `score`: what it was ranked by.
 
-    `num_tokens`: so many of its tokens count, None = all. Those behind them are kept for later readers, who find the stop string
-    in them again.
+    `num_tokens`: number of its tokens that count, None = all. Tokens behind them are kept for later readers,
+    which detect the stop string in them again.
     """
 
     reason: common_pb2.FinishReason
@@ -37,13 +37,13 @@ class Ending:
 
     @classmethod
     def of(cls, status: SequenceStatus, stop_token_id: int | None) -> "Ending":
-        """By a status of the core that is no error."""
+        """Ending for a status of the core that is not an error."""
         return cls(_REASONS[status], stop_token_id)
 
 
 @dataclass(slots=True)
 class ChoiceOutput:
-    """Owner of one choice's tokens from offset 0; `logprobs` and `tops` beside them, where asked (of committed ones 0 and none)."""
+    """Tokens of one choice from offset 0, with parallel `logprobs` and `tops` where asked for (0.0 and [] where unknown)."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class ChoiceOutput:
     ending: Ending | None = None
 
     def extend(self, tokens: list[int], extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
-        """Appends; `extras` may be of more tokens than these (what lies beyond a stop was cut off)."""
+        """Append tokens. `extras` may cover more tokens than these, because tokens behind a stop were cut off."""
         count = len(tokens)
         self.tokens.extend(tokens)
         if logprobs:
@@ -63,25 +63,25 @@ class ChoiceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that count."""
+        """Number of tokens that count."""
         known = None if self.ending is None else self.ending.num_tokens
         return len(self.tokens) if known is None else known
 
     def stop_at(self, num_tokens: int, *, keep: bool) -> Ending:
-        """A stop string ended it: so many of its tokens count. `keep` those that lie beyond."""
+        """End the choice at a stop string after `num_tokens` tokens; the tokens behind are deleted unless `keep`."""
         if not keep:
             for values in (self.tokens, self.logprobs, self.tops):
                 del values[num_tokens:]
         return Ending(common_pb2.FINISH_REASON_STOP, num_tokens=num_tokens)
 
     def copy_of(self, num_tokens: int) -> "ChoiceOutput":
-        """Its first tokens, for a fork."""
+        """Copy of the first `num_tokens` tokens, for a fork."""
         return ChoiceOutput(self.tokens[:num_tokens], self.logprobs[:num_tokens], self.tops[:num_tokens])
 
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log probabilities of the prompt's tokens but the first, as far as they are known: they come with the chunks."""
+    """Log probabilities of all prompt tokens but the first, filled in chunk by chunk. Row i is prompt token i + 1."""
 
     logprobs: NDArray[np.float32]
     top_ids: NDArray[np.int32]
@@ -89,14 +89,14 @@ class PromptScores:
 
     @classmethod
     def of(cls, num_prompt_tokens: int, num_top: int) -> "PromptScores":
-        """Nothing is known yet."""
+        """Zero-filled arrays for a prompt of that length and `num_top` alternatives per token."""
         size = num_prompt_tokens - 1
         return cls(
             np.zeros(size, np.float32), np.zeros((size, num_top), np.int32), np.zeros((size, num_top), np.float32)
         )
 
     def put(self, run: PromptRun) -> None:
-        """What a step found. Found again after a preemption it is the same."""
+        """Store the values of one step. Recomputation after a preemption stores the same values again."""
         start = run.start - 1
         end = start + len(run.logprobs)
         self.logprobs[start:end] = run.logprobs
@@ -105,7 +105,7 @@ class PromptScores:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All choices of a request. `ranked`: known at the end only; meanwhile `sequences` has what its sequences made, by index."""
+    """All choices of a request. If `ranked`, they are known at the end only; until then `sequences` has the output by index."""
 
     choices: list[ChoiceOutput]
     ranked: bool = False
@@ -115,11 +115,11 @@ class RequestOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens in all."""
+        """Number of output tokens in all."""
         return sum(choice.num_tokens for choice in (self.sequences.values() if self.ranked else self.choices))
 
     def put(self, run: TokenRun, extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
-        """New tokens of a sequence. Internal where they do not follow those that it has."""
+        """Append new tokens of a sequence. Raises Internal if they do not follow those that it has."""
         if self.ranked and run.forked_from is not None:
             parent = self.sequences[int(run.forked_from.rpartition("/")[2])]
             self.sequences[run.index] = parent.copy_of(run.offset)
@@ -132,7 +132,7 @@ class RequestOutput:
         return self.sequences.setdefault(index, ChoiceOutput()) if self.ranked else self.choices[index]
 
     def rank(self, request: Request) -> None:
-        """All sequences are over: the best become the choices, best first."""
+        """Make the best sequences the choices, best first; all sequences must be over."""
         best = request.best_sequences()
         self.choices = [self.sequences.get(sequence.index, ChoiceOutput()) for sequence in best]
         for choice, sequence in zip(self.choices, best, strict=True):

@@ -1,6 +1,6 @@
-"""Deadlines of accepted requests, wherever they stand: whose has passed, and when the next one does.
+"""Deadlines of all live requests, in the core or not.
 
-The core's own, of policies that look at deadlines, are in `core.deadlines`.
+Policies that schedule by deadline keep their own in `core.parts.deadlines`.
 """
 
 import heapq
@@ -13,7 +13,7 @@ _NUM_STALE = 1_000
 
 
 class DeadlineWatch:
-    """Owner of the deadlines. `clock`: monotonic ns. `live`: requests that have not ended, by id in the core; the book's table."""
+    """Heap of deadlines. `clock`: monotonic ns. `live`: the book's table of requests that have not ended, by id in the core."""
 
     def __init__(self, clock: Callable[[], int], live: Mapping[str, LiveRequest]) -> None:
         self._clock = clock
@@ -21,14 +21,14 @@ class DeadlineWatch:
         self._heap: list[tuple[int, str]] = []
 
     def add(self, core_id: str, deadline_ns: int) -> None:
-        """Watches a request that is in the table."""
+        """Watch a request that is in the table."""
         heapq.heappush(self._heap, (deadline_ns, core_id))
         if len(self._heap) > 2 * len(self._live) + _NUM_STALE:
             self._heap = [entry for entry in self._heap if self._is_watched(entry)]
             heapq.heapify(self._heap)
 
     def take_expired(self) -> list[LiveRequest]:
-        """Requests whose deadline has passed and that have not ended."""
+        """Pop the live requests with an expired deadline."""
         now_ns, expired = self._clock(), []
         while self._heap and (self._heap[0][0] <= now_ns or not self._is_watched(self._heap[0])):
             entry = heapq.heappop(self._heap)
@@ -38,7 +38,7 @@ class DeadlineWatch:
 
     @property
     def next_ns(self) -> int | None:
-        """When `take_expired` has something next, at the latest."""
+        """Earliest time (monotonic ns) at which `take_expired` may return something; None without deadlines."""
         return self._heap[0][0] if self._heap else None
 
     def _is_watched(self, entry: tuple[int, str]) -> bool:
@@ -47,7 +47,7 @@ class DeadlineWatch:
 
 
 def deadline_passed(*, was_started: bool) -> DeadlineExceeded:
-    """The end that it brings."""
+    """The error that a request ends with when its deadline passes."""
     if was_started:
         return DeadlineExceeded("the deadline passed while the request ran", reason="DURING_DECODE")
     return DeadlineExceeded("the deadline passed before the request could be started", reason="EXPIRED_IN_QUEUE")

@@ -1,4 +1,4 @@
-"""Who is told what becomes of requests: what counts them joins here."""
+"""Listener interface for request events, implemented by metrics."""
 
 from typing import Protocol
 
@@ -7,16 +7,16 @@ from svc_common.errors import QuireError
 
 
 class RequestListener(Protocol):
-    """Called by the book, on the event loop; must not change anything."""
+    """Called by the book on the event loop; must not change any request."""
 
     def started(self, live: LiveRequest) -> None:
-        """It is in a plan for the first time."""
+        """The request is in a plan for the first time."""
 
     def preempted(self, mode: str) -> None:
-        """One of them had to leave."""
+        """A request was preempted; `mode` is its kind."""
 
     def ended(self, live: LiveRequest, error: QuireError | None) -> None:
-        """Its single end; by `error` where it failed."""
+        """The request ended; `error` is None unless it failed."""
 
     def refused(self, error: QuireError) -> None:
-        """One was not accepted."""
+        """A request was not accepted."""

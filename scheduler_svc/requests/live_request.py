@@ -1,6 +1,7 @@
-"""One accepted request as the service sees it: what was submitted, who reads it, how it went. What came out is in `choice_output`.
+"""One accepted request as the service sees it: its submission, reader, timeline and output.
 
-The core's view (queues, blocks, counters) is `core.request.Request`; tables of these records are in `request_book`.
+The core's view (queues, blocks, counters) is `core.request.Request`; `requests.book` keeps the tables of
+these records.
 """
 
 import enum
@@ -17,7 +18,7 @@ from svc_common.log_context import LogContext
 
 
 class Place(enum.Enum):
-    """Where a request stands: PENDING has not reached the core yet (or again), ENDED has its terminal message."""
+    """Where a request is: PENDING is not in the core (yet, or again), ENDED has its terminal message."""
 
     PENDING = enum.auto()
     IN_CORE = enum.auto()
@@ -25,20 +26,20 @@ class Place(enum.Enum):
 
 
 class Reader(Protocol):
-    """The frontend that a request's output goes to."""
+    """The gateway stream that a request's output goes to."""
 
     def touch(self, outlet: "Outlet") -> None:
-        """The outlet has something new."""
+        """Signal that the outlet has new output."""
 
     def lose(self, outlet: "Outlet") -> None:
-        """Another reader took the request over."""
+        """Signal that another reader took the request over."""
 
 
 @dataclass(slots=True, eq=False)
 class Outlet:
-    """A request's way to its reader. `cursors`: output tokens of each choice written so far; what lies beyond is new.
+    """A request's connection to its reader. `cursors`: output tokens of each choice written so far; later ones are new.
 
-    `ends_written`: choices whose end was written.
+    `ends_written`: choices with a written end.
     """
 
     reader: Reader
@@ -52,7 +53,7 @@ class Outlet:
 
 @dataclass(slots=True)
 class Timeline:
-    """When what happened, monotonic ns; None = not yet."""
+    """Times of the request's events, monotonic ns; None = not yet."""
 
     arrival_ns: int
     first_scheduled_ns: int | None = None
@@ -65,12 +66,13 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """Owner of one request's output. `output` has what is delivered, committed tokens included.
+    """Owner of one request's output. `output` has the tokens to deliver, including committed ones.
 
-    `core_id`: its id in the core. `request`: what the core has of it, once it has been there. `num_losses`: workers lost with it in
-    the step since its last token. `failure`: its end, where that is an error; `account_at_end`: set with whatever end.
-    `worker_id`: where it was scheduled last. `last_event`: what the core decided of it last, of whichever sample.
-    `retain_until_ns`: how long an ended resumable one is kept.
+    `core_id`: its id in the core. `request`: the core's record, once it entered the core. `num_losses`:
+    workers lost while it was in their step, since its last token. `failure`: its error, if it failed.
+    `account_at_end`: set by every end. `worker_id`: the worker that it was scheduled on last. `last_event`:
+    the core's latest event of any of its sequences. `retain_until_ns`: end of the retention of a resumable
+    request that ended.
     """
 
     core_id: str
@@ -93,17 +95,17 @@ class LiveRequest:
 
     @property
     def is_waiting(self) -> bool:
-        """Accepted and never scheduled: what the bounded queue counts."""
+        """True if accepted and never scheduled; these are what the bounded queue counts."""
         return not self.is_over and self.time.first_scheduled_ns is None
 
     @property
     def is_over(self) -> bool:
-        """Its end is known; set exactly once."""
+        """True once the request ended."""
         return self.account_at_end is not None
 
     @property
     def log_context(self) -> LogContext:
-        """What a line in the log about it says of it."""
+        """Fields for log lines about the request."""
         submission = self.submission
         trace = submission.sampling.trace
         traceparent = "" if trace is None else trace.traceparent
@@ -112,16 +114,16 @@ class LiveRequest:
         )
 
     def name(self, choice: int) -> str:
-        """Name of the sequence behind a choice, where choices are not ranked."""
+        """Name of the core's sequence behind a choice; for choices that are not ranked."""
         return f"{self.core_id}/{choice}"
 
     def touch(self) -> None:
-        """Tells the reader that there is something new."""
+        """Signal the reader, if any, that there is new output."""
         if self.outlet is not None:
             self.outlet.reader.touch(self.outlet)
 
     def on_scheduled(self, now_ns: int) -> bool:
-        """It is in a plan as a newcomer or again after a loss; True the first time."""
+        """Update the timeline when a plan schedules the request first or again after a preemption or loss; True the first time."""
         if self.time.preempted_since_ns is not None:
             self.time.preempted_ns += now_ns - self.time.preempted_since_ns
             self.time.preempted_since_ns = None
@@ -131,7 +133,7 @@ class LiveRequest:
         return True
 
     def message(self, now_ns: int) -> engine_pb2.Submit:
-        """A resumable request as it was submitted, with the time left and its age as of now."""
+        """The Submit message of a resumable request, with its age and remaining time as of `now_ns`."""
         message = engine_pb2.Submit()
         assert self.submission.message is not None
         message.CopyFrom(self.submission.message)
@@ -141,7 +143,7 @@ class LiveRequest:
         return message
 
     def account(self, now_ns: int) -> engine_pb2.RequestAccount:
-        """What it used until now."""
+        """Token counts and times used until `now_ns`."""
         time = self.time
         scheduled = time.first_scheduled_ns or now_ns
         first_token = time.first_token_ns or now_ns

@@ -1,7 +1,8 @@
-"""Requests that were in the step when workers were lost, again and again: one of them may kill whoever runs it.
+"""Isolation of requests that were repeatedly in a step when its worker was lost: one of them may crash workers.
 
-Together they would all come to the limit together. So they are in the core one at a time, in order of arrival, until a token shows
-that it was another, or the limit that it was this one (design.md 8). Nobody else waits for them.
+If suspects ran together, all would reach the limit of losses (`max_worker_losses`) together. Therefore the
+core has one suspect at a time, in order of arrival, until it yields a token (cleared) or reaches the limit
+(failed). Other requests do not wait for suspects.
 """
 
 from collections.abc import Iterable
@@ -9,36 +10,39 @@ from collections.abc import Iterable
 from scheduler_svc.requests.live_request import LiveRequest, Place
 
 NUM_LOSSES = 2
-"""Workers lost with a request since its last token that make it a suspect: one loss is bad luck, and costs nobody his turn."""
+"""Worker losses since a request's last token that make it a suspect; a single loss has no consequence."""
 
 
 class Suspects:
-    """Owner of the list, by id in the core; who moves requests asks here."""
+    """The suspects, by id in the core."""
 
     def __init__(self) -> None:
         self._found: dict[str, LiveRequest] = {}
         self._lost: list[LiveRequest] = []
 
     def lost(self, live: LiveRequest) -> None:
-        """Its worker is gone; `num_losses` counts that already."""
+        """Note that the request's worker was lost; its `num_losses` is already incremented."""
         if live.num_losses >= NUM_LOSSES:
             self._found[live.core_id] = live
             self._lost.append(live)
 
     def clear(self, live: LiveRequest) -> None:
-        """It has a new token, or is over."""
+        """Reset the request's losses and suspicion, because it has a new token or ended."""
         live.num_losses = 0
         self._found.pop(live.core_id, None)
 
     def take_crowd(self) -> list[LiveRequest]:
-        """Those in the core that lost their worker since the last call, and must leave it: one may stay if none else is there."""
+        """Pop the suspects in the core that lost their worker since the last call and must leave it.
+
+        If no other suspect is in the core, the earliest of them may stay.
+        """
         lost = [live for live in self._lost if live.place is Place.IN_CORE]
         self._lost = []
         others = any(live.place is Place.IN_CORE and live not in lost for live in self._found.values())
         return sorted(lost, key=_arrival)[0 if others else 1 :]
 
     def may_enter(self, waiting: Iterable[LiveRequest]) -> list[LiveRequest]:
-        """Who of `waiting`, in its order, may enter the core: one suspect at most, and none while one is there."""
+        """The requests of `waiting`, in its order, that may enter the core: at most one suspect, none while one is in the core."""
         has_suspect, found = any(live.place is Place.IN_CORE for live in self._found.values()), []
         for live in waiting:
             is_suspect = live.core_id in self._found

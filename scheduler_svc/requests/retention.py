@@ -1,4 +1,4 @@
-"""Requests that ended and are kept for readers who come back: how long, and how many."""
+"""Retention of ended resumable requests for readers that reconnect, bounded by time and tokens."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,9 +9,10 @@ from svc_common.clock import NS_PER_S
 
 
 class Retention:
-    """Who is kept, oldest first: for the grace time, with `max_retained_tokens` together. `clock`: monotonic ns.
+    """Retained requests, oldest first: each for `frontend_grace_s`, together at most `max_retained_tokens`. `clock`: monotonic ns.
 
-    Prompts count as well as outputs, and each likeliest token beside an output token as one more.
+    A request counts its prompt and output tokens, plus one for each top log probability beside an output
+    token.
     """
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], int]) -> None:
@@ -21,27 +22,27 @@ class Retention:
         self._num_tokens = 0
 
     def __contains__(self, live: LiveRequest) -> bool:
-        """Whether it is kept."""
+        """True if the request is retained."""
         return live in self._kept
 
     def keep(self, live: LiveRequest) -> None:
-        """It has ended just now."""
+        """Retain a request that has just ended."""
         self._kept[live] = _size(live)
         self._num_tokens += self._kept[live]
         self.renew(live)
 
     def renew(self, live: LiveRequest) -> None:
-        """The time of one that is kept begins again."""
+        """Restart the grace time of a retained request. No-op for others."""
         if live in self._kept:
             live.retain_until_ns = self._clock() + int(self._settings.frontend_grace_s * NS_PER_S)
             self._kept.move_to_end(live)
 
     def drop(self, live: LiveRequest) -> None:
-        """It is not kept any more, if it was."""
+        """Stop retaining a request. No-op if it is not retained."""
         self._num_tokens -= self._kept.pop(live, 0)
 
     def take_expired(self) -> list[LiveRequest]:
-        """Those that are not kept any more."""
+        """Drop and return requests that are past their time or exceed the token limit, oldest first."""
         now_ns, expired = self._clock(), []
         while self._kept:
             live = next(iter(self._kept))
@@ -53,5 +54,5 @@ class Retention:
 
 
 def _size(live: LiveRequest) -> int:
-    """In tokens."""
+    """Size in tokens."""
     return len(live.submission.prompt) + live.output.num_tokens * (1 + live.submission.num_top_logprobs)

@@ -1,4 +1,4 @@
-"""What a submission may ask of sampling, as far as it costs memory or time: checked again here, whatever its gateway checked."""
+"""Limits of sampling options that cost memory or time; the scheduler checks them even though gateways do."""
 
 import math
 
@@ -14,7 +14,7 @@ MAX_LOGIT_BIASES = 1_024
 MAX_LOGIT_BIAS = 100.0
 MAX_ALLOWED_IDS = 1_000_000
 MAX_BAD_WORDS = 2_048
-"""Token sequences; a word of the API becomes several."""
+"""Token sequences; one word of the API becomes several."""
 MAX_BAD_WORD_TOKENS = 1_024
 MAX_GRAMMAR_BYTES = 256 * 1_024
 _SIZE = wire_arrays.I32.itemsize
@@ -23,7 +23,7 @@ Check = tuple[str, bool, str]
 
 
 def violations(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[FieldViolation]:
-    """One for each field that is beyond its limit."""
+    """One violation for each field beyond its limit."""
     checks = [
         *_logprobs(sampling, num_prompt_tokens),
         *_penalties(sampling),

@@ -1,4 +1,4 @@
-"""The error that a request ends with, by why the core says that one of its sequences ended."""
+"""Mapping from the core's error text of a sequence to the error that its request ends with."""
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.requests.submission import Submission
@@ -8,7 +8,7 @@ from svc_common.errors import Internal, QuireError
 
 
 def sequence_error(why: str, submission: Submission) -> QuireError:
-    """InvalidArgument naming the fields where the request's own constraints were the cause, else Internal."""
+    """InvalidArgument naming the fields if the request's own constraints were the cause, else Internal."""
     sampling = submission.sampling.options or common_pb2.ResolvedSampling()
     fields = constraints.constraint_fields(sampling, submission.stop.min_tokens)
     grammar = constraints.grammar_field(sampling)

@@ -1,6 +1,6 @@
-"""From a gateway's `Submit` to a request the core can queue: validated again here, because a peer is not to be trusted.
+"""Parsing and validation of a gateway's `Submit` into a request for the core. Gateways are not trusted, so all is checked again.
 
-`parse` needs nothing but the message; `to_core` checks what depends on the model, once a worker has said what it is.
+`parse` needs only the message; `to_core` checks what depends on the model, once a worker has reported it.
 """
 
 import math
@@ -36,10 +36,13 @@ _BEAM_STOPS: dict[int, bool | str] = {
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as submitted, well formed. `prompt` and `committed` (by choice): int32 token ids. Times on this process' monotonic
-    clock. `num_choices` of `best_of` sequences are wanted; `beam`: they are beams. `num_prompt_logprobs`: None = not wanted.
-    `committed_extras`: beside `committed`, where they were sent along. `message`: of a resumable one what was sent, for its later
-    readers, without handle, committed tokens and frontend's state."""
+    """A validated request. `prompt` and `committed` (by choice): int32 token ids. Times are on this process's monotonic clock.
+
+    `num_choices` of `best_of` sequences are returned; `beam`: the sequences are beams. `num_prompt_logprobs`:
+    None = not wanted. `committed_extras`: log probabilities of `committed`, if sent. `message`: what was sent
+    of a resumable request, for readers that reconnect, without handle, committed tokens, gateway state and
+    resubmission mark.
+    """
 
     request_id: str
     tenant: str
@@ -66,19 +69,19 @@ class Submission:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same request: tenant and public id."""
+        """Identity of the request: tenant and public id."""
         return self.tenant, self.request_id
 
     @property
     def is_ranked(self) -> bool:
-        """Which sequences are its choices is known at the end only."""
+        """True if which sequences are the choices is known at the end only."""
         return self.beam is not None or self.best_of > self.num_choices
 
     def row_sampling(self, limits: common_pb2.ModelLimits, adapter_id: int = 0) -> RowSampling:
-        """How its rows are sampled by a model: it says which tokens end a sequence, which none may do below `min_tokens`."""
+        """Sampling of the request's rows for a model, which adds its EOS tokens to those banned below `min_tokens`."""
         sampling = replace(self.sampling, adapter_id=adapter_id) if adapter_id else self.sampling
         if self.beam is not None:
-            # As many can end in one step as there are tokens that end a beam, and as many as beams must go on.
+            # Up to `ends` tokens may end a beam in one step, and best_of beams must be able to go on.
             ends = len(self.stop.stop_token_ids) + (0 if self.stop.ignore_eos else len(limits.eos_token_ids))
             sampling = replace(sampling, num_candidates=min(max(2, 1 + ends) * self.best_of, limits.vocab_size))
         if sampling.min_tokens and not self.stop.ignore_eos:
@@ -86,7 +89,7 @@ class Submission:
         return sampling
 
     def new_output(self) -> RequestOutput:
-        """What it has delivered already."""
+        """Initial output: the committed tokens."""
         choices = [ChoiceOutput() for _ in range(self.num_choices)]
         wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
         for choice, tokens, extras in zip(choices, self.committed, self.committed_extras, strict=False):
@@ -98,7 +101,7 @@ class Submission:
 
 
 def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
-    """The submission in `submit`. InvalidArgument with every field that is wrong."""
+    """Validate and convert a Submit. Raises InvalidArgument naming every wrong field."""
     _refuse(_violations(submit))
     prompt = wire_arrays.unpack(submit.token_ids, "token_ids", minimum=0)
     committed, extras = _committed(submit)
@@ -135,9 +138,10 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
 def to_core(
     submission: Submission, core_id: str, output: RequestOutput, limits: common_pb2.ModelLimits, lora_id: int = 0
 ) -> Request:
-    """The core's request, going on after what is delivered. InvalidArgument or OutOfRange where the model cannot take it.
+    """The core's request, continuing after the output delivered so far.
 
-    Ranked choices start from the prompt: nothing of them was delivered.
+    Raises InvalidArgument or OutOfRange if the model cannot serve it. Ranked choices start from the prompt,
+    since nothing of them was delivered.
     """
     runs = [] if output.ranked else [choice.tokens for choice in output.choices]
     tokens = [token for run in runs for token in run]
@@ -235,7 +239,7 @@ def _committed(submit: engine_pb2.Submit) -> tuple[list[NDArray[np.int32]], list
 
 
 def _extras(committed: engine_pb2.CommittedTokens, num_tokens: int) -> TokenExtras:
-    """What was sent beside the tokens: for each of them, or for none."""
+    """Log probabilities sent beside committed tokens: for each token, or for none."""
     length = num_tokens if committed.logprobs else 0
     logprobs = wire_arrays.unpack(committed.logprobs, "committed.logprobs", wire_arrays.F32, length=length)
     length = num_tokens if committed.top_counts else 0
@@ -273,7 +277,7 @@ def _sampling(submit: engine_pb2.Submit) -> RowSampling:
 
 
 def rare_options(sampling: common_pb2.ResolvedSampling) -> common_pb2.ResolvedSampling | None:
-    """What goes beyond the columns of `AddedRows`; None for nothing."""
+    """The sampling options that have no column in `AddedRows`; None if there are none."""
     rest = common_pb2.ResolvedSampling()
     rest.CopyFrom(sampling)
     for name in ("temperature", "top_p", "top_k", "seed", "logprobs"):
@@ -308,7 +312,7 @@ def _check_length(submission: Submission, limits: common_pb2.ModelLimits) -> Non
 
 
 def too_long(num_tokens: int, longest: int) -> NoReturn:
-    """OutOfRange with the limit (R23: never reported as a finish reason)."""
+    """Raise OutOfRange with the limit; a too long prompt is never reported as a finish reason."""
     raise OutOfRange(
         f"the prompt has {num_tokens} tokens; the longest this model takes is {longest}: shorten the prompt",
         reason="PROMPT_TOO_LONG",

@@ -1,4 +1,4 @@
-"""The bounded queue's account: how many requests and prompt tokens wait for their first step, whose, and how fast they start."""
+"""Accounting of the bounded queue: requests and prompt tokens that wait for their first step, by tenant, and the start rate."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Listener = Callable[[], None]
 
 
 class DrainRate:
-    """How fast a queue that is not empty gets shorter from its front: idle times do not count. Owner of its own clock."""
+    """Rate at which a non-empty queue drains: times at which the queue is empty do not count."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -24,20 +24,20 @@ class DrainRate:
         self._busy_since_ns: int | None = None
 
     def begin(self) -> None:
-        """Somebody waits."""
+        """The queue became non-empty."""
         self._busy_since_ns = self._clock()
 
     def pause(self) -> None:
-        """Nobody does any more."""
+        """The queue became empty."""
         self._busy_ns, self._busy_since_ns = self._busy_now_ns, None
 
     def started(self) -> None:
-        """One of them waits no more, as it has begun."""
+        """A queued request was started."""
         self._starts.append(self._busy_now_ns)
 
     @property
     def per_s(self) -> float:
-        """Rate of the last starts; 0 before there were two."""
+        """Requests per second over the last starts; 0 before there were two."""
         if len(self._starts) < 2:
             return 0.0
         return len(self._starts) / max(1e-3, (self._busy_now_ns - self._starts[0]) / NS_PER_S)
@@ -49,12 +49,16 @@ class DrainRate:
 
 
 class WaitingRoom:
-    """Counts only; the requests themselves are the book's. Bounded by number and by prompt tokens, and, where the operator says how
-    long a request may wait, by as many as start in that time (`settings`). `clock`: monotonic ns.
+    """Counters of the bounded queue; the requests themselves are the book's. `clock`: monotonic ns.
 
-    A full queue still takes requests of tenants that hold less than their share of it (`TenantLoad`), so that a flood is refused
-    and its neighbours are not. `closed_for`: tenants that were refused and would be again; gateways are told, and refuse for it.
-    Such a tenant always has a request waiting, and each of its requests that stops waiting may open the queue for it.
+    The queue is bounded by `max_waiting_requests`, `max_waiting_tokens` (prompt tokens) and, if
+    `max_waiting_s` is set, by the number of requests that start within that time. A full queue still accepts
+    requests of tenants below their share of it (`TenantLoad`), so that one tenant's flood does not get others
+    refused.
+
+    `closed_for`: tenants that were refused and would be refused again; gateways get the list and refuse on
+    the scheduler's behalf. Such a tenant always has a request waiting, and each of its requests that stops
+    waiting may reopen the queue for it.
     """
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], int]) -> None:
@@ -67,33 +71,33 @@ class WaitingRoom:
 
     @property
     def num_requests(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self._load.total.num_requests
 
     @property
     def num_tokens(self) -> int:
-        """Their prompt tokens."""
+        """Prompt tokens of the waiting requests."""
         return self._load.total.size
 
     @property
     def closed_for(self) -> list[str]:
-        """Tenants for whom there is no room now, as far as they tried."""
+        """Tenants that were refused and for which there is still no room."""
         return list(self._closed)
 
     def listen(self, listener: Listener) -> None:
-        """Calls it whenever `closed_for` has changed."""
+        """Call `listener` whenever `closed_for` changes."""
         self._listeners.append(listener)
 
-    # --- who comes and goes ---------------------------------------------------------------------------------------
+    # --- entering and leaving -------------------------------------------------------------------------------------
 
     def enter(self, tenant: str, num_tokens: int) -> None:
-        """A request with that many prompt tokens waits."""
+        """Count a request with that many prompt tokens as waiting."""
         self._load.enter(tenant, num_tokens)
         if self.num_requests == 1:
             self._drain.begin()
 
     def leave(self, tenant: str, num_tokens: int) -> None:
-        """It waits no more."""
+        """Count a request as waiting no more."""
         self._load.leave(tenant, num_tokens)
         if not self.num_requests:
             self._drain.pause()
@@ -101,12 +105,12 @@ class WaitingRoom:
             self._reopen(tenant)
 
     def started(self, now_ns: int) -> None:
-        """One was scheduled: what the rate is measured by."""
+        """Note that a waiting request was scheduled, for the start rates."""
         self._starts.append(now_ns)
         self._drain.started()
 
     def check(self, tenant: str, num_tokens: int, now_ns: int) -> None:
-        """ResourceExhausted with a retry time unless there is room. A tenant that has nothing waiting finds room for any prompt."""
+        """Raise ResourceExhausted with a retry time if there is no room. A tenant with nothing waiting may queue any prompt."""
         if self._load.has_room(tenant, num_tokens, self._limit):
             return
         if tenant not in self._closed:
@@ -121,16 +125,16 @@ class WaitingRoom:
             retry_after_s=self.retry_after_s(now_ns),
         )
 
-    # --- how fast it goes -----------------------------------------------------------------------------------------
+    # --- rates ----------------------------------------------------------------------------------------------------
 
     def starts_per_s(self, now_ns: int) -> float:
-        """Rate of the last starts; 0 before there were two."""
+        """Requests per second over the last starts, idle times included; 0 before there were two."""
         if len(self._starts) < 2:
             return 0.0
         return len(self._starts) / max(1e-3, (now_ns - self._starts[0]) / NS_PER_S)
 
     def retry_after_s(self, now_ns: int) -> float:
-        """Time for a tenth of the queue to start, at the rate at which it drains; between 0.1 and 60 s."""
+        """Time until a tenth of the queue has started at the drain rate, in [0.1, 60] s; 1 s while the rate is unknown."""
         rate = self._drain.per_s
         return min(60.0, max(0.1, self.num_requests / 10 / rate)) if rate else 1.0
 
@@ -138,7 +142,7 @@ class WaitingRoom:
 
     @property
     def _most_requests(self) -> int:
-        """As many as may wait, or as start in the time that they may."""
+        """Most requests that may wait: the configured number, or fewer if fewer start within `max_waiting_s`."""
         most, longest_s, rate = self._settings.max_waiting_requests, self._settings.max_waiting_s, self._drain.per_s
         if longest_s is None or not rate:
             return most
@@ -149,7 +153,7 @@ class WaitingRoom:
         return Load(self._most_requests, self._settings.max_waiting_tokens)
 
     def _reopen(self, tenant: str) -> None:
-        """One of that tenant's left: once there is a little room all may try again, or it alone where it is below its share."""
+        """After a request of `tenant` left: reopen for all once there is a margin, or for this tenant if it is below its share."""
         limit = self._limit
         limit.add(-(limit.num_requests // _MARGIN_PARTS), -(limit.size // _MARGIN_PARTS))
         if self._load.total.fits(1, limit):

@@ -1,5 +1,6 @@
-"""The whole core in virtual time: real scheduler, real ledger; simulated workers, network and clock under one seed.
+"""The scheduler core in virtual time: real scheduler and block ledger; simulated workers, network and clock, from one seed.
 
-`cost_model` says how long a step takes, `token_model` what comes out of it, `worker` holds rows and blocks as a real one would,
-`link` is the stream between scheduler and worker, `simulation` the loop, `history` what happened, `workloads` who asks for what.
+`cost_model` models step durations, `token_model` outputs; `worker` simulates rows and block contents, `link`
+the stream between scheduler and worker; `simulation` is the loop, `history` its record, `workloads` the
+requests.
 """

@@ -1,4 +1,4 @@
-"""Who comes when, and what clients do afterwards."""
+"""Arrivals of requests, with what their clients do later."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from scheduler_svc.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes at `at_s` of virtual time; its `arrival_time` is set then, on the scheduler's clock.
+    """A request that arrives at `at_s` of virtual time; its `arrival_time` is set then, on the scheduler's clock.
 
-    `leaves_at_s`: its client goes away. `stop_string_at`: a stop string is found in output token number `stop_string_at` of its
-    first sequence (counting from 1). `deadline_s`: it is ended then by the shell, unless it is over.
+    `leaves_at_s`: its client cancels it. `stop_string_at`: a stop string is found at that output token of its
+    first sequence (counting from 1). `deadline_s`: the service ends it then, unless it is over.
     """
 
     at_s: float

@@ -1,6 +1,7 @@
-"""What lies in the KV blocks of a simulated worker: for each slot a key of the tokens up to it.
+"""Contents of a simulated worker's KV blocks: for each slot a key of all tokens up to it.
 
-Equal keys = equal content, so a block given away too early, a wrong prefix or a swap to the wrong place is seen by who reads it.
+Equal keys mean equal contents, so a block freed too early, a wrong prefix or a swap to the wrong place is
+detected when read.
 """
 
 import math
@@ -18,26 +19,26 @@ def next_key(before: int, token: int) -> int:
 
 
 class Memory(Protocol):
-    """What a worker asks of its blocks."""
+    """A worker's view of its blocks."""
 
     def move(self, swap_in: Pairs, swap_out: Pairs, copy: Pairs) -> None:
-        """Swaps in, swaps out, copies, in this order (R3); of each kind all pairs at once."""
+        """Swap in, swap out, copy, in this order; the pairs of each kind at once."""
 
     def room(self, table: list[int]) -> float:
-        """Tokens that a sequence with that table can have."""
+        """Number of tokens that a sequence with that table can have."""
 
     def write(self, table: list[int], position: int, key: int) -> None:
-        """Computes the slot of a position."""
+        """Write the key at a position."""
 
     def forget(self, table: list[int], start: int, end: int) -> None:
-        """What was computed there is worth nothing."""
+        """Invalidate what was written from `start` to `end`."""
 
     def first_wrong(self, table: list[int], keys: list[int], start: int, end: int) -> int | None:
-        """The first position from `start` to `end` whose slot does not hold its key, None when all do."""
+        """The first position from `start` to `end` with a slot that does not contain its key; None if all do."""
 
 
 class BlockMemory:
-    """Owner of the content of device and host blocks of `block_size` slots. A slot never written holds 0."""
+    """Contents of device and host blocks of `block_size` slots. A slot never written holds 0."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
@@ -88,21 +89,21 @@ class BlockMemory:
 
 
 class NoBlocks:
-    """The memory of a worker whose scheduler keeps no account of blocks: there is room for all."""
+    """Memory for schedulers that do not account for blocks: never full and never wrong."""
 
     def move(self, swap_in: Pairs, swap_out: Pairs, copy: Pairs) -> None:
-        """Nothing."""
+        """No-op."""
 
     def room(self, table: list[int]) -> float:
         """No limit."""
         return math.inf
 
     def write(self, table: list[int], position: int, key: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def forget(self, table: list[int], start: int, end: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def first_wrong(self, table: list[int], keys: list[int], start: int, end: int) -> int | None:
-        """Nothing is wrong."""
+        """Always None."""
         return None

@@ -1,4 +1,4 @@
-"""How long things take in virtual time: a linear model of a step, typical machines, and the model fitted to measured steps."""
+"""Durations in virtual time: a linear model of a step, typical machines, and fitting the model to measured steps."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -15,11 +15,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step consists of, as far as its duration depends on it.
+    """The properties of a step that its duration depends on.
 
-    `num_prefill_tokens`: tokens of shares that are more than one plain decode; `num_decode_seqs`: the other shares.
-    `num_context_tokens`: tokens in the context of all shares, their own included. `num_pairs`: (query, key) pairs that prefills
-    attend to. `num_moved_blocks`: blocks swapped or copied.
+    `num_prefill_tokens`: tokens of shares with more than one token; `num_decode_seqs`: number of the other
+    shares. `num_context_tokens`: context length summed over all shares, including their own tokens.
+    `num_pairs`: (query, key) pairs that prefills attend to. `num_moved_blocks`: blocks swapped or copied.
     """
 
     num_prefill_tokens: int = 0
@@ -30,7 +30,7 @@ class StepShape:
 
     @classmethod
     def of(cls, plan: StepPlan, block_size: int) -> "StepShape":
-        """The shape of a plan. Blocks of `block_size` tokens that are cached count as context, though v0 schedules them."""
+        """The shape of a plan. Cached blocks of `block_size` tokens count as context, although v0 schedules them."""
         prefill, decodes, context, pairs = 0, 0, 0, 0
         if plan.steady is not None:
             decodes = len(plan.steady)
@@ -49,18 +49,18 @@ class StepShape:
 
 
 def first_computed(entry: ScheduledSequence, block_size: int) -> int:
-    """The first position that a share computes; at least one, its last."""
+    """The first position that a share computes; at least its last position is computed."""
     last = entry.computed_before + entry.num_tokens - 1
     return min(last, max(entry.computed_before, entry.num_cached_blocks * block_size))
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds. A step takes `base_s`, and more for each part of its `StepShape`: tokens of prompts, sequences that decode, cached
-    tokens read, pairs attended to by prefills, blocks moved.
+    """Durations in seconds. A step takes `base_s`, plus costs for its `StepShape`: prompt tokens, decoding
+    sequences, context tokens read, query-key pairs of prefills, and moved blocks.
 
-    `schedule_s`: planning one step and telling the worker, `wire_s`: from the worker's result to the scheduler. Between two steps
-    of the plain loop both are lost; asynchronous policies hide them behind the step that runs meanwhile. `noise`: standard
+    `schedule_s`: planning a step and sending it; `wire_s`: from the worker's result to the scheduler. Without
+    asynchronous scheduling both add to each step; with it they overlap the running step. `noise`: standard
     deviation of the logarithm of a step's duration, 0 = none.
     """
 
@@ -76,11 +76,11 @@ class CostModel:
 
     @property
     def costs(self) -> Costs:
-        """What a core should know of it, as if measured (`Scheduler.observe_costs`)."""
+        """The costs that a core would have measured (`Scheduler.observe_costs`)."""
         return Costs(self.base_s, self.prefill_token_s, self.moved_block_s)
 
     def step_s(self, shape: StepShape) -> float:
-        """How long a step of that shape runs at the worker, without noise."""
+        """Duration of a step of that shape at the worker, without noise."""
         return (
             self.base_s
             + self.prefill_token_s * shape.num_prefill_tokens
@@ -92,9 +92,10 @@ class CostModel:
 
     @classmethod
     def fit(cls, samples: Iterable[tuple[StepShape, float]], *, schedule_s: float = 0.0, wire_s: float = 0.0) -> "Fit":
-        """The model that fits measured steps (shape, duration in seconds) best, by relative error; no coefficient is negative.
+        """The model with the least squared relative error over measured steps (shape, seconds); no coefficient is negative.
 
-        InvalidArgument without any step of positive duration. The times between steps are not to be seen in samples.
+        Raises InvalidArgument if no step has a positive duration. Times between steps are not in samples, so
+        they are given.
         """
         kept = [(shape, duration_s) for shape, duration_s in samples if duration_s > 0]
         if not kept:
@@ -126,7 +127,7 @@ GPU = CostModel(
     schedule_s=1e-3,
     wire_s=0.5e-3,
 )
-"""About an 8-billion-parameter model in bf16 on one H100; published times per token of such, the rest from its arithmetic."""
+"""About an 8-billion-parameter model in bf16 on one H100: published times per token, the rest derived from its arithmetic."""
 
 CPU = CostModel(
     base_s=8e-3,
@@ -138,11 +139,11 @@ CPU = CostModel(
     schedule_s=1e-3,
     wire_s=0.5e-3,
 )
-"""About a 135-million-parameter model in bf16 on two cores."""
+"""About a 135-million-parameter model in bf16 on two CPU cores."""
 
 
 def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """The x >= 0 that makes |matrix @ x - target| least: an active set grows by the steepest column until none helps.
+    """The x >= 0 that minimizes |matrix @ x - target|: an active set grows by the steepest column until none improves it.
 
     Lawson and Hanson, "Solving Least Squares Problems", chapter 23.
     """
@@ -161,7 +162,7 @@ def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
 
 
 def _within(matrix: Floats, target: Floats, x: Floats, active: NDArray[np.bool_]) -> Floats:
-    """The least squares solution of the active columns; those that it would make negative leave the set."""
+    """The least squares solution over the active columns; columns that would become negative are removed from the set."""
     while True:
         best = np.zeros(len(x))
         best[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]

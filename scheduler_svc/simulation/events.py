@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and when. Nothing here waits."""
+"""Virtual time: a queue of future events. Nothing here sleeps."""
 
 import heapq
 import math
@@ -9,7 +9,7 @@ _MOST_AT_ONCE = 10_000
 
 
 class EventQueue:
-    """Owner of the time and of what is to come. Acts of one moment happen in the order they were asked for."""
+    """Owner of the virtual time and of the scheduled events. Events at the same time run in the order of scheduling."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.now = start_s
@@ -17,19 +17,19 @@ class EventQueue:
         self._count = 0
 
     def at(self, time_s: float, act: Act) -> None:
-        """`act` happens then; not before now."""
+        """Run `act` at that time, or now if it is past."""
         heapq.heappush(self._heap, (max(time_s, self.now), self._count, act))
         self._count += 1
 
     @property
     def next_s(self) -> float:
-        """When the next thing happens; infinity = never."""
+        """Time of the next event; infinity = none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def next_moment(self) -> bool:
-        """Moves to the next moment and lets all of it happen, what it asks for at once included; of very much at once a part.
+        """Advance to the next event and run all events of that time, including those that they add; at most 10,000 per call.
 
-        False: nothing is to come.
+        Returns False if there are no events.
         """
         if not self._heap:
             return False

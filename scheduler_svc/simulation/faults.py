@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, all of it drawn from the seed or given by time."""
+"""Faults of a simulation, drawn from the seed or given by time."""
 
 import random
 from dataclasses import dataclass
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Times in seconds of virtual time, chances between 0 and 1. The default: nothing goes wrong.
+    """Times are seconds of virtual time, chances are between 0 and 1. Default: no faults.
 
-    `kills`: the worker's process dies, its memory is gone, and it is back after `restart_s`. `breaks`: the stream breaks with all
-    that is on it, and is back after `reconnect_s`; the epoch goes on, but for a chance of `takeover`: somebody else had the worker
-    meanwhile. `step_failure`, `row_failure`: a step, or one sequence of it, fails. `duplicate`: a result comes twice. `jitter_s`:
-    messages take up to that much longer, in order. `slow`: (from, to, factor) while steps take longer. `jumps`: (at, by) where
-    the scheduler's clock jumps forward.
+    `kills`: the worker process dies, loses its memory, and restarts after `restart_s`. `breaks`: the stream
+    breaks with all messages on it and reconnects after `reconnect_s`; the epoch continues, except with chance
+    `takeover`: another scheduler owned the worker meanwhile. `step_failure`, `row_failure`: a step, or one
+    sequence of it, fails. `duplicate`: a result arrives twice. `jitter_s`: messages take up to that much
+    longer, in order. `slow`: (from, to, factor), steps take longer in between. `jumps`: (at, by), the
+    scheduler's clock jumps forward.
     """
 
     kills: tuple[float, ...] = ()
@@ -28,7 +29,7 @@ class Faults:
     jumps: tuple[tuple[float, float], ...] = ()
 
     def slowness(self, now: float) -> float:
-        """How many times longer a step takes that starts now."""
+        """Factor by which a step that starts now takes longer."""
         factor = 1.0
         for start, end, times in self.slow:
             if start <= now < end:
@@ -37,7 +38,7 @@ class Faults:
 
     @classmethod
     def random(cls, rng: random.Random, horizon_s: float) -> "Faults":
-        """A mixture for a run of about `horizon_s`; each kind is in about a third of them."""
+        """A random mixture for a run of about `horizon_s`; each kind occurs in some of them."""
 
         def times(most: int, chance: float) -> tuple[float, ...]:
             count = rng.randint(1, most) if rng.random() < chance else 0

@@ -1,4 +1,4 @@
-"""What happened in a simulation: per request its times and tokens, per step its shape and duration, in columns; and figures."""
+"""Record of a simulation: times and tokens per request, columns of shape and duration per step, and summary figures."""
 
 from array import array
 from collections.abc import Iterable
@@ -20,11 +20,12 @@ ENDS = {
 
 @dataclass(slots=True)
 class RequestHistory:
-    """One request. Times in seconds of virtual time, None = did not happen.
+    """One request. Times are seconds of virtual time, None = did not happen.
 
-    `token_times_s`: of every output token, all its sequences together. `admitted_steps`: steps in which it went to the worker anew
-    (started, or started again). `num_lost_tokens`: computed once more because their blocks were given away. `end`: "stop",
-    "length", "abort", "ignored", "failed", "deadline" or "refused"; None = the simulation was over first.
+    `token_times_s`: of all output tokens of all its sequences. `admitted_steps`: steps in which it was sent
+    to the worker anew (started, or started again). `num_lost_tokens`: recomputed tokens, because their blocks
+    were given away. `end`: "stop", "length", "abort", "ignored", "failed", "deadline" or "refused"; None = it
+    had not ended when the simulation did.
     """
 
     request: Request
@@ -44,24 +45,24 @@ class RequestHistory:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, from the arrival."""
+        """Time to first token, from the arrival."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token behind the first; None with fewer than two tokens."""
+        """Mean time per output token after the first; None with fewer than two tokens."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
     @property
     def is_done(self) -> bool:
-        """It got all that it asked for."""
+        """True if it ended naturally, with its whole output."""
         return self.end in ("stop", "length")
 
 
 @dataclass(slots=True)
 class StepColumns:
-    """One value per step that had work, in order of planning; `started_s` and `duration_s` as the worker measured them."""
+    """One value per step with work, in order of completion; `started_s` and `duration_s` at the worker."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     lane: "array[int]" = field(default_factory=lambda: array("q"))
@@ -79,7 +80,7 @@ class StepColumns:
         return len(self.step)
 
     def add(self, plan: StepPlan, shape: StepShape, started_s: float, duration_s: float) -> None:
-        """A step that is done."""
+        """Append a completed step."""
         self.step.append(plan.step)
         self.lane.append(plan.lane)
         self.started_s.append(started_s)
@@ -95,11 +96,11 @@ class StepColumns:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sums of a history. Latencies in seconds; quantiles over requests that got that far (`nan` where none did).
+    """Summary of a history. Latencies in seconds; quantiles over requests that got that far (`nan` if none did).
 
-    `num_lost_tokens` of `num_computed_tokens` were computed before. `throughput`: output tokens of done requests per second,
-    from the first arrival to the last end. `fairness`: Jain's index of the time that requests took per token, 1 = all alike.
-    `num_censored`: requests that had not ended when the simulation was over.
+    `num_lost_tokens` of `num_computed_tokens` were recomputed. `throughput`: output tokens of done requests
+    per second, from the first arrival to the last end. `fairness`: Jain's index of the requests' time per
+    token, 1 = all equal. `num_censored`: requests that had not ended when the simulation did.
     """
 
     num_requests: int
@@ -120,7 +121,7 @@ class Figures:
 
 @dataclass(slots=True)
 class History:
-    """All of a run. `requests` by id in order of arrival; `has_stalled`: requests were left that nothing could move any more."""
+    """A whole run. `requests`: by id in order of arrival; `has_stalled`: requests were left that could not make progress."""
 
     requests: dict[str, RequestHistory] = field(default_factory=dict)
     steps: StepColumns = field(default_factory=StepColumns)
@@ -131,7 +132,7 @@ class History:
     has_stalled: bool = False
 
     def figures(self) -> Figures:
-        """The sums, over all requests."""
+        """Summary over all requests."""
         requests = list(self.requests.values())
         done = [r for r in requests if r.is_done]
         ttft = [r.ttft_s for r in requests if r.ttft_s is not None]
@@ -157,7 +158,7 @@ class History:
 
 
 def _slowness(r: RequestHistory) -> float:
-    """Seconds from arrival to end per token, of prompt and output."""
+    """Seconds from arrival to end per token of prompt and output."""
     end_s = r.arrival_s if r.end_s is None else r.end_s
     return (end_s - r.arrival_s) / (len(r.request.prompt_token_ids) + len(r.token_times_s))
 

@@ -1,8 +1,9 @@
-"""The stream between scheduler and worker in virtual time, and the worker's process at its end (design.md 3.3).
+"""The stream between scheduler and worker in virtual time, and the worker process at its end.
 
-Steps have ids within an epoch. A stream that breaks loses what is on it; the scheduler comes back, sends again what is not
-answered, and the process sends again what it still holds: so results come late and twice, and count once. A process that died
-comes back empty: a new epoch, in which the scheduler starts from what it knows.
+Step ids count within an epoch. A broken stream loses the messages on it; after a reconnect the scheduler
+resends unanswered plans and the process resends the results that it still holds, so results may arrive late
+and twice, but count once. A process that died restarts empty: a new epoch, in which the scheduler starts from
+its own state.
 """
 
 import random
@@ -23,7 +24,7 @@ _SPARE_RESULTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result as the scheduler gets it. `error`: the whole step failed. `started_s`, `duration_s`: when and how long it ran."""
+    """A result as the scheduler gets it. `error`: the whole step failed. `started_s`, `duration_s`: the step at the worker."""
 
     plan: StepPlan
     result: StepResult
@@ -34,44 +35,46 @@ class Answer:
 
 
 class Scheduling(Protocol):
-    """Who is at the scheduler's end."""
+    """The scheduler's end of the stream."""
 
     def on_answer(self, answer: Answer) -> None:
-        """The result of a plan, once; in order on each lane."""
+        """A plan's result arrived; once for each plan, and in order on each lane."""
 
     def on_new_epoch(self) -> None:
-        """The worker holds nothing, and no result is to come."""
+        """The worker holds nothing, and plans in flight have no results."""
 
     def on_resumed(self) -> None:
-        """The stream is back."""
+        """The stream is open again."""
 
 
 class Stream(Protocol):
-    """What a simulation needs of the stream to its worker. `num_repeated`: results that came once more."""
+    """A simulation's stream to its worker. `num_repeated`: number of results received again."""
 
     num_repeated: int
     epoch: int
 
     @property
     def is_open(self) -> bool:
-        """Plans can be sent."""
+        """True if plans can be sent."""
 
     @property
     def under_way(self) -> list[StepPlan]:
-        """Plans sent whose results did not come yet, oldest first."""
+        """Plans in flight, oldest first."""
 
     @property
     def num_rows(self) -> int:
-        """Sequences that the worker holds."""
+        """Number of sequences that the worker holds."""
 
     def send(self, plan: StepPlan) -> None:
-        """A plan goes out; also one without work, which has something to tell."""
+        """Send a plan; also one without work, which may remove rows."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """Where steps run: what was accepted, what is held of results (by step id), when lanes are free. `workers`: by lane, where
-    each has its own; else all are lane 0's."""
+    """The worker process: plans accepted, results held (by step id), and when each lane is free.
+
+    `workers`: by lane, if each has its own; else one at lane 0.
+    """
 
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)
     last_accepted: int = 0
@@ -81,8 +84,8 @@ class _Process:
 
 
 class Link:
-    """Owner of the stream, the epoch and the process. `new_worker` makes the rows and the memory of a worker; there is one for all
-    lanes, or one for each (`worker_per_lane`), which live and die together."""
+    """Owner of the stream, the epoch and the process. `new_worker` makes a worker's rows and memory: one for
+    all lanes, or one for each (`worker_per_lane`), which fail together."""
 
     def __init__(
         self,
@@ -122,21 +125,21 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Plans can be sent."""
+        """True if plans can be sent."""
         return self._is_open
 
     @property
     def under_way(self) -> list[StepPlan]:
-        """Plans sent whose results did not come yet, oldest first."""
+        """Plans in flight, oldest first."""
         return list(self._unanswered.values())
 
     @property
     def num_rows(self) -> int:
-        """Sequences that the workers hold."""
+        """Number of sequences that the workers hold."""
         return sum(len(worker.rows) for worker in self._process.workers.values())
 
     def send(self, plan: StepPlan) -> None:
-        """A plan goes out; also one without work, which has something to tell."""
+        """Send a plan; also one without work, which may remove rows."""
         self._last_id += 1
         self._last_planned = plan.step
         self._unanswered[self._last_id] = plan
@@ -159,7 +162,7 @@ class Link:
             self._queue(process, step_id, plan)
 
     def _queue(self, process: _Process, step_id: int, plan: StepPlan) -> None:
-        """It runs when its lane is free."""
+        """Run the plan once its lane is free."""
         start, shape = max(self._events.now, process.lanes.get(plan.lane, 0.0)), StepShape.of(plan, self._block_size)
         duration_s = 0.0 if plan.is_empty else self._duration_s(shape, start)
         process.lanes[plan.lane] = start + duration_s
@@ -242,7 +245,7 @@ class Link:
             self._begin_epoch()
 
     def _reconnect(self, stream: int) -> None:
-        """Resumes where no result was lost that the scheduler has not read."""
+        """Resume the epoch, unless an unread result was lost or another scheduler owned the worker meanwhile."""
         if stream != self._stream or not self._is_up:
             return
         process = self._process

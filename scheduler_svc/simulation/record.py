@@ -1,4 +1,4 @@
-"""Writes a `History` while a simulation runs."""
+"""Recorder of a simulation's `History`."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,10 +12,10 @@ OnToken = Callable[[str, int], None]
 
 
 class Recorder:
-    """Owner of the history. `reached`: how far each sequence was ever computed, for counting what is computed again."""
+    """Owner of the history. `_reached`: how far each sequence was ever computed, to count recomputed tokens."""
 
     def __init__(self, requests: Iterable[Request], start_s: float, block_size: int) -> None:
-        """`requests` are in the core already."""
+        """`requests`: those already in the core."""
         self._block_size = block_size
         self.history = History(start_s=start_s)
         self._reached: dict[str, int] = {}
@@ -31,11 +31,11 @@ class Recorder:
                 self._reached[sequence.name] = sequence.num_computed_tokens
 
     def watch_for(self, name: str, num_output_tokens: int, act: OnToken) -> None:
-        """`act(name, num_output_tokens)` once a sequence has that many."""
+        """Call `act(name, num_output_tokens)` once the sequence has that many output tokens."""
         self._watched[name] = (num_output_tokens, act)
 
     def arrived(self, now: float, request: Request, *, is_refused: bool) -> None:
-        """A request came."""
+        """Record an arrival."""
         key = request.request_id
         record = RequestHistory(request, now)
         if is_refused:
@@ -44,7 +44,7 @@ class Recorder:
         self.history.requests[key] = record
 
     def planned(self, now: float, plan: StepPlan) -> None:
-        """A plan goes out."""
+        """Record a plan."""
         requests = self.history.requests
         for request_id, _ in plan.preempted:
             requests[request_id].num_preemptions += 1
@@ -65,7 +65,7 @@ class Recorder:
                 reached[group.sequences[0].name] = before + 1
 
     def _count(self, entry: ScheduledSequence, record: RequestHistory) -> None:
-        """Computed tokens, and those of them that were before."""
+        """Count computed tokens, and the recomputed ones among them."""
         end = entry.computed_before + entry.num_tokens
         start = first_computed(entry, self._block_size)
         record.num_computed_tokens += end - start
@@ -75,7 +75,7 @@ class Recorder:
         self._reached[entry.name] = max(reached, end)
 
     def answered(self, now: float, answer: Answer, outcome: StepOutcome) -> None:
-        """A result was applied."""
+        """Record a result that was applied."""
         requests, step = self.history.requests, answer.plan.step
         self.history.steps.add(answer.plan, answer.shape, answer.started_s, answer.duration_s)
         if outcome.steady is not None:
@@ -101,7 +101,7 @@ class Recorder:
     def ended(
         self, now: float, ended: Iterable[EndedSequence], why: str | None = None, *, step: int | None = None
     ) -> None:
-        """Sequences ended; `why`: what a shell would say instead of "abort"."""
+        """Record ended sequences; `why` replaces "abort"."""
         for e in ended:
             record = self.history.requests[e.request_id]
             if record.end is None and e.request_done:

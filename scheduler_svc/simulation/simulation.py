@@ -1,9 +1,9 @@
-"""A scheduler core in virtual time: arrivals, plans, results and faults in the order in which they would happen, thousands of times
-faster than they would.
+"""Discrete-event simulation of a scheduler core: arrivals, plans, results and faults in virtual time,
+thousands of times faster than real time.
 
-The loop is the service's (`step_loop`), without its streams: inputs are taken between two plans; a plan goes out whenever a lane
-can take one (`Scheduler.depth` of them per lane), so that asynchronous policies plan while a step runs. All randomness comes from
-one seed.
+The loop is the service's (`loop.step_loop`) without its streams: inputs are taken between two plans, and a
+plan is sent whenever a lane can take one (`Scheduler.depth` of them per lane), so that asynchronous policies
+plan while a step runs. All randomness comes from one seed.
 """
 
 import math
@@ -34,37 +34,38 @@ _MAX_FRUITLESS = 30_000
 
 
 class Observer(Protocol):
-    """Who sees what clients and workers see, for an outside judge. Times in seconds of virtual time."""
+    """Observer of what clients and workers see, to check a run. Times are seconds of virtual time."""
 
     def arrived(self, now: float, request: Request, refusal: QuireError | None) -> None:
         """A request was accepted, or refused."""
 
     def planned(self, now: float, plan: StepPlan) -> None:
-        """A plan goes out."""
+        """A plan was sent."""
 
     def answered(self, now: float, outcome: StepOutcome) -> None:
-        """Tokens and ends went to clients."""
+        """Tokens and ends were delivered to clients."""
 
     def ended(self, now: float, ended: list[EndedSequence]) -> None:
-        """Ends that no result brought: a client left, a stop string, a deadline, or decided while planning."""
+        """Sequences ended without a result: cancelled, by stop string or deadline, or while planning."""
 
     def cut(self, now: float, name: str, num_output_tokens: int) -> None:
-        """A stop string: of that sequence's output only so many tokens count."""
+        """A stop string was found: only that many of the sequence's output tokens count."""
 
     def complained(self, now: float, what: str) -> None:
-        """The worker was asked for something that it cannot do right."""
+        """The worker was asked for something inconsistent."""
 
     def lost_worker(self, now: float) -> None:
-        """A new epoch: the worker is empty."""
+        """A new epoch began: the worker is empty."""
 
 
 class Simulation:
-    """One run. `core` may hold requests already (restored from a snapshot taken at `start_s`).
+    """One run. `core` may have requests already (restored from a snapshot taken at `start_s`).
 
-    `under_way`: plans it had sent off then. `worker_per_lane`: lanes are data-parallel ranks. `max_under_way`: plans that the shell
-    has under way at once, None = as many as the core may have. `new_worker(requests, complain)`: the worker of an epoch; default:
-    one that draws tokens and keeps no blocks. `connect`: makes another stream than `Link`, of the same parameters. `until_s`: when
-    to stop, at the latest when everything is over.
+    `under_way`: plans in flight at that time. `worker_per_lane`: lanes are data-parallel ranks.
+    `max_under_way`: most plans in flight, None = as many as the core allows. `new_worker(requests,
+    complain)`: makes the worker of an epoch; default: one that draws tokens and keeps no blocks. `connect`:
+    makes another stream than `Link`, with the same parameters. `until_s`: end of the run, unless all requests
+    end earlier.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Simulation:
             self._events.at(at_s, partial(self._jump, by_s))
 
     def run(self) -> History:
-        """Until everything is over, or up to `until_s`."""
+        """Run until all requests have ended, or up to `until_s`."""
         history = self._recorder.history
         self._wake()
         while not history.has_stalled and self._events.next_s <= self._until_s and self._events.next_moment():
@@ -132,12 +133,12 @@ class Simulation:
 
     @property
     def under_way(self) -> list[StepPlan]:
-        """Plans without a result, oldest first."""
+        """Plans in flight, oldest first."""
         return self._link.under_way
 
     @property
     def num_rows(self) -> int:
-        """Sequences that the workers hold now."""
+        """Number of sequences that the workers hold."""
         return self._link.num_rows
 
     @property
@@ -148,7 +149,7 @@ class Simulation:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Plans what can be planned now."""
+        """Plan and send as much as is possible now."""
         core, now = self._core, self._events.now
         if self._is_dry or not self._link.is_open or now < self._busy_until:
             return
@@ -172,7 +173,7 @@ class Simulation:
             self._retry()
 
     def _retry(self) -> None:
-        """Nothing runs and nothing could be planned: it is tried again soon, as time may be what is missing."""
+        """Plan again soon: nothing runs and nothing could be planned, and only the passing of time may change that."""
         self._events.at(self._events.now + BLOCKED_S, self._something_happened)
 
     def _something_happened(self) -> None:
@@ -188,7 +189,7 @@ class Simulation:
     # --- the link's scheduling end ------------------------------------------------------------------------------------
 
     def on_answer(self, answer: Answer) -> None:
-        """See `link.Scheduling`."""
+        """Apply a result; see `link.Scheduling`."""
         self._is_dry = False
         self._num_fruitless = 0
         plan = answer.plan
@@ -203,7 +204,7 @@ class Simulation:
             self._observer.answered(self._events.now, outcome)
 
     def on_new_epoch(self) -> None:
-        """See `link.Scheduling`."""
+        """Requeue all sequences; see `link.Scheduling`."""
         self._is_dry = False
         self._core.reset_sequences_of_lost_worker()
         if self._observer is not None:
@@ -247,7 +248,7 @@ class Simulation:
         self._is_dry = False
 
     def _stop_string(self, name: str, num_output_tokens: int) -> None:
-        """A gateway found it and says so; more tokens may have come meanwhile."""
+        """Deliver a gateway's stop after the wire delay; more tokens may arrive meanwhile."""
         self._events.at(self._events.now + self._cost.wire_s, partial(self._stop_at, name, num_output_tokens))
 
     def _stop_at(self, name: str, num_output_tokens: int) -> None:
@@ -275,4 +276,4 @@ class Simulation:
 
 
 def _nothing() -> None:
-    """The moment itself is what matters: the scheduler is free again."""
+    """No-op event: marks the moment when the scheduler is free again."""

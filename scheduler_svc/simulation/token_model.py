@@ -1,6 +1,7 @@
-"""What the simulated model says: tokens that depend on nothing but whose they are and where they stand.
+"""Output of the simulated model: tokens that depend only on their sequence and position.
 
-So a disturbed run and an undisturbed one must give the same, and a client can tell a token that is not its own.
+So a run with faults must give the same tokens as one without, and a token of another sequence can be
+detected.
 """
 
 import zlib
@@ -12,20 +13,20 @@ _MASK = (1 << 61) - 1
 
 
 class TokenModel(Protocol):
-    """`index`: of the sequence in its request; `offset`: how many output tokens it has."""
+    """`index`: of the sequence in its request; `offset`: number of its output tokens so far."""
 
     def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
-        """The next token; `choice`: of several children that start there."""
+        """The next token; `choice`: which of several children that start there."""
 
     def guess(self, request_id: str, index: int, offset: int) -> int:
-        """A draft of it, not always right."""
+        """A draft token, not always right."""
 
     def candidates(self, request_id: str, index: int, offset: int, width: int) -> list[tuple[int, float]]:
-        """2 * `width` different next tokens of a beam with logprobs, best first."""
+        """2 * `width` different next tokens of a beam with log probabilities, best first."""
 
 
 def mix(*parts: int) -> int:
-    """A number that looks random and depends on all parts alone, the same in every process."""
+    """Pseudo-random number that depends only on all parts; the same in every process."""
     value = 88172645463325252
     for part in parts:
         value = ((value ^ part) * 0x2545F4914F6CDD1D + 0x9E3779B97F4A7C15) & _MASK
@@ -34,8 +35,8 @@ def mix(*parts: int) -> int:
 
 
 class PseudoTokens:
-    """Tokens 1 to `vocab_size` - 1 that look random. A sequence ends with EOS as its last token where `num_output_tokens` plans
-    its length; else EOS comes once in `eos_every` tokens (0 = never)."""
+    """Pseudo-random tokens 1 to `vocab_size` - 1. A sequence with a planned length in `num_output_tokens`
+    ends with EOS as its last token; for others one token in `eos_every` is EOS (0 = never)."""
 
     def __init__(
         self,
@@ -62,12 +63,12 @@ class PseudoTokens:
         return 1 + (value >> 8) % (self._vocab_size - 1)
 
     def guess(self, request_id: str, index: int, offset: int) -> int:
-        """Right two times of three."""
+        """A draft token, right two times of three."""
         token = self.token(request_id, index, offset)
         return token if mix(self._key(request_id), index, offset, 7) % 3 else token + 1
 
     def candidates(self, request_id: str, index: int, offset: int, width: int) -> list[tuple[int, float]]:
-        """See `TokenModel`; a planned length does not bind beams."""
+        """See `TokenModel`; a planned length does not apply to beams."""
         first = mix(self._key(request_id), index, offset, 11)
         return [((first + 7 * k) % 61, -0.1 * (1 + k) - first % 5 / 7) for k in range(2 * width)]
 
@@ -79,7 +80,7 @@ class PseudoTokens:
 
 
 class ListedTokens(PseudoTokens):
-    """Given output tokens by request and sequence index, as a recording has them. Behind the end of a list: EOS."""
+    """Given output tokens by request and sequence index, as in a recording. Behind the end of a list: EOS."""
 
     def __init__(self, tokens: Mapping[str, Sequence[Sequence[int]]]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The simulated worker: executes plans in order, keeps rows by what plans tell it, and reads what its blocks really hold."""
+"""Simulated worker: runs plans in order, tracks rows as plans describe them, and checks what its blocks really contain."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ Complain = Callable[[str], None]
 
 @dataclass(slots=True)
 class _Row:
-    """What the worker holds of one sequence: its block table, the tokens told or drawn so far, the keys of their prefixes."""
+    """State of one sequence: block table, tokens received or sampled so far, and the content keys of their prefixes."""
 
     table: list[int]
     salt: int
@@ -24,7 +24,7 @@ class _Row:
     keys: list[int] = field(default_factory=list)
 
     def know(self, tokens: list[int]) -> None:
-        """Its tokens are these."""
+        """Set the row's tokens; keys of an unchanged prefix stay."""
         same = min(len(self.keys), len(tokens))
         if self.tokens[:same] != tokens[:same]:
             self.keys.clear()
@@ -32,18 +32,18 @@ class _Row:
         del self.keys[len(tokens) :]
 
     def reach(self, end: int) -> None:
-        """Keys of the first `end` tokens."""
+        """Compute keys for the first `end` tokens."""
         keys, tokens = self.keys, self.tokens
         while len(keys) < end:
             keys.append(next_key(keys[-1] if keys else self.salt, tokens[len(keys)]))
 
 
 class SimulatedWorker:
-    """Owner of the rows of one process. What it draws follows from `tokens` alone.
+    """The rows of one worker process. Its output depends only on `tokens`.
 
-    `requests`: by id, with their groups; it says where a step branches. `memory`: None = what blocks hold is not looked at.
-    `window`: tokens that attention looks back. `complain` is told of every broken promise: rows that do not fit, blocks that hold
-    something else.
+    `requests`: by id, with their groups, which show where a step branches. `memory`: None = block contents
+    are not simulated. `window`: tokens that attention looks back. `complain` is called for every
+    inconsistency: rows that do not fit, blocks with other contents.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class SimulatedWorker:
         self._told: dict[int, int] = {}
 
     def told(self, step: int, last_planned: int) -> None:
-        """The scheduler knows that step's result now; it had planned steps up to `last_planned` without knowing it."""
+        """Note that the scheduler knows that step's result; it had planned steps up to `last_planned` without it."""
         if step in self._failed or any(key[0] == step for key in self._rejected):
             self._told[step] = last_planned
 
     def run(self, plan: StepPlan, *, fails: bool = False) -> StepResult:
-        """Executes a plan: block moves, then the model, unless that `fails`."""
+        """Run a plan: block moves, then the model, unless that `fails`."""
         self._catch_up(plan.step)
         if self._memory is None:
             return self._draw(plan, fails=fails)
@@ -117,7 +117,7 @@ class SimulatedWorker:
         return replace(result, column=drawn)
 
     def _catch_up(self, step: int) -> None:
-        """Forgets what the plan of that step was made with knowledge of."""
+        """Drop corrections of earlier steps that the plan of this step already accounts for."""
         for known in [known for known, last_planned in self._told.items() if last_planned < step]:
             del self._told[known]
             self._failed.pop(known, None)
@@ -145,7 +145,7 @@ class SimulatedWorker:
             self._complain(f"step {plan.step}: {len(self.rows)} rows where there are {self._max_num_rows}")
 
     def _settled(self, entry: ScheduledSequence) -> ScheduledSequence:
-        """A plan made before results are known counts all their guesses as right; the worker knows better (R151)."""
+        """Correct `computed_before`: a plan made before results are known counts all draft tokens as accepted."""
         if not self._rejected:
             return entry
         if entry.fresh:
@@ -155,7 +155,7 @@ class SimulatedWorker:
         return replace(entry, computed_before=entry.computed_before - wrong) if wrong else entry
 
     def _recall(self, entry: ScheduledSequence) -> None:
-        """Brings its tokens up to date: those of groups that branch are chosen by the scheduler, which tells them."""
+        """Update the row's tokens; for groups that branch the scheduler chose them and sends them."""
         group, row = self._group(entry), self.rows[entry.name]
         if group is not None and group.width > 1:
             told = next((s.token_ids for s in group.sequences if s.name == entry.name), row.tokens)
@@ -184,13 +184,13 @@ class SimulatedWorker:
             memory.write(row.table, position, key)
 
     def _read(self, entry: ScheduledSequence, memory: Memory) -> None:
-        """All that it looks at and does not compute must be in its blocks, from before or by others in this step (R136)."""
+        """Check that the blocks contain everything the share attends to, written before or by other shares of this step."""
         row, start = self.rows[entry.name], first_computed(entry, self._size)
         first = 0 if self._window is None else max(0, start - self._window + 1)
         wrong = memory.first_wrong(row.table, row.keys, first, min(start, len(row.keys)))
         if wrong is None:
             return
-        if self._failed:  # the scheduler does not know yet that a step before it failed
+        if self._failed:  # an earlier step failed, which the scheduler does not know yet
             memory.forget(row.table, start, entry.computed_before + entry.num_tokens)
         else:
             self._complain(f"{entry.name} reads in the block of its token {wrong} what is not its own")
@@ -204,7 +204,7 @@ class SimulatedWorker:
         return next((g for g in groups if any(s.index == entry.index for s in g.sequences)), None)
 
     def _sample(self, entry: ScheduledSequence, result: StepResult) -> None:
-        """What one share of a step that reached its last token gives."""
+        """Add the output of a share that reached its sequence's last token."""
         request, group, name = self._requests[entry.request_id], self._group(entry), entry.name
         offset = entry.computed_before + entry.num_tokens - entry.num_drafts - entry.num_prompt_tokens
         draw = self._tokens.token

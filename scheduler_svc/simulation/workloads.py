@@ -1,7 +1,7 @@
-"""Four ways in which people use a model, as functions of a seed: chats, long prompts, bursts, agents.
+"""Four synthetic workloads as functions of a seed: chats, long prompts, bursts, agents.
 
-Token ids are made so that what is shared really is equal: a chat's next prompt holds what the model said before, agents begin with
-the prompt of their kind.
+Shared prefixes have equal token ids: a chat's next prompt contains the model's earlier output, and agents of
+a kind begin with the same prompt.
 """
 
 import math
@@ -19,9 +19,9 @@ VOCAB_SIZE = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request to come. Seconds of virtual time; `deadline_after_s`: from its arrival.
+    """One request of a workload. Times are seconds of virtual time; `deadline_after_s`: from its arrival.
 
-    It ends by itself after `num_output_tokens`; what the scheduler knows is only that it may have up to `max_tokens`.
+    It ends naturally after `num_output_tokens`; the scheduler knows only `max_tokens`.
     """
 
     request_id: str
@@ -34,7 +34,7 @@ class Job:
     deadline_after_s: float | None = None
 
     def arrival(self) -> Arrival:
-        """A fresh request of it: requests serve once."""
+        """A new request for the job, since a request can be used only once."""
         request = Request(
             self.request_id,
             self.prompt,
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in order of arrival; the same seed gives the same."""
+    """Jobs in order of arrival; equal seeds give equal jobs."""
 
     name: str
     seed: int
@@ -63,7 +63,7 @@ class Workload:
         tenants: Sequence[str] = ("",),
         deadlines_s: Sequence[float | None] = (None,),
     ) -> "Workload":
-        """The same jobs with priorities, tenants and deadlines drawn by the seed; a conversation stays with its tenant."""
+        """The same jobs with priorities, tenants and deadlines drawn by the seed; a conversation keeps its tenant."""
         rng, jobs = random.Random(f"varied {self.seed}"), []
         for job in self.jobs:
             session = job.request_id.rpartition("-")[0] if job.request_id.count("-") > 1 else job.request_id
@@ -73,20 +73,21 @@ class Workload:
         return replace(self, jobs=jobs)
 
     def arrivals(self) -> list[Arrival]:
-        """Fresh requests for one run."""
+        """New requests for one run."""
         return [job.arrival() for job in self.jobs]
 
     def tokens(self) -> PseudoTokens:
-        """The model for them: every output has its planned length."""
+        """The token model for the jobs: every output has its planned length."""
         return PseudoTokens(
             self.seed, {job.request_id: job.num_output_tokens for job in self.jobs}, vocab_size=VOCAB_SIZE
         )
 
 
 def chat(seed: int, num_requests: int, rate: float) -> Workload:
-    """Conversations of about five turns; they begin at random (Poisson), and each prompt holds the whole conversation so far.
+    """Conversations of about five turns with Poisson starts; each prompt contains the whole conversation so far.
 
-    `rate`: requests per second. A person reads and types for about 6 s; one in ten conversations is very talkative.
+    `rate`: requests per second. Between turns a user reads and types for about 6 s; in one of ten
+    conversations the user's messages are four times as long.
     """
     rng, model, jobs = random.Random(f"chat {seed}"), PseudoTokens(seed, vocab_size=VOCAB_SIZE), list[Job]()
     num_sessions = math.ceil(num_requests / 5)
@@ -104,7 +105,7 @@ def chat(seed: int, num_requests: int, rate: float) -> Workload:
 
 
 def long_prompts(seed: int, num_requests: int, rate: float) -> Workload:
-    """Documents to be summed up among short questions: a third of the prompts has thousands of tokens."""
+    """Documents to summarize among short questions: a third of the prompts have thousands of tokens."""
     rng, jobs = random.Random(f"long {seed}"), list[Job]()
     for number, at_s in enumerate(_poisson(rng, num_requests, rate)):
         is_long = rng.random() < 1 / 3
@@ -115,7 +116,7 @@ def long_prompts(seed: int, num_requests: int, rate: float) -> Workload:
 
 
 def bursts(seed: int, num_requests: int, rate: float) -> Workload:
-    """Quiet most of the time, then dozens at once: two thirds of the requests come within a few seconds of each other."""
+    """A low rate, interrupted by bursts of 20 to 60 requests within a second; about two thirds of all requests are in bursts."""
     rng, jobs, at_s = random.Random(f"bursts {seed}"), list[Job](), 0.0
     while len(jobs) < num_requests:
         calm, crowd = _between(rng, 5, 25), _between(rng, 20, 60)
@@ -133,9 +134,9 @@ def bursts(seed: int, num_requests: int, rate: float) -> Workload:
 
 
 def agents(seed: int, num_requests: int, rate: float) -> Workload:
-    """Agents of four kinds: a long prompt that all of a kind share, then a context that grows with every call of a tool.
+    """Agents of four kinds: a long prompt shared by all of a kind, then a context that grows with every tool call.
 
-    Steps of one agent follow each other quickly and say little; what the tool gave may be long.
+    Calls of one agent follow each other quickly and have short outputs; tool results may be long.
     """
     rng, model, jobs = random.Random(f"agents {seed}"), PseudoTokens(seed, vocab_size=VOCAB_SIZE), list[Job]()
     for agent, start in enumerate(_poisson(rng, math.ceil(num_requests / 6), rate / 6)):
@@ -155,7 +156,7 @@ WORKLOADS: dict[str, MakeWorkload] = {"chat": chat, "long-prompts": long_prompts
 
 
 def _workload(name: str, seed: int, jobs: list[Job], num_requests: int) -> Workload:
-    """The first of them, in order of arrival."""
+    """The first `num_requests` jobs in order of arrival."""
     return Workload(name, seed, sorted(jobs, key=lambda job: (job.at_s, job.request_id))[:num_requests])
 
 
@@ -177,11 +178,11 @@ def _between(rng: random.Random, low: int, high: int) -> int:
 
 
 def _log_normal(rng: random.Random, median: float, sigma: float, low: int, high: int) -> int:
-    """A length."""
+    """A length with that median, clipped."""
     return min(high, max(low, round(rng.lognormvariate(math.log(median), sigma))))
 
 
 def _words(seed: int, kind: str, number: int, count: int) -> list[int]:
-    """Token ids that depend on all four."""
+    """Pseudo-random token ids that depend on `seed`, `kind` and `number`."""
     rng = random.Random(f"{seed} {kind} {number}")
     return [1 + rng.randrange(VOCAB_SIZE - 1) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""The way to the workers and back: links, lanes, what each of them knows, what a result says in the core's terms."""
+"""Communication with the workers: links, lanes, row tables, and results in the core's terms."""

@@ -1,7 +1,8 @@
-"""The LoRA adapters of this scheduler, and that every worker has them (design.md 6).
+"""The LoRA adapters of this scheduler, kept loaded at every worker.
 
-An operator's call loads at the workers that are there; a worker that comes gets all of them before its first step. One that cannot
-load an adapter, whose files are gone for example, serves without it: nobody may use that adapter then, and everything else goes on.
+An operator's call loads an adapter at all connected workers; a worker that connects loads all adapters before
+its first step. A worker that cannot load one (missing files, for example) serves without it: requests then
+cannot use that adapter, all else works.
 """
 
 import asyncio
@@ -15,31 +16,32 @@ from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 log = logging.getLogger(__name__)
 
 _OF_THE_ADAPTER = (AlreadyExists, InvalidArgument, FailedPrecondition, NotFound, ResourceExhausted)
-"""Errors that speak of the adapter; others are the worker's, which is tried again."""
+"""Errors about the adapter; all others are the worker's, and attaching is retried."""
 
 
 class AdapterHost(Protocol):
-    """A worker that can be told."""
+    """A worker that can load adapters."""
 
     @property
     def address(self) -> str:
-        """For people."""
+        """The worker's address, for people."""
         ...
 
     async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Loads one, unless it has it: (bytes, rank). The worker's typed error where it does not fit."""
+        """Load an adapter unless it is loaded; returns (bytes, rank). Raises the worker's typed error."""
         ...
 
     async def unload_adapter(self, adapter_id: int) -> None:
-        """Forgets one."""
+        """Unload an adapter."""
         ...
 
 
 class AdapterTable:
-    """Owner of the adapters, and of which worker could not load one. `on_change`: the names are others now; `num_users(id)`: how
-    many requests use one; `model()`: the base model's name, empty while unknown.
+    """Owner of the adapters and of which worker failed to load one. `on_change`: called when the names change.
 
-    One change at a time: a worker that comes while an adapter is loaded gets that one, too.
+    `num_users(id)`: number of requests that use an adapter; `model()`: the base model's name, empty while
+    unknown. Changes are serialized, so that a worker that connects while an adapter is loaded gets that one,
+    too.
     """
 
     def __init__(
@@ -54,28 +56,31 @@ class AdapterTable:
 
     @property
     def names(self) -> list[str]:
-        """What requests may name."""
+        """Names of the adapters."""
         return self._adapters.names
 
     def all(self) -> list[tuple[Adapter, int]]:
-        """Adapters by name, with how many requests use each."""
+        """Adapters by name, with the number of requests that use each."""
         return [(adapter, self._num_users(adapter.adapter_id)) for adapter in self._adapters]
 
     def id_of(self, name: str) -> int:
-        """The number of an adapter, 0 for none. NotFound; FailedPrecondition where a worker that is here could not load it."""
+        """The id of an adapter, 0 for no name. Raises NotFound, or FailedPrecondition if a connected worker could not load it."""
         return self._adapters.id_of(name)
 
     # --- an operator's calls --------------------------------------------------------------------------------------
 
     def declare(self, name: str, path: str) -> None:
-        """At the start, before any worker is here: each loads it when it comes. InvalidArgument, AlreadyExists."""
+        """Add an adapter at the start, before any worker connects; each loads it then. Raises InvalidArgument or AlreadyExists."""
         assert not self._hosts, "workers that are here would not have it"
         self._adapters.put(self._adapters.new(name, path))
         self._on_change()
 
     async def load(self, name: str, path: str) -> Adapter:
-        """Loads at all workers that are there, then requests may name it. InvalidArgument, AlreadyExists, or a worker's error; then
-        no worker keeps it. The same name and path again: once more at the workers that could not."""
+        """Load an adapter at all connected workers, after which requests may name it.
+
+        Raises InvalidArgument, AlreadyExists or a worker's error; then no worker keeps it. With a known name
+        and path, load it again at the workers that failed to.
+        """
         async with self._changing:
             self._check_name(name)
             known = self._adapters.get(name)
@@ -100,7 +105,7 @@ class AdapterTable:
         return adapter
 
     async def unload(self, name: str) -> None:
-        """Requests may not name it any more, and no worker has it. InvalidArgument, NotFound; FailedPrecondition while in use."""
+        """Remove an adapter here and at all workers. Raises InvalidArgument, NotFound, or FailedPrecondition while it is in use."""
         if not name:
             raise InvalidArgument.field("name", "is empty: which adapter?")
         async with self._changing:
@@ -119,12 +124,12 @@ class AdapterTable:
         for host in self._hosts:
             await host.unload_adapter(adapter.adapter_id)
 
-    # --- workers come and go --------------------------------------------------------------------------------------
+    # --- workers connecting and failing ---------------------------------------------------------------------------
 
     async def join(self, host: AdapterHost) -> None:
-        """A worker is here, and gets what it is without. What it cannot load nobody may use until it can, or is gone.
+        """Load all adapters at a connected worker. Requests cannot use one that failed until it loads or the worker is gone.
 
-        Its typed error where the worker is at fault and not an adapter.
+        Raises the worker's typed error if the fault is not the adapter's.
         """
         async with self._changing:
             if host not in self._hosts:
@@ -138,12 +143,12 @@ class AdapterTable:
                     log.warning("adapter %s is not available: %s", adapter.name, adapter.problems[host])
 
     def _check_name(self, name: str) -> None:
-        """AlreadyExists where requests that name it would mean the model itself."""
+        """Raise AlreadyExists if the name is the base model's, since requests that name it mean the model."""
         if name and name == self._model():
             raise AlreadyExists(f"{name} is the name of the model itself; choose another", reason="ADAPTER_EXISTS")
 
     def leave(self, host: AdapterHost) -> None:
-        """It is gone, and so is what it could not do. It may have been gone before."""
+        """Remove a disconnected worker and its load failures. No-op if it is removed already."""
         if host in self._hosts:
             self._hosts.remove(host)
         for adapter in self._adapters:

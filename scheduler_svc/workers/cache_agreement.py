@@ -1,4 +1,4 @@
-"""What all workers of one scheduler must have in common: the model and the block's size, and how many blocks each allocates."""
+"""Agreement of all workers of a scheduler on model and block size, and on the number of blocks that each allocates."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from svc_common.errors import FailedPrecondition
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """What was allocated at a worker, or fits there. Device blocks include the null block."""
+    """Numbers of blocks allocated at a worker, or that fit there. Device blocks include the null block."""
 
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -17,9 +17,10 @@ class CacheCounts:
 
 
 class CacheAgreement:
-    """Owner of what each worker said it is and has. All profile first, then all allocate the least of each count (worker.proto).
+    """What each worker reported. All workers profile first, then each allocates the least of each count (worker.proto).
 
-    A worker that starts anew says it again. What a worker says is kept while it is away: the others go by it.
+    A restarted worker reports again. While a worker is away its last report is kept, since the others
+    allocated by it.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -28,9 +29,9 @@ class CacheAgreement:
         self._is_complete = asyncio.Event()
 
     async def reach(self, address: str, limits: common_pb2.ModelLimits, fit: CacheCounts) -> CacheCounts:
-        """The counts to allocate at a worker where `fit` fit; waits until every worker has said what it has.
+        """The counts to allocate at a worker that has room for `fit`; waits until every worker has reported.
 
-        FailedPrecondition where it has another model or other blocks than those that said so before it.
+        Raises FailedPrecondition if its model or blocks differ from those of workers that reported before.
         """
         self._said.pop(address, None)
         for other, (known, _) in self._said.items():
@@ -43,7 +44,7 @@ class CacheAgreement:
 
 
 def least(counts: list[CacheCounts]) -> CacheCounts:
-    """The least of each, of workers with equal blocks."""
+    """The least of each count, for workers with equal block sizes."""
     return CacheCounts(
         num_gpu_blocks=min(c.num_gpu_blocks for c in counts),
         num_cpu_blocks=min(c.num_cpu_blocks for c in counts),

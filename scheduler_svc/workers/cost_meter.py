@@ -1,4 +1,4 @@
-"""What steps cost on the worker, measured from what they took: by this `quire` chooses between swapping and computing again."""
+"""Measured costs of a worker's steps, by which the policy `quire` chooses between swapping and recomputing."""
 
 from collections import deque
 
@@ -17,8 +17,10 @@ _NEWS = 0.2
 
 
 class CostMeter:
-    """Fits durations of the last steps: a least one, and what each token adds. What moved blocks add is over that, in steps that
-    had some; those are rare and remembered for longer."""
+    """Least-squares fit of the last steps' durations: a base and a cost per token.
+
+    Cost per moved block is what steps with moves take beyond that; such steps are rare and kept separately.
+    """
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
@@ -27,7 +29,7 @@ class CostMeter:
         self._told = Costs()
 
     def observe(self, num_tokens: int, num_moved_blocks: int, duration_ns: int) -> Costs | None:
-        """A step is done; the costs where they are news: now and then, and at once where blocks moved for the first time."""
+        """Add a step. Returns new estimates if they changed noticeably, checked every 32 steps and at the first block moves."""
         if num_tokens < 1 or duration_ns <= 0:
             return None
         duration_s = duration_ns / NS_PER_S
@@ -49,7 +51,7 @@ class CostMeter:
         return costs
 
     def _fit(self) -> Costs:
-        """0 for what these steps do not tell."""
+        """Estimates from the kept steps; 0 for what they do not determine."""
         if len(self._steps) < _EVERY // 2:
             return Costs()
         tokens, durations = np.array(self._steps, np.float64).T
@@ -60,7 +62,7 @@ class CostMeter:
         return Costs(float(durations.min()), token_s, self._block_s(base_s, token_s))
 
     def _block_s(self, base_s: float, token_s: float) -> float:
-        """At least a nanosecond once any moved: that it costs next to nothing is known too."""
+        """Cost per moved block; 0 if none moved, else at least 1 ns, so that a negligible cost differs from an unknown one."""
         if not self._moves:
             return 0.0
         tokens, blocks, durations = np.array(self._moves, np.float64).T

@@ -1,6 +1,6 @@
-"""One worker as the step loop drives it: plans out and results in, each in order, and the same worker again after it was away.
+"""One worker as the step loop uses it: sends plans and takes results in order, and continues after a reconnect.
 
-Where the core has a worker for each lane there is a `WorkerLane` for each; else one for all lanes. Nothing here knows queues.
+If the core has one worker per lane there is a `WorkerLane` for each, else one for all lanes. Knows no queues.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ _NEW_EPOCH_STATUSES = frozenset({"UNAVAILABLE", "INVALID_ARGUMENT"})
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A plan without a result, as it was sent."""
+    """A plan in flight, as it was sent."""
 
     plan: StepPlan
     message: worker_pb2.SchedulerOutputs
 
 
 class WorkerLane:
-    """Owner of the link to one worker, of its rows as it holds them (`planner`), and of `in_flight`: plans without a result.
+    """Owner of the link to one worker, of its row table (`planner`), and of `in_flight`: plans without a result.
 
-    `owned`: what the worker said when it was attached last. `is_here`: its stream is open. `is_void`: it holds nothing that anybody
-    counts on: nothing was begun yet, or its sequences were given to others. While it is away, plans for it wait in `in_flight`.
-    `lost_because`: why it went the last time.
+    `owned`: what the worker reported when last attached. `is_here`: its stream is open. `is_void`: it holds
+    nothing of use, because nothing was begun yet or its sequences were requeued. While it is away, plans for
+    it are kept in `in_flight`. `lost_because`: the reason of its last loss.
     """
 
     def __init__(self, number: int, link: WorkerLink, readiness: WorkerReadiness) -> None:
@@ -56,53 +56,53 @@ class WorkerLane:
 
     @property
     def address(self) -> str:
-        """The worker's."""
+        """The worker's address."""
         return self._link.address
 
     @property
     def boot_id(self) -> str:
-        """Of the worker's process."""
+        """Boot id of the worker's process; "" before it was attached."""
         return self.owned.worker_boot_id if self.owned is not None else ""
 
     @property
     def reason(self) -> str:
-        """Why the worker runs no steps, for people; empty = it does, or waits for the others."""
+        """Why the worker runs no steps, for people; empty = it does, or waits for other workers."""
         return self._readiness.reason
 
     @property
     def is_warming(self) -> bool:
-        """Whether it is on the way."""
+        """True while the worker loads."""
         return self._readiness.warming
 
     def listen(self, on_news: Callable[[], None]) -> None:
-        """Calls `on_news` when there is something to take."""
+        """Call `on_news` when there is something to take."""
         self._link.on_news = on_news
 
     @property
     def has_news(self) -> bool:
-        """Whether `take_result` or `take_ownership` has something; results that come while it is attached are for later."""
+        """True if `take_result` or `take_ownership` has something. Results are not counted while the worker is being attached."""
         return (self.is_here and self._link.has_news) or (self._attaching is not None and self._attaching.done())
 
     @property
     def seconds(self) -> float:
-        """Since it was lost; while it is here since it got a plan when it had none, or gave a result."""
+        """Seconds since the loss; or, if connected, since its last result or its first plan after being idle."""
         return (monotonic_ns() - self.since_ns) / NS_PER_S
 
     @property
     def patience_s(self) -> float:
-        """How long a result may take."""
+        """Longest time that a result may take, in seconds."""
         return self._link.patience_s
 
-    # --- coming ---------------------------------------------------------------------------------------------------
+    # --- connecting -----------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Begins to look for the worker; the link calls `on_news` when it is there."""
+        """Start attaching in the background, unless attached or attaching; the link calls `on_news` when it is done."""
         if self._attaching is None and not self.is_here:
             self._attaching = asyncio.create_task(self._link.attach(), name=f"attach-worker-{self.number}")
             self._attaching.add_done_callback(lambda task: self._link.on_news())
 
     def take_ownership(self) -> Ownership | None:
-        """The worker is there: what it said; `resume` or `begin` come next. None while it is not."""
+        """The ownership once attached, else None. The caller must call `resume` or `begin` next."""
         if self._attaching is None or not self._attaching.done():
             return None
         attaching, self._attaching = self._attaching, None
@@ -113,12 +113,12 @@ class WorkerLane:
         return self.owned
 
     async def resume(self) -> None:
-        """It holds what it held: plans without a result go out again, and it repeats results. WorkerLostError."""
+        """Resend the plans in flight to a worker that kept its rows; it repeats their results. Raises WorkerLostError."""
         for sent in self.in_flight:
             await self._link.send(sent.message)
 
     def begin(self, num_rows: int) -> None:
-        """It holds nothing; a new epoch with at most so many rows."""
+        """Start with an empty row table of that size, in the worker's new epoch."""
         assert self.owned is not None
         self.planner = RowPlanner(num_rows, epoch=self.owned.epoch)
         self._num_breaks = 0
@@ -126,13 +126,13 @@ class WorkerLane:
 
     @property
     def is_fresh(self) -> bool:
-        """It is here, and nothing was sent in its epoch yet."""
+        """True if connected and nothing was sent in its epoch yet."""
         return self.is_here and (self.is_void or not self.planner.last_step_id)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
     async def send(self, plan: StepPlan, sampling: SamplingLookup) -> None:
-        """Sends a plan, or keeps it for the time when the worker is back. WorkerLostError; it is kept then too."""
+        """Send a plan, or keep it until the worker reconnects. On WorkerLostError it is kept as well."""
         sent = Sent(plan, self.planner.encode(plan, sampling))
         if self.is_here and not self.in_flight:
             self._touch()
@@ -141,7 +141,7 @@ class WorkerLane:
             await self._link.send(sent.message)
 
     def take_result(self) -> tuple[StepPlan, WorkerResult] | None:
-        """The oldest plan with its result, None before that is there. WorkerLostError when there will be none."""
+        """The oldest plan in flight with its result; None if there is none yet. Raises WorkerLostError if none will come."""
         result = None
         while result is None:
             message = self._link.take()
@@ -162,7 +162,7 @@ class WorkerLane:
             raise WorkerLostError(f"a result cannot be read: {error}") from None
 
     def _check_rows(self, result: WorkerResult) -> None:
-        """After these errors the worker's rows are not what the planner takes them for."""
+        """Raise WorkerLostError after errors that leave the worker's rows unlike the planner's."""
         if result.error is not None and result.error.status in _NEW_EPOCH_STATUSES:
             self._link.forget_epoch()
             raise WorkerLostError(f"step {result.result.step}: {result.error.message}")
@@ -171,10 +171,10 @@ class WorkerLane:
         if self.in_flight and self.seconds >= self.patience_s:
             raise WorkerLostError(f"no result for {self.patience_s:g} s")
 
-    # --- going ----------------------------------------------------------------------------------------------------
+    # --- losing ---------------------------------------------------------------------------------------------------
 
     def lose(self, error: WorkerLostError) -> None:
-        """The stream is gone. Whether the steps that are out are lost too is known when the worker answers again."""
+        """Handle a broken stream. Whether the steps in flight are lost is known only when the worker answers again."""
         log.warning("worker %s lost: %s", self.address, error)
         self.lost_because = str(error)
         self._num_breaks += 1
@@ -184,12 +184,12 @@ class WorkerLane:
         self._readiness.not_ready(f"the worker at {self.address} was lost: {error}")
 
     def renew(self) -> None:
-        """What it holds is of no use any more: it begins anew, at once or when it is back."""
+        """Give up what the worker holds; it starts a new epoch at once or when it reconnects."""
         self._link.forget_epoch()
         self._leave()
 
     def empty(self) -> None:
-        """Nobody counts on what it holds any more."""
+        """Clear the plans in flight and the row table, after the sequences were requeued."""
         self.in_flight.clear()
         self.planner = RowPlanner(0)
         self.is_void = True
@@ -206,7 +206,7 @@ class WorkerLane:
         self.since_ns = monotonic_ns()
 
     async def close(self) -> None:
-        """The end."""
+        """Stop attaching and close the link."""
         if self._attaching is not None:
             self._attaching.cancel()
         await self._link.close()

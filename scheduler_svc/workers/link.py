@@ -1,7 +1,8 @@
-"""The scheduler's end of WorkerService: from an address to a stream of steps, and back there whenever the stream breaks.
+"""The scheduler's end of WorkerService: connects to a worker's address, opens the stream of steps, and reconnects when it breaks.
 
-Attaching means: who are you, load (`worker_loading`), own (design.md 3.3). A broken stream is resumed in its epoch
-while the worker's process is the same; otherwise the new epoch starts empty. What to send is up to `row_planner`.
+Attaching takes three steps: Describe, load (`loading`), and Run to take ownership. A broken stream resumes in
+its epoch while the worker's process is the same; otherwise a new epoch starts without rows. `row_planner`
+decides what to send.
 """
 
 import asyncio
@@ -33,11 +34,11 @@ log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _GOODBYE_S = 0.5
 _SLOWEST_STEPS = 10
-"""Of the slowest step so far: nobody calls a step hung before."""
+"""Multiple of the slowest step so far below which a step is not considered hung."""
 
 
 class WorkerLostError(Exception):
-    """The stream to the worker is gone; `str()` says why. Attach again. `refused`: the worker ended it by an error of ours."""
+    """The stream to the worker is gone; `str()` says why. `refused`: the worker rejected what was sent, so its epoch must end."""
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
         super().__init__(why)
@@ -46,9 +47,9 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """An open Run stream. `resumed`: the worker still holds the rows of this epoch and the results after the last one read.
+    """An open Run stream. `resumed`: the worker holds the rows of this epoch, and the results after the last one read.
 
-    `device`: what it computes on, as it says itself ("cpu").
+    `device`: what it computes on, as it reports itself ("cpu", for example).
     """
 
     epoch: int
@@ -61,9 +62,9 @@ class Ownership:
 
 
 class WorkerLink:
-    """Owner of the channel and the Run stream. One caller: its `WorkerLane`.
+    """Owner of the channel and the Run stream; used only by its `WorkerLane`.
 
-    `agreement`: what it shares with the links to the other workers. `adapters`: what the worker must have before it runs
+    `agreement`: shared by the links to all workers. `adapters`: what the worker must load before it runs
     steps. `on_news`: called when `take` has something.
     """
 
@@ -95,10 +96,10 @@ class WorkerLink:
         self._epoch = 0
         self._last_step_id = 0
 
-    # --- getting there --------------------------------------------------------------------------------------------
+    # --- attaching ------------------------------------------------------------------------------------------------
 
     async def attach(self) -> Ownership:
-        """Tries for ever, with pauses that grow to `reconnect_backoff_s`; why it fails is logged and told to frontends."""
+        """Attach, retrying until it succeeds with pauses that grow to `reconnect_backoff_s`; failures are logged and reported."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -126,7 +127,7 @@ class WorkerLink:
             loaded = self._loaded = await self._loader.load(stub, answer.identity.boot_id)
             self._epoch = 0
         owned = await self._own(stub, loaded)
-        # Always: to a new owner's worker numbers have no meaning yet, and one that goes on may have missed a load.
+        # Always: adapter ids mean nothing to the worker of a new owner, and a resumed worker may have missed a load.
         await self._adapters.join(self)
         return owned
 
@@ -186,7 +187,7 @@ class WorkerLink:
     # --- adapters -------------------------------------------------------------------------------------------------
 
     async def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """Loads one at the worker: (bytes, rank). Its typed error where it does not fit."""
+        """Load an adapter at the worker; returns (bytes, rank). Raises the worker's typed error."""
         request = worker_pb2.LoadAdapterRequest(adapter_id=adapter_id, path=path)
         try:
             answer = await self._connect().LoadAdapter(request)
@@ -195,7 +196,7 @@ class WorkerLink:
         return answer.num_bytes, answer.rank
 
     async def unload_adapter(self, adapter_id: int) -> None:
-        """The worker forgets one. Its typed error."""
+        """Unload an adapter at the worker. Raises the worker's typed error."""
         try:
             await self._connect().UnloadAdapter(worker_pb2.UnloadAdapterRequest(adapter_id=adapter_id))
         except grpc.RpcError as error:
@@ -204,7 +205,7 @@ class WorkerLink:
     # --- the stream -----------------------------------------------------------------------------------------------
 
     async def send(self, message: worker_pb2.SchedulerOutputs) -> None:
-        """Writes one message. WorkerLostError when the stream is gone."""
+        """Write one message. Raises WorkerLostError if the stream is gone."""
         assert self._run is not None
         try:
             await self._run.write(message)
@@ -213,11 +214,11 @@ class WorkerLink:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` has something."""
+        """True if `take` has something."""
         return bool(self._results)
 
     def take(self) -> worker_pb2.WorkerOutputs | None:
-        """The next result, None before it is there. WorkerLostError when the stream is gone."""
+        """The next result, or None if there is none yet. Raises WorkerLostError if the stream is gone."""
         if not self._results:
             return None
         message = self._results.popleft()
@@ -230,11 +231,11 @@ class WorkerLink:
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for a result before the engine must be taken to hang.
+        """Time to wait for a result before the engine counts as hung.
 
-        A step may be long: many times what any took, the largest one in the profile included, and `step_timeout_s` at least.
-
-        A process that is stopped or cut off is noticed by its transport, in seconds.
+        At least `step_timeout_s`, and ten times the slowest step so far, including the largest one measured
+        by the profile. A process that stopped or lost its network is noticed by gRPC's keepalive instead,
+        within seconds.
         """
         slowest_s = self._loaded.slowest_step_s if self._loaded is not None else 0.0
         return max(self._settings.step_timeout_s, _SLOWEST_STEPS * slowest_s)
@@ -264,11 +265,11 @@ class WorkerLink:
         return message
 
     def forget_epoch(self) -> None:
-        """The next attach asks for a new epoch: what the worker holds is not to be trusted."""
+        """Make the next attach request a new epoch, because what the worker holds is not to be trusted."""
         self._epoch = 0
 
     def drop(self) -> None:
-        """Gives the stream up, and what came of it was not taken; the channel stays."""
+        """Close the stream and discard results not taken; the channel stays open."""
         self._results = deque()
         self._adapters.leave(self)
         if self._reader is not None:
@@ -279,7 +280,7 @@ class WorkerLink:
             self._run = None
 
     async def close(self) -> None:
-        """The end: the worker sees its owner leave in order, so that the next one need not wait for the lease."""
+        """Say goodbye, so that the worker's next owner need not wait for the lease to expire, and close the channel."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await self._say_goodbye()
@@ -291,7 +292,7 @@ class WorkerLink:
         if self._run is not None and self._reader is not None:
             await self._run.write(worker_pb2.SchedulerOutputs(goodbye=worker_pb2.RunGoodbye()))
             await self._run.done_writing()
-            # Not `await reader`: however it ends, also cancelled, the goodbye was said.
+            # Not `await reader`: the goodbye is sent even if the reader fails or is cancelled.
             await asyncio.wait({self._reader})
 
 

@@ -1,4 +1,4 @@
-"""A worker's new process until it can be owned: load, how many blocks fit, allocate, fetch the model bundle (design.md 3.3)."""
+"""Preparing a worker's process: load the model, profile and allocate the KV cache, fetch the model bundle."""
 
 import hashlib
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadedWorker:
-    """What one process of the worker said; void once its boot id changes. `slowest_step_s`: so far, the profile's included."""
+    """What a worker process reported; valid for its boot id. `slowest_step_s`: so far, including the profile."""
 
     boot_id: str
     limits: common_pb2.ModelLimits
@@ -28,7 +28,7 @@ class LoadedWorker:
 
 
 class WorkerLoader:
-    """Asks one worker for what its steps need, and tells `readiness` how far it is. One caller: its `WorkerLink`."""
+    """Prepares one worker and reports the progress to `readiness`. Used only by its `WorkerLink`."""
 
     def __init__(
         self, address: str, choice: PolicyChoice, readiness: WorkerReadiness, agreement: CacheAgreement
@@ -39,7 +39,7 @@ class WorkerLoader:
         self._agreement = agreement
 
     async def load(self, stub: worker_pb2_grpc.WorkerServiceStub, boot_id: str) -> LoadedWorker:
-        """A process that has nothing yet. Its typed error, or gRPC's; FailedPrecondition where it is unlike the other workers."""
+        """Prepare a new process. Raises typed or gRPC errors, and FailedPrecondition if it differs from the other workers."""
         limits = await self._load_model(stub)
         begin_ns = monotonic_ns()
         fit = await self._profile(stub, limits.max_model_len)
@@ -70,7 +70,7 @@ class WorkerLoader:
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
     async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
-        """What it could allocate."""
+        """Numbers of blocks that fit at the worker."""
         tokens, seqs = self._choice.largest_step(max_model_len)
         self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(

@@ -1,4 +1,4 @@
-"""Results of steps in which the same rows go on by a token each: compared as bytes with what such a result looks like."""
+"""Fast decoding of results in which the same rows yield one token each: compared as bytes with the expected columns."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from svc_common import wire_arrays
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """Rows of a plan as the worker lists them, ascending. `places`: where in them a sequence of the plan is."""
+    """Expected columns of a plan's result, rows ascending. `places`: position in them of each sequence, in the plan's order."""
 
     names: tuple[str, ...]
     rows: bytes
@@ -24,7 +24,7 @@ class PlainRows:
 
     @classmethod
     def of(cls, rows: list[Row]) -> "PlainRows | None":
-        """Of a plan in whose order `rows` are; None where one of them gives more than a token."""
+        """Expected columns for rows in a plan's order; None if a row yields anything but one token."""
         if any(row.num_children > 1 or not row.sampling.gives_tokens_alone for row in rows):
             return None
         listed = sorted(rows, key=lambda row: row.index)
@@ -38,7 +38,7 @@ class PlainRows:
         )
 
     def read(self, message: worker_pb2.WorkerOutputs) -> tuple[Sampled, NDArray[np.int64]] | None:
-        """Tokens as listed, and int64 in the plan's order; None where there is more, or less, in the message than a token each."""
+        """Tokens as listed, and as int64 in the plan's order; None if the message has anything but one token per row."""
         if message.rows != self.rows or message.num_tokens != self.counts or message.flags != self.flags:
             return None
         if message.incarnations != self.incarnations or _says_more(message):

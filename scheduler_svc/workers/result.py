@@ -1,4 +1,4 @@
-"""A step's result, read from the wire: by sequence name, in the core's terms and beside them what only readers get."""
+"""A step's result read from the wire, by sequence name: in the core's terms, plus log probabilities and embeddings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,24 +16,24 @@ from svc_common.errors import InvalidArgument
 US_PER_S = 1_000_000
 Top = list[tuple[int, float]]
 NameOf = Callable[[int, int], str | None]
-"""The sequence of a row index and incarnation; None for one that is not known any more."""
+"""Maps row index and incarnation to the sequence's name; None for a row that is not known any more."""
 
 
 @dataclass(slots=True)
 class TokenExtras:
-    """Beside the tokens of one sequence: natural logarithms, and the likeliest tokens at each place; empty = not asked."""
+    """Log probabilities (natural) of one sequence's tokens, and the top tokens at each position; empty = not asked for."""
 
     logprobs: list[float] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
 
     def one(self, at: int) -> "TokenExtras":
-        """Those of one token."""
+        """The extras of one token."""
         return TokenExtras(self.logprobs[at : at + 1], self.tops[at : at + 1])
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRun:
-    """Log probabilities [n] of prompt tokens from place `start` >= 1 on, and the likeliest tokens [n, k] there."""
+    """Log probabilities [n] of prompt tokens from position `start` >= 1 on, and the top tokens [n, k] at each."""
 
     start: int
     logprobs: NDArray[np.float32]
@@ -43,7 +43,7 @@ class PromptRun:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens by name as columns: `counts` and `token_ids` int32."""
+    """Tokens by sequence name as columns: `counts` and `token_ids` are int32 bytes."""
 
     names: tuple[str, ...]
     counts: bytes
@@ -51,7 +51,7 @@ class Sampled:
 
     @classmethod
     def of(cls, tokens: Mapping[str, Sequence[int]]) -> "Sampled":
-        """Those of each name."""
+        """Columns for a mapping of names to tokens."""
         runs = tokens.values()
         counts = wire_arrays.pack([len(run) for run in runs])
         return cls(tuple(tokens), counts, wire_arrays.pack([token for run in runs for token in run]))
@@ -59,10 +59,11 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """A step's result by sequence name. `extras`: beside `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
+    """A step's result by sequence name. `extras`: parallel to `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
 
-    `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings` as the worker tells.
-    `plain`: the tokens, where `result` has them as a column; then there is nothing else.
+    `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings`
+    are the worker's. `plain`: the tokens, if `result` has them as a column; then there are no extras, prompts
+    or embeddings.
     """
 
     step_id: int
@@ -78,18 +79,18 @@ class WorkerResult:
 
     @property
     def sampled(self) -> Sampled:
-        """What continues its sequence."""
+        """Tokens that continue their sequences."""
         return self.plain or Sampled.of(self.result.tokens)
 
     @property
     def branches(self) -> bool:
-        """The core decides which tokens go on, or as whom."""
+        """True if the core must assign tokens to sequences: children or beam candidates."""
         return bool(self.result.children or self.result.candidates)
 
 
 @dataclass(slots=True)
 class RowResults:
-    """What the columns say, by name; rows that are not known any more are left out."""
+    """Contents of a result's columns by sequence name; rows that are not known any more are omitted."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class RowResults:
 
 
 def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
-    """InvalidArgument when columns do not fit together."""
+    """Read a result's row columns. Raises InvalidArgument if they are inconsistent."""
     found = RowResults()
     rows = wire_arrays.unpack(message.rows, "rows")
     n = len(rows)
@@ -170,7 +171,7 @@ def _pairs(counts: NDArray[np.int32], ids: bytes, logprobs: bytes, field_name: s
 
 
 def read_prompts(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> list[tuple[str, PromptRun]]:
-    """Log probabilities of prompt tokens. InvalidArgument as above."""
+    """Read log probabilities of prompt tokens. Raises InvalidArgument if the columns are inconsistent."""
     found = []
     for run in message.prompt_logprobs:
         name = name_of(run.row, run.incarnation)
@@ -185,6 +186,6 @@ def read_prompts(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> list[tup
 
 
 def read_embeddings(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> dict[str, bytes]:
-    """Vectors as they came."""
+    """Embeddings as float32 bytes, by sequence name."""
     named = ((name_of(e.row, e.incarnation), e.values) for e in message.embeddings)
     return {name: values for name, values in named if name is not None}

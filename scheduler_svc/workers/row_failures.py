@@ -1,4 +1,4 @@
-"""Why a worker could not give a sequence a token: by its flags, as a clause that recordings and the step log keep."""
+"""Texts for why a worker yielded no token for a sequence, from its row flags; recordings and the step log contain them."""
 
 from protos.worker.v1 import worker_pb2
 
@@ -8,11 +8,11 @@ GRAMMAR_LIMIT = "its grammar reached a limit of the grammar engine"
 MASK_BUDGET = (
     "the masks of its grammar took more CPU time than the worker's --mask-budget-ms allows, in milliseconds a token: "
 )
-"""The limit follows."""
+"""Followed by the limit."""
 
 
 def why(flags: int, mask_budget_ms: float) -> str:
-    """By RowFlag bits that are not 0; `mask_budget_ms` as the worker says."""
+    """Text for nonzero RowFlag bits; `mask_budget_ms` as the worker reports it."""
     if flags & worker_pb2.ROW_FLAG_NOT_FINITE:
         return NOT_FINITE
     if flags & worker_pb2.ROW_FLAG_GRAMMAR_LIMIT:

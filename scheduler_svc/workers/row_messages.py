@@ -1,4 +1,4 @@
-"""The tables of `SchedulerOutputs` while they are filled: rows that join and rows that change (worker.proto)."""
+"""Builders of the row tables in `SchedulerOutputs` (worker.proto): added and changed rows."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,11 @@ from svc_common.errors import Internal
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one sequence is sampled; what the worker needs beside tokens and blocks. `trace`: context of its request.
+    """Sampling of one sequence, as the worker needs it. `trace`: its request's trace context.
 
-    `options`: what goes beyond the columns, None = nothing. `min_tokens`: below that many output tokens none of `end_ids` is drawn.
-    `ranked`: its tokens' log probabilities rank it. `num_candidates`: it is a beam, and gives so many. `adapter_id`: 0 = none.
+    `options`: settings without a column in `AddedRows`; None = none. `min_tokens`: below that many output
+    tokens none of `end_ids` is sampled. `ranked`: its tokens' log probabilities are needed to rank it.
+    `num_candidates`: it is a beam and yields that many candidates. `adapter_id`: 0 = none.
     """
 
     temperature: float
@@ -33,20 +34,21 @@ class RowSampling:
 
     @property
     def gives_tokens_alone(self) -> bool:
-        """Nobody asked for anything beside its tokens."""
+        """True if the result is tokens only: no log probabilities, candidates or embeddings."""
         return not (self.logprobs or self.ranked or self.num_candidates or self.task)
 
     @property
     def is_plain(self) -> bool:
-        """The columns say all."""
+        """True if the columns of `AddedRows` express all of it."""
         return self.options is None and not (self.min_tokens or self.num_candidates or self.adapter_id or self.task)
 
 
 @dataclass(slots=True)
 class Row:
-    """What the worker holds of one sequence. `repeats`: unmentioned, it computes its next token by itself.
+    """State of one sequence at the worker. `repeats`: if unmentioned in a step, it computes its next token.
 
-    `num_children`: tokens that it yields the next time, for as many sequences. `num_known`: tokens that it was told, of a beam all.
+    `num_children`: tokens that it yields in its next result, one for each child sequence. `num_known`: tokens
+    that the worker was sent, for a beam all of them.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Row:
 
 @dataclass(slots=True)
 class AddedColumns:
-    """Rows that join."""
+    """Rows that the worker does not hold yet."""
 
     rows: list[int] = field(default_factory=list)
     incarnations: list[int] = field(default_factory=list)
@@ -77,7 +79,7 @@ class AddedColumns:
     options: list[worker_pb2.RowOptions] = field(default_factory=list)
 
     def put(self, entry: ScheduledSequence, row: Row) -> None:
-        """One that the worker does not hold, with all of its tokens and blocks."""
+        """Add a row with all its tokens and blocks."""
         if entry.token_ids is None:
             raise Internal(f"plan carries no tokens for {entry.name}, which the worker does not hold")
         if not row.sampling.is_plain or row.num_children > 1:
@@ -96,7 +98,7 @@ class AddedColumns:
         self.names.append(entry.name)
 
     def message(self) -> worker_pb2.AddedRows:
-        """The wire form."""
+        """The table as a message."""
         pack, samplings = wire_arrays.pack, self.samplings
         traces = [s.trace or common_pb2.TraceContext() for s in samplings]
         return worker_pb2.AddedRows(
@@ -137,7 +139,7 @@ def _options(at: int, row: Row) -> worker_pb2.RowOptions:
 
 @dataclass(slots=True)
 class ChangedColumns:
-    """Rows that stay and do not simply repeat."""
+    """Rows that the worker holds and that do not simply repeat."""
 
     rows: list[int] = field(default_factory=list)
     incarnations: list[int] = field(default_factory=list)
@@ -149,13 +151,13 @@ class ChangedColumns:
     num_draft_tokens: list[int] = field(default_factory=list)
 
     def put(self, row: Row, entry: ScheduledSequence) -> None:
-        """Its share of the step. A beam that came back was told its last token with all others."""
+        """Add a row's tokens and blocks of this step; a resumed beam's last token is omitted, as it was sent with all others."""
         told = entry.told_token_ids if row.num_known < entry.computed_before + entry.num_tokens else []
         row.num_known += len(told)
         self._put(row, entry.num_tokens, entry.new_block_ids, told, entry.num_drafts)
 
     def pause(self, row: Row) -> None:
-        """It computes nothing until it is mentioned again."""
+        """Add a row that computes nothing until it is mentioned again."""
         self._put(row, 0, [], [], 0)
 
     def _put(self, row: Row, num_tokens: int, blocks: list[int], tokens: list[int], num_drafts: int) -> None:
@@ -169,7 +171,7 @@ class ChangedColumns:
         self.num_draft_tokens.append(num_drafts)
 
     def message(self) -> worker_pb2.ChangedRows:
-        """The wire form."""
+        """The table as a message."""
         pack = wire_arrays.pack
         return worker_pb2.ChangedRows(
             rows=pack(self.rows),

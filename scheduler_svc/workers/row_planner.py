@@ -1,8 +1,9 @@
-"""Planning knows what a worker already knows: core plans to wire deltas, wire results to core results.
+"""Conversion of core plans to wire messages with what changed since the last step, and of wire results to core results.
 
-A *row* is one running sequence at the worker; its state stays there. This module gives sequences their row indexes and
-incarnations and says only what the worker cannot know (worker.proto, `SchedulerOutputs`): in steady decode nothing. No I/O, no
-asyncio: `quire.LLM` drives a worker in process with the same class. Sending and receiving is `worker_link`.
+A *row* is one running sequence at the worker, which keeps its state. This module assigns row indexes and
+incarnations and sends only what the worker cannot know (worker.proto, `SchedulerOutputs`): nothing per row in
+fast decode. It does no I/O, so that `quire.LLM` drives an in-process worker with the same class;
+`workers.link` sends and receives.
 """
 
 import heapq
@@ -22,9 +23,10 @@ SamplingLookup = Callable[[str], RowSampling]
 
 
 class RowPlanner:
-    """Owner of the row table as one worker holds it, for one epoch. A new epoch starts with a new planner: no rows, step 1.
+    """Row table as one worker holds it, for one epoch. A new epoch needs a new planner: no rows, step ids from 1.
 
-    `num_rows`: the most sequences that can run at once (`max_num_seqs`). `encode` and `decode` are called in step order.
+    `num_rows`: most sequences that can run at once (`max_num_seqs`). `encode` and `decode` are called in step
+    order.
     """
 
     def __init__(self, num_rows: int, *, epoch: int = 1) -> None:
@@ -42,21 +44,21 @@ class RowPlanner:
 
     @property
     def num_rows(self) -> int:
-        """Rows the worker holds, as of the last encoded step."""
+        """Number of rows that the worker holds as of the last encoded step."""
         return len(self._rows)
 
     @property
     def names(self) -> list[str]:
-        """Sequences behind them."""
+        """Names of the sequences in the rows."""
         return list(self._rows)
 
     @property
     def num_open(self) -> int:
-        """Steps encoded whose results were not decoded yet."""
+        """Number of encoded steps without a decoded result."""
         return len(self._open)
 
     def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
-        """The message for `plan`; `sampling(request_id)` is asked for sequences that join. Counts a step."""
+        """The message for `plan`; increments the step id. `sampling(request_id)` is called for sequences new to the worker."""
         self.last_step_id += 1
         removed = [self._release(name) for name in plan.left if name in self._rows]
         added, changed = AddedColumns(), ChangedColumns()
@@ -83,14 +85,14 @@ class RowPlanner:
         return message
 
     def _begin_course(self, plan: StepPlan) -> None:
-        """Plans of the same course have rows that repeat, and nobody else."""
+        """Remember the plan's `course`: plans of an equal one have the same rows, each continuing by one token."""
         self._course = plan.course
         self._plain = None if plan.course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
 
     def _schedule(
         self, plan: StepPlan, sampling: SamplingLookup, added: AddedColumns, changed: ChangedColumns
     ) -> set[str]:
-        """Fills both tables; returns the sequences that repeat from here on."""
+        """Fill both tables; returns the sequences that repeat without being mentioned from now on."""
         still = set()
         for entry in plan.scheduled:
             row = self._rows.get(entry.name)
@@ -105,7 +107,7 @@ class RowPlanner:
         return still
 
     def _pause_others(self, still: set[str], changed: ChangedColumns) -> None:
-        """Rows that would repeat but are not in the plan compute nothing until mentioned again."""
+        """Pause rows that would repeat but are not in the plan; they compute nothing until mentioned again."""
         for name in sorted(self._repeating - still):
             row = self._rows.get(name)
             if row is not None and row.repeats:
@@ -129,16 +131,17 @@ class RowPlanner:
 
     def _release(self, name: str) -> int:
         row = self._rows.pop(name)
-        # Results of steps that are under way may still name it: a preempted sequence keeps its late token (R154).
+        # Results of steps in flight may still name it: a preempted sequence keeps its late token.
         self._left.append((self.last_step_id, (row.index, row.incarnation)))
         self._repeating.discard(name)
         heapq.heappush(self._free, row.index)
         return row.index
 
     def decode(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
-        """The result in the core's terms; None for a result that is not awaited (sent again after a resume, or of another epoch).
+        """The result in the core's terms; None if it is not expected (repeated after a resume, or of another epoch).
 
-        Rows that left in a step before are dropped. InvalidArgument when the columns do not fit together.
+        Results of rows removed in an earlier step are dropped. Raises InvalidArgument if the columns are
+        inconsistent.
         """
         if message.epoch != self.epoch or message.step_id not in self._open:
             return None
@@ -149,7 +152,7 @@ class RowPlanner:
         return result
 
     def _read_plain(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
-        """The result of a plan whose rows go on by a token each, where that is all it says."""
+        """Fast path for results with exactly one token per row and nothing else; None for others."""
         step, rows = self._open[message.step_id]
         found = None if rows is None else rows.read(message)
         if found is None:
@@ -201,7 +204,7 @@ def _result(
     embeddings: dict[str, bytes],
     timings: worker_pb2.StepTimings,
 ) -> StepResult:
-    """In the core's terms: several tokens of a row that branches are its children's, and a vector is one token."""
+    """Convert to the core's terms: several tokens of a branching row are its children's, and an embedding counts as one token."""
     branching = [row for name in found.tokens if (row := answered[name]).num_children > 1]
     for row in branching:
         row.num_children = 1  # once

@@ -1,1 +1,1 @@
-"""What the scheduler measures of itself: /metrics, the line of statistics, the log of failed steps."""
+"""The scheduler's self-measurement: /metrics, the statistics log line, the log of failed steps."""

@@ -1,4 +1,4 @@
-"""What is counted as it happens: of each step that is over, and of requests as they start, leave and end."""
+"""Event counters: completed steps, and requests as they start, are preempted and end."""
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -17,7 +17,7 @@ _UNSPECIFIED = common_pb2.FINISH_REASON_UNSPECIFIED
 
 
 class StepCounts:
-    """Listener of the step log; what it has counted is what the log was told. `sums`: its counters that statistics are made of."""
+    """Listener of the step log. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._steps = d.STEPS.counter(registry)
@@ -38,7 +38,7 @@ class StepCounts:
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
 
     def step(self, record: StepRecord) -> None:
-        """One more is over."""
+        """Count a completed step."""
         self._steps.inc()
         self._schedule.observe(record.schedule_ns / NS_PER_S)
         num_prefill, num_decode = self._num_tokens(record)
@@ -57,14 +57,14 @@ class StepCounts:
             self._duration.observe(record.duration_ns / NS_PER_S)
 
     def _num_tokens(self, record: StepRecord) -> tuple[int, int]:
-        """In steady decode steps share what they are made of, and are counted once."""
+        """Prefill and decode tokens. Fast decode steps share their columns, so the last result is reused."""
         if self._counted[0] is not record.scheduled:
             self._counted = record.scheduled, record.scheduled.num_tokens()
         return self._counted[1]
 
 
 class RequestCounts:
-    """Listener of the book. `sums` as above."""
+    """Listener of the book. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue_time = d.QUEUE_TIME.histogram(registry)
@@ -78,7 +78,7 @@ class RequestCounts:
         self.sums = (self._queried, self._hit, self._preemptions, self._refused, self._ended)
 
     def started(self, live: LiveRequest) -> None:
-        """See RequestListener."""
+        """Count a request's queue time and prefix cache hits."""
         time = live.time
         if time.first_scheduled_ns is not None:
             queued_s = (time.first_scheduled_ns - time.arrival_ns) / NS_PER_S
@@ -88,15 +88,15 @@ class RequestCounts:
         self._hit.inc(live.cached_prompt_tokens)
 
     def preempted(self, mode: str) -> None:
-        """See RequestListener."""
+        """Count a preemption."""
         self._preemptions.labels(mode).inc()
 
     def ended(self, live: LiveRequest, error: QuireError | None) -> None:
-        """See RequestListener."""
+        """Count a request's end by status and reason."""
         self._ended.labels(*_end(live, error)).inc()
 
     def refused(self, error: QuireError) -> None:
-        """See RequestListener."""
+        """Count a refusal by reason."""
         self._refused.labels(known_reason(error.reason)).inc()
 
 

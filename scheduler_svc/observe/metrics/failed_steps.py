@@ -1,4 +1,4 @@
-"""The log of failed steps: what ran in them, as `quire steps --decode` shows it, and where their recording is. No tokens."""
+"""Log of failed steps: what ran, as in `quire steps --decode`, and where the recording is. Contains no tokens."""
 
 import logging
 from collections.abc import Callable
@@ -16,9 +16,9 @@ _LINES_OF_A_KIND = 32
 
 
 class FailedSteps:
-    """Listener of the step log. Each failure is told once: five at once and one in ten seconds, then their number.
+    """Listener of the step log. Rate limited to five failures at once and one per 10 s; the number skipped is logged.
 
-    `admin_address()`: where operators fetch recordings. `now()`: seconds, never going backwards.
+    `admin_address()`: where operators fetch recordings. `now()`: monotonic seconds.
     """
 
     def __init__(self, tape: Tape, admin_address: Callable[[], str], now: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class FailedSteps:
         self._num_untold = 0
 
     def step(self, record: StepRecord) -> None:
-        """One that is over; most went well."""
+        """Log the step if it failed."""
         if not record.failure:
             return
         if self._allowance.wait_s(1) > 0:

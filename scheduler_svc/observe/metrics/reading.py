@@ -1,4 +1,4 @@
-"""What others own and metrics tell, read whenever somebody asks: queues, reasons, blocks, workers. Nothing is counted here."""
+"""Gauges read from their owners on request: queues, wait reasons, blocks, workers."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ _NO_BLOCKS = PoolCounts(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Whom the metrics are about. `core()`: the one in force, None before a worker has said what it has."""
+    """What the metrics read. `core()`: the core in use, None before a worker reported its size."""
 
     settings: SchedulerSettings
     book: RequestBook
@@ -33,26 +33,26 @@ class Watched:
 
 
 class Readings:
-    """Reads them on the event loop, where their owners live."""
+    """Reads gauges on the event loop, to which their owners belong."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
 
     @property
     def queues(self) -> tuple[int, int, int]:
-        """Groups that wait, run and are swapped out; requests that are not in the core yet wait too."""
+        """Numbers of groups waiting, running and swapped out; requests that are not in the core yet count as waiting."""
         core = self._watched.core()
         waiting, running, swapped = (0, 0, 0) if core is None else core.queue_lengths
         return waiting + self._watched.book.inputs.num_pending, running, swapped
 
     @property
     def pools(self) -> tuple[PoolCounts, PoolCounts]:
-        """Blocks of the devices and of the hosts."""
+        """Block counts of device and host memory."""
         core = self._watched.core()
         return (_NO_BLOCKS, _NO_BLOCKS) if core is None else core.pool_counts
 
     async def read(self) -> Mapping[MetricSpec, Values]:
-        """All of it. Steps go on between some requests and the next; the rest is of one moment."""
+        """All gauges. Steps may run while wait reasons are counted; the other values are of one moment."""
         reasons = await self._reasons()
         watched = self._watched
         waiting, running, swapped = self.queues
@@ -68,7 +68,7 @@ class Readings:
         }
 
     async def _reasons(self) -> Counter[str]:
-        """By some dozens of requests at a time, as a long queue would hold the next step up for milliseconds."""
+        """Waiting requests by reason, counted 64 at a time, because a long queue would delay the next step by milliseconds."""
         counts: Counter[str] = Counter()
         for number, live in enumerate(self._watched.book.live(), 1):
             if not live.is_over:

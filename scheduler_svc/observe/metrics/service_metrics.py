@@ -1,4 +1,4 @@
-"""The scheduler's metrics put together: one registry, who counts, who reads, and who tells them."""
+"""Assembly of the scheduler's metrics: the registry, counters, gauges and the statistics line."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerMetrics:
-    """Owner of the registry. Must be made inside the event loop, before the first step."""
+    """Owner of the registry. Must be constructed inside the event loop, before the first step."""
 
     def __init__(
         self, watched: Watched, step_log: StepLog, tape: Tape, tracing: Telemetry, admin_address: Callable[[], str]
@@ -40,7 +40,7 @@ class SchedulerMetrics:
         return sums_of([*self._steps.sums, *self._requests.sums])
 
     async def tell(self, interval_s: float) -> None:
-        """The line of statistics every so many seconds, until cancelled; 0 = never."""
+        """Log the statistics line every `interval_s` seconds until cancelled; 0 = never."""
         if not interval_s:
             await asyncio.Event().wait()
         line = StatsLine(self._readings, self._sums, monotonic_ns)
@@ -49,7 +49,7 @@ class SchedulerMetrics:
 
 
 def _harmless(tell: Callable[[StepRecord], None]) -> Callable[[StepRecord], None]:
-    """What is told of a step never costs it."""
+    """Wrap a listener so that its errors are logged and never fail a step."""
 
     def told(record: StepRecord) -> None:
         try:

@@ -1,6 +1,7 @@
-"""One readable line every few seconds in the scheduler's log (R5): what is there, and what was done since the line before.
+"""One log line every few seconds: the current state, and what was done since the last line.
 
-Its numbers are those of /metrics: gauges as they stand, differences of counters. Nothing is said while nothing happens.
+Its numbers are those of /metrics: current gauges and differences of counters. No line is logged while nothing
+happens.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ NS_PER_MS = NS_PER_S // 1_000
 
 
 class StatsLine:
-    """Listener of the step log, for what steps took; `sums()`: everything counted so far. `clock`: monotonic ns."""
+    """Listener of the step log, for step durations; `sums()`: all counters' values. `clock`: monotonic ns."""
 
     def __init__(self, readings: Readings, sums: Callable[[], Sums], clock: Callable[[], int]) -> None:
         self._readings = readings
@@ -35,12 +36,12 @@ class StatsLine:
         self._queues = readings.queues
 
     def step(self, record: StepRecord) -> None:
-        """One that is over."""
+        """Add the duration of a completed step."""
         if not record.error:
             self._durations_ns.append(record.duration_ns)
 
     async def run(self, interval_s: float) -> None:
-        """A line every so many seconds, until cancelled."""
+        """Log a line every `interval_s` seconds until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -52,7 +53,7 @@ class StatsLine:
                 log.info("%s", line)
 
     def next(self) -> str:
-        """The line about what happened since the last time; empty = nothing did."""
+        """The line for the time since the last call; empty if nothing happened."""
         now_ns, sums, queues = self._clock(), self._sums(), self._readings.queues
         since = Since(self._before, sums, (now_ns - self._since_ns) / NS_PER_S)
         durations_ns, self._durations_ns = self._durations_ns, []
@@ -77,18 +78,18 @@ class StatsLine:
 
 
 class Since:
-    """What was counted between two moments, `seconds` apart."""
+    """Differences of counters between two moments, `seconds` apart."""
 
     def __init__(self, before: Sums, now: Sums, seconds: float) -> None:
         self._before, self._now = before, now
         self._seconds = max(seconds, 1e-9)
 
     def of(self, spec: MetricSpec, *labels: str) -> float:
-        """Of a counter, or of those of its series whose labels begin so."""
+        """Increase of a counter, summed over the series with labels that begin with `labels`."""
         return _sum(self._now, spec, labels) - _sum(self._before, spec, labels)
 
     def per_s(self, spec: MetricSpec, *labels: str) -> float:
-        """The same in a second."""
+        """Increase per second."""
         return self.of(spec, *labels) / self._seconds
 
 

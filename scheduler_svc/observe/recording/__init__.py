@@ -1,5 +1,5 @@
-"""Recordings of the scheduler core: every input as an event, every decision beside it; replay, what-if and probes.
+"""Recordings of the scheduler core: every input as an event, with every decision; replay, what-if and counterfactuals.
 
-`recorder` wraps a core and writes segments into a `ring`, each starting with a `snapshot`; `file_format` and `codec` write
-them to a file, `replay` runs it. Nothing here knows gRPC.
+`recorder` wraps a core and writes segments into a record buffer (`ring`), each starting with a `snapshot`;
+`codec` and `file_format` write them to a file, `replay` runs them again. Nothing here depends on gRPC.
 """

@@ -1,4 +1,4 @@
-"""Other names for tokens: a secret one-to-one map, so that a recording says which tokens are equal and not what they are."""
+"""Renaming of tokens by a secret one-to-one map, so that a recording shows which tokens are equal but not what they are."""
 
 import hashlib
 import secrets
@@ -15,10 +15,10 @@ _I32 = np.dtype("<i4")
 
 
 class Alias:
-    """A bijection on 0..2^31-1 drawn from `key`; negative ids, which mean "no token yet", stay as they are.
+    """A bijection on 0..2^31-1 derived from `key`; negative ids, which mean "no token yet", are unchanged.
 
-    Every token of a recording goes through the same alias: equality, lengths and stop rules hold as before. Someone who knows how
-    often which token occurs can guess at it all the same. The key never leaves the process.
+    All tokens of a recording go through the same alias, so equality, lengths and stop rules are preserved.
+    Token frequencies are visible and allow guesses. The key never leaves the process.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -29,11 +29,11 @@ class Alias:
 
     @classmethod
     def drawn(cls) -> Self:
-        """One with a key of its own, which nobody knows."""
+        """An alias with a new random key."""
         return cls(secrets.token_bytes(32))
 
     def tokens(self, data: bytes) -> bytes:
-        """Little-endian int32 ids under their other names, as long and in the same order."""
+        """Rename little-endian int32 ids; length and order stay."""
         if not data:
             return data
         ids = np.frombuffer(data, _I32)
@@ -41,11 +41,11 @@ class Alias:
         return np.where(ids < 0, ids, named).astype(_I32).tobytes()
 
     def salt(self, text: str) -> str:
-        """Another name for a tenant's salt; none stays none."""
+        """Rename a tenant's salt; an empty one stays empty."""
         return hashlib.blake2b(text.encode(), key=self._key, digest_size=16).hexdigest() if text else text
 
     def _map(self, x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Each operation can be undone in 31 bits: an odd factor, a term, an xor with the number's own upper bits."""
+        """Rounds of operations that are invertible in 31 bits: an odd factor, a term, an xor with the number's own upper bits."""
         for factor, term, shift in zip(self._factors, self._terms, _SHIFTS, strict=True):
             x = (x * factor + term) & _MASK
             x ^= x >> np.uint32(shift)

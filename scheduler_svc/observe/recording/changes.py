@@ -1,4 +1,4 @@
-"""Values that an operator wants to be other than recorded, from some step on: `--set KEY=VALUE[@STEP]`."""
+"""Changes of recorded values from some step on: `--set KEY=VALUE[@STEP]`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from scheduler_svc.policy.keys import Assignment, bad, check_limit, checked, fro
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`values` hold from just before step `step` is planned; None: from the start."""
+    """`values` apply from just before step `step` is planned; None: from the start."""
 
     step: int | None
     values: Mapping[str, Any]
 
 
 def from_sets(texts: Iterable[str], option: str = "--set") -> list[Change]:
-    """`["max_num_seqs=8@120", ...]` by step, those without one first. ConfigError for what is no change."""
+    """Parse `["max_num_seqs=8@120", ...]` to changes by step, those without one first. Raises ConfigError for malformed texts."""
     by_step: dict[int | None, dict[str, Any]] = {}
     for text in texts:
         assignment, step = _parsed(text, option)
@@ -42,7 +42,7 @@ def _parsed(text: str, option: str) -> tuple[Assignment, int | None]:
 
 
 def apply(core: Scheduler, values: Mapping[str, Any]) -> None:
-    """The core decides by these values from now on. ConfigError for what cannot be changed, or does not go together."""
+    """Apply the values to a core. Raises ConfigError for values that cannot be changed or contradict each other."""
     limits = {key: value for key, value in values.items() if key in limit_names()}
     knobs = {key: value for key, value in values.items() if key in knob_names()}
     for key in values:

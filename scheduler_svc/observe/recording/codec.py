@@ -1,4 +1,4 @@
-"""Segments as bytes: one JSON document, and beside it the arrays that it points into. Tokens get their other names here."""
+"""Encoding of segments as bytes: JSON documents and the arrays that they refer to. Tokens are renamed here."""
 
 import json
 import struct
@@ -28,26 +28,26 @@ _TOKENS, _BYTES = 0, 1
 
 
 class Rename(Protocol):
-    """Other names for tokens and salts; see `Alias`."""
+    """Renaming of tokens and salts; see `Alias`."""
 
     def tokens(self, data: bytes) -> bytes:
-        """Token ids as little-endian int32."""
+        """Rename token ids, little-endian int32."""
 
     def salt(self, text: str) -> str:
-        """A tenant's salt."""
+        """Rename a tenant's salt."""
 
 
 class BadSegment(ValueError):
-    """The bytes are no segment."""
+    """The bytes are not a segment."""
 
 
 def encode(segment: Segment, rename: Rename | None) -> bytes:
-    """The segment for others to read; `rename` None: with the tokens that it has."""
+    """Encode a segment; `rename` None: keep its tokens."""
     return _Encoder(rename).segment(segment)
 
 
 def decode(data: bytes) -> Segment:
-    """The segment in `data`. BadSegment for what is none."""
+    """Decode a segment. Raises BadSegment for malformed bytes."""
     try:
         return _Decoder(data).segment()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
@@ -55,7 +55,7 @@ def decode(data: bytes) -> Segment:
 
 
 class _Encoder:
-    """Owner of the arrays, and of the numbers of names, shapes and requests in one segment."""
+    """Arrays of one segment, and its numbering of names, shapes and requests."""
 
     def __init__(self, rename: Rename | None) -> None:
         self._rename = rename
@@ -68,7 +68,7 @@ class _Encoder:
         self._request_list: list[RequestRecord] = []
 
     def segment(self, segment: Segment) -> bytes:
-        """Its bytes."""
+        """The segment's bytes."""
         taken = segment.snapshot
         document: dict[str, Any] = {
             "number": segment.number,
@@ -79,7 +79,7 @@ class _Encoder:
             "snapshot": [taken.objects, taken.tokens, [self._request(r) for r in taken.requests]],
             "events": [[_NUMBERS[type(event)], *self._fields(event)] for event in segment.events],
         }
-        events = self._text(document)  # first: it says which requests, shapes and names there are
+        events = self._text(document)  # first: it collects the requests, shapes and names
         tables = self._text(
             {
                 "requests": [_request_fields(r, self._rename) for r in self._request_list],
@@ -98,7 +98,7 @@ class _Encoder:
         return [getattr(event, name) for name in _FIELDS[type(event)]]
 
     def _other(self, value: Any) -> Any:
-        """What JSON does not know."""
+        """Values of types that JSON lacks."""
         if isinstance(value, bytes):
             return self._array(value)
         if isinstance(value, RequestRecord):
@@ -157,7 +157,7 @@ class _Decoder:
         self._shapes = [self._shape(s) for s in tables["shapes"]]
 
     def segment(self) -> Segment:
-        """What was encoded."""
+        """The decoded segment."""
         document = self._document
         objects, tokens, requests = document["snapshot"]
         taken = Snapshot(self._bytes(objects), self._ids(tokens), [self._requests[n] for n in requests])

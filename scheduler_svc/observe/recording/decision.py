@@ -1,7 +1,7 @@
-"""What a core decided in one step, in a form that is compact to keep and easy to compare.
+"""What a core decided in one step, compact to keep and easy to compare.
 
-In steady decode names, token counts and flags are those of the step before, and `computed before - step` does not change either:
-such a step shares its `Shape` with the one before.
+In fast decode, names, token counts and flags equal those of the step before, and so does `computed before -
+step`; such a step shares its `Shape` with the one before.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ Ending = list[Any]
 
 @dataclass(slots=True, eq=False)
 class Shape:
-    """Who runs, and how. `lead`: int32, tokens computed before less the step's number.
+    """The scheduled sequences and how they run. `lead`: int32, tokens computed before the step minus the step number.
 
     `tokens`: int32, empty = one each. `flags`: a byte each, empty = all plain decodes.
     """
@@ -34,37 +34,37 @@ class Shape:
 
     @property
     def sampling(self) -> tuple[str, ...]:
-        """Names of those that yield a token."""
+        """Names of the sequences that yield a token."""
         if not self.flags:
             return self.names
         return tuple(name for name, flags in zip(self.names, self.flags, strict=True) if flags & _SAMPLES)
 
     @property
     def num_tokens(self) -> list[int]:
-        """Tokens of each."""
+        """Tokens of each sequence."""
         return np.frombuffer(self.tokens, _I32).tolist() if self.tokens else [1] * len(self.names)
 
     def computed_before(self, step: int) -> list[int]:
-        """Tokens computed before of each."""
+        """Tokens computed before the step, of each sequence."""
         before: list[int] = (np.frombuffer(self.lead, _I32) + step).tolist()
         return before
 
     @property
     def is_prefill(self) -> list[bool]:
-        """Of each."""
+        """Whether each sequence is in prefill."""
         return [bool(f & _PREFILL) for f in self.flags] if self.flags else [False] * len(self.names)
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         return 200 + 8 * len(self.names) + len(self.tokens) + len(self.lead) + len(self.flags)
 
 
 @dataclass(slots=True)
 class Decision:
-    """One plan. Pairs are [source, destination]; `blocks`: place in the plan, how many, new blocks, over and over.
+    """One plan. Pairs are [source, destination]; `blocks`: repeated (index in the plan, count, new block ids...).
 
-    `drafts`, `cached_blocks`: [place, number] where there are any. `ended`: as `ending_of` has them.
+    `drafts`, `cached_blocks`: [index, number] where nonzero. `ended`: in the form of `ending_of`.
     """
 
     step: int
@@ -93,7 +93,7 @@ class Decision:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes beside its shape."""
+        """Approximate size without the shape."""
         lists = (getattr(self, name) for name in _LISTS)
         return 350 + 60 * sum(map(len, lists)) + 8 * len(self.blocks)
 
@@ -103,24 +103,24 @@ _PLAIN = tuple(f.name for f in fields(Decision) if f.name != "shape")
 
 
 def ending_of(ended: EndedSequence) -> Ending:
-    """[name, status, output tokens, why]."""
+    """[name, status, number of output tokens, error]."""
     return [ended.name, int(ended.status), ended.num_output_tokens, ended.error]
 
 
 def endings(ended: Iterable[EndedSequence]) -> list[Ending]:
-    """Of several."""
+    """`ending_of` each."""
     return [ending_of(e) for e in ended]
 
 
 class DecisionMaker:
-    """Turns plans into decisions; owner of the shape of the last one, which the next one may share."""
+    """Converts plans to decisions; keeps the last shape, which the next decision may share."""
 
     def __init__(self) -> None:
         self._shape: Shape | None = None
         self._course: tuple[object, int] | None = None
 
     def forget(self) -> None:
-        """The next decision has a shape of its own."""
+        """Make the next decision have a shape of its own."""
         self._shape = self._course = None
 
     def of(self, plan: StepPlan) -> Decision:
@@ -154,7 +154,7 @@ class DecisionMaker:
 
 
 def _add_rare(decision: Decision, plan: StepPlan, entries: list[ScheduledSequence]) -> None:
-    """What most steps have none of."""
+    """Fill the fields that are empty in most steps."""
     decision.drafts = [[i, e.num_drafts] for i, e in enumerate(entries) if e.num_drafts]
     decision.cached_blocks = [[i, e.num_cached_blocks] for i, e in enumerate(entries) if e.num_cached_blocks]
     for name in ("swap_in", "swap_out", "copy", "preempted", "lookups"):
@@ -180,7 +180,7 @@ def _shape(entries: list[ScheduledSequence], step: int, last: Shape | None) -> S
 
 
 def same_shape(a: Shape, b: Shape) -> bool:
-    """Whether both say the same."""
+    """True if both shapes are equal."""
     return (
         a.lead == b.lead and (a.tokens, a.flags) == (b.tokens, b.flags) and (a.names is b.names or a.names == b.names)
     )
@@ -208,7 +208,7 @@ def _steady_blocks(share: SteadyShare) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing in which two runs differ."""
+    """The first difference between two runs."""
 
     step: int
     field: str
@@ -217,7 +217,7 @@ class Difference:
 
 
 def first_difference(recorded: Decision, got: Decision) -> Difference | None:
-    """What differs between two decisions, the most telling first; None: nothing."""
+    """The most significant difference between two decisions; None if they are equal."""
     if recorded.shape is not got.shape and not same_shape(recorded.shape, got.shape):
         found = _shape_difference(recorded, got)
         if found is not None:

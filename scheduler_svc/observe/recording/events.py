@@ -1,4 +1,4 @@
-"""What happened to a core, in order: its inputs, each with the clock's reading (`at`, seconds), and what it said to them."""
+"""Events of a core, in order: its inputs with the clock reading (`at`, seconds), and its responses."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, 
 
 @dataclass(slots=True)
 class Added:
-    """A request came. `prefilled`: its tokens but the last were computed elsewhere. `refused`: why it was not taken, a word."""
+    """A request arrived. `prefilled`: all its tokens but the last were computed elsewhere. `refused`: reason if it was refused."""
 
     at: float
     request: RequestRecord
@@ -18,13 +18,13 @@ class Added:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         return 100 + self.request.num_bytes
 
 
 @dataclass(slots=True)
 class Aborted:
-    """Requests were to end."""
+    """Requests were aborted."""
 
     at: float
     request_ids: list[str]
@@ -47,7 +47,7 @@ class StoppedAt:
 
 @dataclass(slots=True)
 class Planned:
-    """`schedule(at)`, one decision per plan; `failed`: it ended with that error instead."""
+    """`schedule(at)`, one decision per plan; `failed`: it raised that error instead."""
 
     at: float
     decisions: list[Decision]
@@ -57,7 +57,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Returned:
-    """A plan's result came back. `now`: what `update` was told."""
+    """A plan's result arrived. `now`: the argument of `update`."""
 
     at: float
     now: float | None
@@ -67,7 +67,7 @@ class Returned:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         return 150 + self.result.num_bytes + 200 * (len(self.ended) + len(self.dropped))
 
 
@@ -85,7 +85,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Drafted:
-    """Guesses at next tokens. `counts`: int32, of each."""
+    """Draft tokens were proposed. `counts`: int32, number of each sequence's."""
 
     at: float
     names: list[str]
@@ -94,13 +94,13 @@ class Drafted:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         return 200 + 12 * len(self.names) + len(self.tokens)
 
 
 @dataclass(slots=True)
 class WorkerLost:
-    """The worker's memory is gone; `lane`: of the worker of that lane alone."""
+    """The worker's memory was lost; `lane`: only that lane's worker."""
 
     at: float
     lane: int | None = None
@@ -120,7 +120,7 @@ class LaneBack:
 
 @dataclass(slots=True)
 class PrefixesReset:
-    """An operator wanted all prefixes forgotten; whether they were."""
+    """A reset of all cached prefixes was requested; `done`: whether it happened."""
 
     at: float
     preempt_running: bool
@@ -131,7 +131,7 @@ class PrefixesReset:
 
 @dataclass(slots=True)
 class Changed:
-    """Policy and limits from now on."""
+    """Policy and limits changed."""
 
     at: float
     spec: dict[str, Any]
@@ -142,7 +142,7 @@ class Changed:
 
 @dataclass(slots=True)
 class CostsSeen:
-    """What work was measured to cost."""
+    """New estimates of step costs."""
 
     at: float
     costs: dict[str, float]
@@ -152,7 +152,7 @@ class CostsSeen:
 
 @dataclass(slots=True)
 class WarmedUp:
-    """The workers began to warm up, or were done."""
+    """The workers' warm-up began (`on`) or ended."""
 
     at: float
     on: bool

@@ -1,10 +1,10 @@
-"""Recordings as files: a preamble, a header, one frame per segment, an end with totals.
+"""Recording files: a preamble, a header, one frame per segment, and an end with totals.
 
     preamble   "QUIREREC" | format number u32 | length u32 | version of quire, UTF-8
     frame      kind u8 | compressed length u64 | plain length u64 | BLAKE2b-128 of kind, lengths and contents | zlib contents
 
-The end frame holds the digest of all bytes before it, so that nothing can be left out, added or put elsewhere unnoticed. That tells
-accidents, not forgers: whoever can write the file can write the digests.
+The end frame has the digest of all bytes before it, so that omissions, insertions and moves are detected.
+This protects against accidents, not forgery: the digests have no key.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ _LEVEL = 3
 
 
 class RecordingError(ConfigError):
-    """The file is no recording that can be read here; says what is wrong, where, and what to do."""
+    """The file is not a recording that can be read; the message says what is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a frame's contents lie in the file."""
+    """Position of a frame's contents in the file."""
 
     kind: int
     start: int
@@ -58,12 +58,12 @@ def beginning(about: dict[str, Any]) -> bytes:
 
 
 def segment_frame(segment: Segment, rename: Rename | None) -> bytes:
-    """One segment; `rename` None: with its tokens as they are."""
+    """Frame of one segment; `rename` None: keep its tokens."""
     return _frame(SEGMENT, encode(segment, rename))
 
 
 def contents(frame: bytes) -> bytes:
-    """The plain contents of a frame that was made in this process."""
+    """The plain contents of a frame made in this process."""
     return zlib.decompress(frame[_FRAME.size :])
 
 
@@ -79,7 +79,7 @@ def _digest(kind: int, num_bytes: int, num_plain: int, packed: bytes) -> bytes:
 
 
 class RecordingWriter:
-    """Writes what `beginning` and `segment_frame` made, in any pieces, and the end."""
+    """Writes the output of `beginning` and `segment_frame`, in any chunks, and the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -87,13 +87,13 @@ class RecordingWriter:
         self.num_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """The next bytes."""
+        """Append bytes."""
         self._hasher.update(data)
         self.num_bytes += len(data)
         self._file.write(data)
 
     def finish(self, *, num_segments: int, num_steps: int) -> None:
-        """The end; nothing can follow."""
+        """Write the end frame; nothing may follow."""
         totals = {"num_segments": num_segments, "num_steps": num_steps, "digest": self._hasher.hexdigest()}
         self.write(_frame(END, json.dumps(totals).encode()))
 
@@ -102,10 +102,10 @@ class RecordingWriter:
 
 
 class Recording:
-    """A recording in a file: checked as a whole when opened, read segment by segment.
+    """A recording file: fully checked when opened, read segment by segment.
 
-    `about`: its header; `num_steps`: in all segments. RecordingError for a file that is no recording, of another version, cut
-    short, or altered.
+    `about`: its header; `num_steps`: total of all segments. Raises RecordingError for files that are not
+    recordings, of another version, truncated, or altered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,11 +121,11 @@ class Recording:
 
     @property
     def num_segments(self) -> int:
-        """Segments that it holds."""
+        """Number of segments."""
         return len(self._frames)
 
     def segments(self, start: int = 0) -> Iterator[Segment]:
-        """Its segments from number `start` on, counted from 0; ConfigError where there are not so many."""
+        """Segments from number `start` on, counted from 0. Raises ConfigError if there is no such segment."""
         if not 0 <= start < max(1, len(self._frames)):
             last = len(self._frames) - 1
             raise self._error("NO_SUCH_SEGMENT", f"has no segment {start}; the first is 0, the last {last}")
@@ -133,7 +133,7 @@ class Recording:
             yield self.segment(number)
 
     def segment(self, number: int) -> Segment:
-        """One of them."""
+        """One segment."""
         with self.path.open("rb") as file:
             plain = self._plain(file, self._frames[number])
         try:

@@ -1,4 +1,4 @@
-"""What became of each request in a run of a core, told by step."""
+"""Steps of each request in a run of a core: admissions, first token, end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _ENDS = {
 
 @dataclass(slots=True)
 class RequestSteps:
-    """`admitted_steps`: in which it started from waiting or came back from the host, any of its groups.
+    """`admitted_steps`: steps in which any of its groups started or was swapped in.
 
     `end`: "stop", "length", "abort", "ignored" or "failed"; None = not yet.
     """
@@ -29,7 +29,7 @@ class RequestSteps:
     end: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """What `quire replay --json` says of it."""
+        """The record in `quire replay --json`."""
         return {
             "admitted_steps": self.admitted_steps,
             "first_token_step": self.first_token_step,
@@ -39,27 +39,27 @@ class RequestSteps:
 
 
 class History:
-    """Owner of the steps of all requests that were there in a run. An id that comes again is another request, under its id."""
+    """Steps of all requests in a run. If an id arrives again, the new request replaces the old one."""
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestSteps] = {}
         self._without_token: dict[str, None] = {}
 
     def begin(self, core: Scheduler) -> None:
-        """The run starts, or goes on, with this core."""
+        """Start or continue the run with this core."""
         for request in core.state.requests.values():
             known = self.requests.get(request.request_id)
             if known is None or known.end is not None:
                 self.arrived(request)
 
     def arrived(self, request: Request) -> None:
-        """A request came and was taken."""
+        """Add a request."""
         self.requests[request.request_id] = RequestSteps()
         if sum(s.num_output_tokens for s in request.sequences) == len(request.committed):
             self._without_token[request.request_id] = None
 
     def planned(self, plan: StepPlan) -> None:
-        """A step is planned."""
+        """Record a plan."""
         started: dict[tuple[str, int], None] = {}
         for event in plan.events:
             if event.reason is Reason.RUNNING:
@@ -72,7 +72,7 @@ class History:
         self.ended(plan.ended, plan.step)
 
     def got(self, outcome: StepOutcome, step: int) -> None:
-        """The result of that step was applied."""
+        """Record the outcome of a step's result."""
         if self._without_token:
             for run in outcome.runs:
                 if run.request_id in self._without_token and run.token_ids:
@@ -81,7 +81,7 @@ class History:
         self.ended(outcome.ended, step)
 
     def ended(self, ended: Iterable[EndedSequence], step: int) -> None:
-        """Sequences came to their end in, or after, that step."""
+        """Record sequences that ended in, or after, that step."""
         for sequence in ended:
             steps = self.requests.get(sequence.request_id)
             if steps is not None and sequence.request_done:

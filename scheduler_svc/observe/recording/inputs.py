@@ -1,4 +1,4 @@
-"""A core's inputs in the form in which recordings keep them: token ids as int32 bytes, everything else as plain values."""
+"""A core's inputs as recordings keep them: token ids as int32 bytes, everything else as plain values."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,7 +16,7 @@ _F64 = np.dtype("<f8")
 _TOKEN_FIELDS = ("prompt_token_ids", "committed")
 _OTHER_FIELDS = ("stop", "beam", *_TOKEN_FIELDS)
 PLAIN_FIELDS = tuple(f.name for f in fields(Request) if f.init and f.name not in _OTHER_FIELDS)
-"""Fields of a request that are numbers, words or nothing."""
+"""Fields of a request that are numbers, strings or None."""
 _STOP_SETS = ("eos_token_ids", "stop_token_ids")
 
 
@@ -30,24 +30,24 @@ def tokens(ids: Iterable[int]) -> Tokens:
 
 
 def column_of(ids: NDArray[np.int64]) -> Tokens:
-    """The same of an array."""
+    """An array of ids as bytes."""
     return Tokens(ids.astype(_I32).tobytes())
 
 
 def token_ids(data: bytes) -> list[int]:
-    """And back."""
+    """Bytes as ids."""
     ids: list[int] = np.frombuffer(data, _I32).tolist()
     return ids
 
 
 def ints(values: Sequence[int]) -> bytes:
-    """Whole numbers that are no tokens, as int32."""
+    """Integers that are not tokens, as int32 bytes."""
     return np.asarray(values, _I32).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request as it was when it came. `values`: its fields without tokens."""
+    """A request as it arrived. `values`: its fields without tokens."""
 
     values: dict[str, Any]
     prompt: Tokens
@@ -58,7 +58,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, request: Request) -> "RequestRecord":
-        """That of a request not yet added."""
+        """Record of a request that is not yet added."""
         rules = request.stop
         return cls(
             values={name: getattr(request, name) for name in PLAIN_FIELDS},
@@ -71,22 +71,22 @@ class RequestRecord:
 
     @property
     def request_id(self) -> str:
-        """Whose it is."""
+        """The request's id in the core."""
         request_id: str = self.values["request_id"]
         return request_id
 
     @property
     def num_tokens(self) -> int:
-        """Known when it came."""
+        """Prompt and committed tokens."""
         return (len(self.prompt) + len(self.committed)) // _I32.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         return 600 + len(self.prompt) + len(self.committed)
 
     def request(self) -> Request:
-        """A new request like it."""
+        """A new request equal to the recorded one."""
         sets: dict[str, Any] = {
             name: frozenset(token_ids(data)) for name, data in zip(_STOP_SETS, self.stop_sets, strict=True)
         }
@@ -101,10 +101,11 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class ResultRecord:
-    """A step's result. `names`: whose tokens they are; None: of all that sample in the plan, in its order.
+    """A step's result. `names`: sequences of the tokens; None: all that sample in the plan, in its order.
 
-    `counts`: int32, tokens of each; empty: one each. `duration_s`: at the worker, 0 = not known; `queued_s`: its wait there before.
-    `logprobs`: float64, one for each token, or by name where they are of others.
+    `counts`: int32, tokens of each; empty: one each. `duration_s`: at the worker, 0 = unknown; `queued_s`:
+    queueing there before. `logprobs`: float64, one per token; `logprobs_of`: by name instead, if they do not
+    match the tokens.
     """
 
     step: int
@@ -122,7 +123,7 @@ class ResultRecord:
 
     @classmethod
     def of(cls, result: StepResult, by_name: dict[str, list[int]], expected: tuple[str, ...] | None) -> "ResultRecord":
-        """`by_name`: the tokens, those of a column too; `expected`: who samples in the plan, None where that is not known."""
+        """`by_name`: the tokens, including those of a column; `expected`: sequences that sample in the plan, None if unknown."""
         runs = by_name.values()
         flat = [token for run in runs for token in run]
         names = list(by_name)
@@ -146,13 +147,13 @@ class ResultRecord:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate size."""
         others = len(self.failed) + len(self.children) + len(self.candidates) + len(self.logprobs_of) + len(self.mask_s)
         names = 0 if self.names is None else 8 * len(self.names)
         return 250 + len(self.tokens) + len(self.counts) + len(self.logprobs) + names + 200 * others
 
     def result(self, expected: tuple[str, ...]) -> StepResult:
-        """The result again."""
+        """The recorded result."""
         names = expected if self.names is None else self.names
         flat = token_ids(self.tokens)
         counts = np.frombuffer(self.counts, _I32).tolist() if self.counts else [1] * len(names)
@@ -175,7 +176,7 @@ class ResultRecord:
 
 
 def _logprobs(logprobs: dict[str, list[float]], by_name: dict[str, list[int]]) -> tuple[bytes, dict[str, list[float]]]:
-    """As one array where each token has one."""
+    """One array if each token has a log probability, else lists by name."""
     if not logprobs:
         return b"", {}
     if list(logprobs) == list(by_name) and all(len(logprobs[n]) == len(run) for n, run in by_name.items()):

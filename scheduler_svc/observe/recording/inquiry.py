@@ -1,8 +1,8 @@
-"""Answers for waits of the past: which knob, at which value, would have let a request in at its step, and one unit less not.
+"""Counterfactual answers for past waits: which knob, at which value, would have let a request in, with one unit less failing.
 
-Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.recording.inquiry FILE` reads rounds of
-questions as JSON from standard input and writes a line of JSON for each answer as it is found: [its place among all questions,
-what would have done]. Each round is a replay of its own, in the order of steps.
+Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.recording.inquiry
+FILE` reads rounds of questions as JSON from standard input and writes a line of JSON for each answer when it
+is found: [index among all questions, values]. Each round is one replay, in the order of steps.
 """
 
 import json
@@ -25,9 +25,9 @@ from svc_common.errors import ConfigError, QuireError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A wait: the request (by its id in the core), which sample of it, the step that did not let it in, and why.
+    """A wait: the request (by its id in the core), its sample, the step that did not let it in, and the reason.
 
-    `head_reason`: for one that stands behind another, what that one lacks; else "".
+    `head_reason`: for a request behind the head of line, the head's reason; else "".
     """
 
     request_id: str
@@ -38,7 +38,7 @@ class Question:
 
 
 class StepTrial:
-    """`needs.Trial` for one request in one step. `forks`: each try in a child of this process, which must have one thread only."""
+    """`needs.Trial` for one request in one step. `forks`: run each try in a forked child; the process must be single-threaded."""
 
     def __init__(self, probe: StepProbe, question: Question, *, forks: bool) -> None:
         self._probe = probe
@@ -47,7 +47,7 @@ class StepTrial:
         self._core = probe.core()
 
     def value(self, key: str) -> Value | None:
-        """What it was; None where the policy does not have it."""
+        """The recorded value; None if the policy does not have the key."""
         return _value(self._core, key)
 
     def most(self, key: str) -> int:
@@ -67,7 +67,7 @@ class StepTrial:
         return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:
-        """Whether it starts, or comes back, in a plan of that step."""
+        """True if a plan of that step starts or resumes the request."""
         if self._forks:
             return _in_child(lambda: self._starts(self._core, values))
         return self._starts(self._probe.core(), values)
@@ -76,14 +76,14 @@ class StepTrial:
         try:
             plans = self._probe.plan(core, values)
         except ConfigError:
-            return False  # the values do not go together with others
+            return False  # the values contradict others
         who = self._question.request_id, self._question.sample
         events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == who]
         return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == Place.RUNNING.value
 
 
 def _in_child(question: Callable[[], bool]) -> bool:
-    """The answer of a copy of this process, which is left as it was: far cheaper than making the core anew."""
+    """Run `question` in a forked child, which leaves this process unchanged; far cheaper than restoring the core."""
     child = os.fork()
     if not child:
         status = 2
@@ -107,8 +107,11 @@ def _value(core: Scheduler, key: str) -> Value | None:
 def answers(
     segments: Sequence[Segment], questions: Sequence[Question], *, forks: bool = False
 ) -> Iterator[tuple[int, Needs]]:
-    """For each question, by its place and step by step, what would have done; empty where nothing would, or the segments do not
-    hold the step. `forks`: as in `StepTrial`."""
+    """Answers as (index of the question, values), step by step.
+
+    Values are empty if none would suffice, or if the segments do not have the step. `forks`: as in
+    `StepTrial`.
+    """
     for step, probe in StepProbe.at_each(segments, (question.step for question in questions)):
         for i, question in enumerate(questions):
             if question.step == step:
@@ -126,7 +129,7 @@ def _answer(probe: StepProbe, question: Question, *, forks: bool) -> Needs:
 
 
 def main(path: str) -> None:
-    """The program."""
+    """Run the program on a recording file."""
     segments, first = list(Recording(Path(path)).segments()), 0
     for values in json.load(sys.stdin):
         questions = [Question(**value) for value in values]
@@ -137,7 +140,7 @@ def main(path: str) -> None:
 
 
 def as_json(rounds: Iterable[Sequence[Question]]) -> str:
-    """Rounds of questions as the program reads them."""
+    """Rounds of questions in the program's input format."""
     return json.dumps([[asdict(question) for question in questions] for questions in rounds])
 
 

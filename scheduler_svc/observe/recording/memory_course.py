@@ -1,4 +1,4 @@
-"""The memory report over the time of a recording (R209)."""
+"""Memory reports over the time of a recording."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, St
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """Device memory right after a step was planned; `num_blocks` there are, `num_free` of them free."""
+    """Device memory right after planning a step; `num_free` of `num_blocks` are free."""
 
     step: int
     at_s: float
@@ -22,7 +22,7 @@ class MemoryPoint:
 
 
 class MemoryCourse:
-    """A `Watcher` that counts the memory every `every` steps."""
+    """A `Watcher` that takes a memory report every `every` steps."""
 
     def __init__(self, every: int) -> None:
         self.points: list[MemoryPoint] = []

@@ -1,7 +1,7 @@
-"""What would have ended a wait: the knobs and their smallest values that let a request in at a step, found by trying.
+"""Counterfactual of a wait: the knobs and smallest values that would have let a request in at a step, found by search.
 
-No formula: a step is planned again with other values (`Trial`), so what is found is true for all that stands before the request
-as well - and one unit less was tried and does not do.
+Instead of a formula, the step is planned again with other values (`Trial`). So the answer accounts for
+everything ahead of the request, and one unit less was tried and does not suffice.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,29 +21,30 @@ RISING = (
     "max_reqs",
     "prefill_chunk_size",
 )
-"""More of these lets in more."""
+"""Knobs that admit more when raised."""
 FALLING = ("watermark_blocks", "delay_factor")
-"""Less of these lets in more; 0 is least."""
+"""Knobs that admit more when lowered, down to 0."""
 _RESOLUTION = 2.0**-20
 
 
 class Trial(Protocol):
-    """One step of the past that can be planned again."""
+    """A past step that can be planned again with other values."""
 
     def value(self, key: str) -> Value | None:
-        """What the key's value was; None where the policy has no such key, or no limit by it."""
+        """The key's recorded value; None if the policy does not have the key or does not limit by it."""
 
     def most(self, key: str) -> int:
-        """More of that rising key than anybody could use in this step."""
+        """A value of that rising key beyond which nothing changes in this step."""
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:
-        """Whether the request runs after that step when it is planned with these values."""
+        """True if the request runs after that step when it is planned with these values."""
 
 
 def find_needs(trial: Trial, reason: Reason, head_reason: str = "") -> Needs:
-    """The smallest values that let the request in; empty where no value of any key does (a result is pending, a type waits).
+    """The smallest values that let the request in; empty if no values do (a result is pending, or its type must wait).
 
-    One key where one is enough, the reason's own first; else as few as can be found. Of a falling key the largest value.
+    A single key if one is enough, the reason's own keys first; else as few keys as the search finds. Of
+    falling keys the largest value.
     """
     if trial.lets_in({}):
         return {}  # it was let in
@@ -64,7 +65,7 @@ def _generous(trial: Trial, key: str) -> Value:
 
 
 def _together(trial: Trial, keys: Iterable[str]) -> Needs:
-    """Several keys at once: all that help, then as few and as little of each as does."""
+    """A set of keys: start with all that help, then drop keys and reduce values as far as possible."""
     needs = {key: _generous(trial, key) for key in keys}
     if not trial.lets_in(needs):
         return {}
@@ -74,7 +75,7 @@ def _together(trial: Trial, keys: Iterable[str]) -> Needs:
 
 
 def _with_less(trial: Trial, needs: Needs) -> Needs:
-    """Each key left out, or else as little of it as does beside the others. Less of one may make less of another do."""
+    """Drop each key, or else reduce it as far as the others allow. A smaller value of one may make a smaller one of another do."""
     for key in reversed(list(needs)):
         others = {other: value for other, value in needs.items() if other != key}
         needs = others if trial.lets_in(others) else {**needs, key: _boundary(trial, key, others, needs[key])}
@@ -82,12 +83,12 @@ def _with_less(trial: Trial, needs: Needs) -> Needs:
 
 
 def _boundary(trial: Trial, key: str, others: Needs, good: Value) -> Value:
-    """A value that lets it in, next to one that does not; `good` does, and what it was does not."""
+    """A value that suffices next to one that does not, between the current value, which does not, and `good`, which does."""
     now = trial.value(key)
     assert now is not None
     bad = now
     unit = 1 if isinstance(now, int) else _RESOLUTION
-    # From the value that was: what is lacking is little as a rule.
+    # Search from the current value in growing strides, since little is missing as a rule.
     stride = unit
     while abs(good - now) > stride:
         tried = now + stride if good > now else now - stride

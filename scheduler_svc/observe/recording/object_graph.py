@@ -1,7 +1,7 @@
-"""A graph of objects as one JSON document, and back: classes by name, attributes by name, references by number.
+"""Serialization of an object graph as one JSON document: classes and attributes by name, references by number.
 
-Reading makes blank objects and sets attributes; it calls no constructor and no function but those of `specials`. Classes and
-functions are those of the scheduler core and the block manager, which are pure.
+Reading makes blank objects and sets attributes; it calls no constructor and no function except `specials`.
+Classes and functions must be those of the scheduler core and the block manager, which have no side effects.
 """
 
 import importlib
@@ -25,18 +25,20 @@ _LIST, _DICT, _OBJECT = "l", "d", "o"
 
 Make = Callable[..., Any]
 Special = tuple[Make | None, Callable[..., Any] | None]
-"""How a blank object is made of what was written, and how it is filled with the values of that; what is written in a JSON object
-of its own stays as it is. No first: the second makes it of the values; no second: it is complete at once."""
+"""(make, fill): `make` creates a blank object from the written parts, `fill` sets its state from their
+values. Parts inside a JSON object stay as they are. If `make` is None, `fill` creates the object from the
+values; if `fill` is None, `make` completes it."""
 
 
 class GraphError(ValueError):
-    """The document is none, or wants what there is not."""
+    """The document is malformed, or refers to something that does not exist."""
 
 
 class GraphWriter:
-    """Owner of the numbers that objects have in one document.
+    """Numbering of objects in one document.
 
-    `specials`: by type, what is written in place of an object. `nothing`: objects of that type are left out, None stands there.
+    `specials`: by type, what is written in place of an object. `nothing`: objects of that type are written as
+    None.
     """
 
     def __init__(self, specials: dict[type[Any], Callable[[Any], list[Any]]], nothing: type[Any]) -> None:
@@ -47,7 +49,7 @@ class GraphWriter:
         self._classes: dict[tuple[type[Any], tuple[str, ...]], tuple[int, Callable[[Any], Any]]] = {}
 
     def document(self, root: Any) -> bytes:
-        """The graph that begins with `root`."""
+        """The graph reachable from `root`."""
         self.value(root)
         written: list[Any] = []
         while len(written) < len(self._items):
@@ -56,7 +58,7 @@ class GraphWriter:
         return json.dumps({"classes": classes, "objects": written}, separators=(",", ":")).encode()
 
     def value(self, item: Any) -> Any:
-        """What stands for an item: itself, a list that begins with a word, or the number of an object in a list of its own."""
+        """JSON form of an item: itself, a list that begins with a tag, or the number of an object in a list of its own."""
         kind = type(item)
         if kind in _ATOMS:
             return item
@@ -73,7 +75,7 @@ class GraphWriter:
         return [number]
 
     def _inline(self, item: Any) -> list[Any] | None:
-        """What has no identity of its own."""
+        """JSON form of values without identity; None for others."""
         if isinstance(item, bytes):
             return [_BYTES, item.hex()]
         if isinstance(item, tuple):
@@ -118,7 +120,7 @@ def _name_of(item: type[Any] | FunctionType) -> tuple[str, str]:
 
 
 class GraphReader:
-    """Makes the objects of one document. GraphError, or what Python raises, for one that is none."""
+    """Reads one document. Raises GraphError, or other exceptions, for malformed ones."""
 
     def __init__(self, document: bytes, specials: dict[str, Special]) -> None:
         read = json.loads(document)
@@ -128,12 +130,12 @@ class GraphReader:
         self._items: list[Any] = [self._blank(*written) for written in self._written]
 
     def root(self) -> Any:
-        """The object that everything began with."""
+        """The root object."""
         for number, (tag, *parts) in enumerate(self._written):
             if tag in self._specials and self._specials[tag][0] is None:
                 make = self._specials[tag][1]
                 self._items[number] = make(*map(self._value, parts)) if make is not None else None
-        # Keys of dicts are complete first, as they are looked up by what they are.
+        # Fill dicts and sets last, because their keys are hashed by value.
         for hashed in (False, True):
             for item, (tag, *parts) in zip(self._items, self._written, strict=True):
                 if (tag == _DICT or (tag == _LIST and parts[0] == "set")) is hashed:
@@ -200,7 +202,7 @@ _INLINE: dict[str, Callable[..., Any]] = {
 
 
 def _class(module: str, name: str) -> type[Any]:
-    """A class that objects can be made of."""
+    """A class that may be instantiated."""
     kind = _OTHERS.get((module, name)) or _own(module, name)
     if not isinstance(kind, type) or issubclass(kind, Enum | tuple | BaseException):
         raise GraphError(f"no objects are made of {module}.{name}")
@@ -215,7 +217,7 @@ def _names(names: list[str]) -> list[str]:
 
 
 def _own(module: str, name: str) -> Any:
-    """A class of that module, a function of it, or one of a class of it; never what it imports."""
+    """A class or function defined in that module, or a method of such a class; never something it imports."""
     if not module.startswith(_OURS):
         raise GraphError(f"it wants {module}.{name}, which is no part of a scheduler core")
     outer, _, inner = name.partition(".")

@@ -1,4 +1,4 @@
-"""What a replayed life shows of its world: when requests came and went, what they got, how long steps took."""
+"""Observations from a replay, for what-if: arrivals and ends of requests, their tokens, and step durations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _NATURAL_ENDS = ("stop", "length", "ignored")
 
 @dataclass(slots=True)
 class Visit:
-    """A request. `is_whole`: all that it got is in the recording, even if it waited already when that began."""
+    """A request in the recording. `is_whole`: all its output is in the recording, even if it was waiting at the start."""
 
     request: Request
     is_whole: bool
@@ -27,7 +27,7 @@ class Visit:
 
     @property
     def outputs(self) -> dict[int, list[int]]:
-        """Its output tokens by sequence index, as far as they are in the recording."""
+        """Recorded output tokens by sequence index."""
         return {s.index: s.token_ids[s.num_prompt_tokens :] for s in self.request.sequences}
 
 
@@ -39,11 +39,12 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class Observed:
-    """A `Watcher` that notes everything. `samples`: (shape, seconds at the worker) or, where that is not known, from planning, or
-    from when its lane was free, to the result.
+    """A `Watcher` that collects everything. `samples`: (shape, seconds at the worker); if that is unknown,
+    seconds from planning, or from the end of the lane's previous step, to the result.
 
-    Overlap hides what a plain loop would lose between steps, so that is summed up from its parts. `overheads`: seconds from plan to
-    result in which the worker neither ran the step nor let it wait for another; `gaps`: from a result to the plan that follows it.
+    Overlap hides the time that a loop without it loses between steps, so that is summed from parts.
+    `overheads`: seconds from plan to result in which the worker neither ran the step nor had it queued;
+    `gaps`: from a result to the next plan.
     """
 
     visits: dict[str, Visit] = field(default_factory=dict)
@@ -66,21 +67,21 @@ class Observed:
 
     @property
     def under_way(self) -> list[StepPlan]:
-        """Plans whose results have not come."""
+        """Plans in flight at the end."""
         return [sent.plan for sent in self._under_way.values()]
 
     @property
     def overhead_s(self) -> float:
-        """What passes, as a rule, between the worker's end of a step and its beginning of the next in the plain loop."""
+        """Mean time between the worker's end of a step and its start of the next, in a loop without overlap."""
         return sum(fmean(times) for times in (self.gaps, self.overheads) if times)
 
     def close(self) -> None:
-        """The life is over: what rows know is written to their requests."""
+        """Write fast decode rows back to their requests at the end of the replay."""
         if self._core is not None:
             self._core.state.steady.sync_all()
 
     def is_censored(self, request_id: str) -> bool:
-        """Nobody knows how long it would have become: it left, failed, or lives still."""
+        """True if the request's natural length is unknown: it was cancelled, failed, or had not ended."""
         return self.history.requests[request_id].end not in _NATURAL_ENDS
 
     # --- as a watcher ------------------------------------------------------------------------------------------------

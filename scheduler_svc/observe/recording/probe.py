@@ -1,4 +1,4 @@
-"""What would have been decided in one step if some value had been another: the question behind every reason that names one."""
+"""Replanning of one recorded step with other values, the basis of counterfactuals."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,16 +14,16 @@ from svc_common.errors import OutOfRange, QuireError
 
 
 class StepProbe:
-    """A core as it stood just before a step, to be asked again and again. The recorded life itself is never changed."""
+    """A core as of just before a step, for any number of tries. The recording itself is never changed."""
 
     def __init__(self, core: Scheduler, now: float) -> None:
-        """The core as it stands, and the clock reading that its next step was planned with."""
+        """`core`: its current state; `now`: the clock reading that its next step was planned with."""
         self._now = now
         self._core = snapshot.take(core, {})
 
     @classmethod
     def at(cls, segments: Iterable[Segment], step: int) -> Self:
-        """Lives through the segments up to `step`. OutOfRange where they do not hold it, or cannot be replayed up to it."""
+        """Replay the segments up to `step`. Raises OutOfRange if they do not have it or cannot be replayed up to it."""
         [(_, found)] = cls.at_each(segments, [step])
         if isinstance(found, QuireError):
             raise found
@@ -31,7 +31,7 @@ class StepProbe:
 
     @classmethod
     def at_each(cls, segments: Iterable[Segment], steps: Iterable[int]) -> Iterator[tuple[int, Self | QuireError]]:
-        """The same for several steps, ascending, in one life through the segments; or why there is none for a step."""
+        """`at` for several steps in one replay, in ascending order; yields the error for steps that are not available."""
         replayer, rest = Replayer(), None
         for step in sorted(set(steps)):
             if rest is None:
@@ -48,25 +48,25 @@ class StepProbe:
             rest = itertools.chain([] if planned is None else [planned], rest)
 
     def __call__(self, values: Mapping[str, Any]) -> list[StepPlan]:
-        """The plans made in that step with these values, one for each lane that takes one. ConfigError where they cannot hold."""
+        """The plans of that step with these values, one per lane with work. Raises ConfigError for contradictory values."""
         return self.plan(self.core(), values)
 
     def plan(self, core: Scheduler, values: Mapping[str, Any]) -> list[StepPlan]:
-        """The same with a core of one's own, which has lived through the step then."""
+        """Plan the step on the caller's `core`, which is advanced by it."""
         changes.apply(core, values)
         return core.schedule(self._now)
 
     def core(self) -> Scheduler:
-        """The core as it stood, one's own to do with as one likes."""
+        """A new copy of the core before the step."""
         return snapshot.restore(self._core)
 
 
 def probe(segments: Iterable[Segment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
-    """One question to a `StepProbe`; make one yourself for more about the same step."""
+    """Plan one recorded step with other values; use `StepProbe` for several tries of a step."""
     return StepProbe.at(segments, step)(values)
 
 
 def _shortest(segments: list[Segment], step: int) -> list[Segment]:
-    """From the segment that holds the step on: its snapshot stands for all before it."""
+    """The segments from the one with the step on, since its snapshot covers all before."""
     start = max((i for i, segment in enumerate(segments) if segment.first_step <= step), default=0)
     return segments[start:]

@@ -1,4 +1,4 @@
-"""Tokens for a what-if: those that each sequence got in the recording, and an end where the recording knows none."""
+"""Token model of a what-if: recorded tokens for each sequence, and an end if the recording has none."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -12,11 +12,11 @@ _NUM_FILLERS = 1_000
 
 
 class RecordedTokens:
-    """A `TokenModel` of what was recorded.
+    """A `TokenModel` of recorded tokens.
 
-    A censored request ends where the recording leaves it, by a token that stops it or by `max_tokens`; one that never got a token
-    becomes as long as those that ended by themselves were in the median. Samples of which nothing is known go like the first one;
-    beams, whose candidates depend on what survived, are drawn.
+    A censored request ends where the recording leaves it, by a stop token or `max_tokens`; one without any
+    token gets the median length of those that ended naturally. Unknown samples repeat the first one; beams,
+    which depend on the surviving candidates, are pseudo-random.
     """
 
     def __init__(self, observed: Observed) -> None:
@@ -35,13 +35,13 @@ class RecordedTokens:
         return round(median(known)) if known else 1
 
     def last_token(self, request_id: str) -> int | None:
-        """What a censored request must have as `max_tokens`, where no token stops it; None: nothing of the kind."""
+        """The `max_tokens` that ends a censored request without a stop token; None if it needs none."""
         if request_id not in self.censored or _stopper(self._stops[request_id]) is not None:
             return None
         return min(self._lengths[request_id], self._stops[request_id].max_tokens)
 
     def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
-        """See `TokenModel`."""
+        """The token at that output offset; see `TokenModel`."""
         outputs = self._outputs.get(request_id, {})
         known = outputs.get(choice or index) or outputs.get(0) or []
         if offset < len(known):
@@ -52,17 +52,17 @@ class RecordedTokens:
         return _MOST - mix(offset, index) % _NUM_FILLERS
 
     def guess(self, request_id: str, index: int, offset: int) -> int:
-        """Right two times of three."""
+        """A draft token, right two times of three."""
         token = self.token(request_id, index, offset)
         return token if mix(offset, index, 7) % 3 else token ^ 1
 
     def candidates(self, request_id: str, index: int, offset: int, width: int) -> list[tuple[int, float]]:
-        """See `TokenModel`."""
+        """Beam candidates; see `TokenModel`."""
         first = mix(index, offset, len(request_id))
         return [(_MOST - (first + 7 * k) % _NUM_FILLERS, -0.1 * (1 + k) - first % 5 / 7) for k in range(2 * width)]
 
 
 def _stopper(stop: StopRules) -> int | None:
-    """A token that ends a sequence of these rules."""
+    """A token that ends a sequence with these rules, if there is one."""
     ids = [*sorted(stop.stop_token_ids), *(() if stop.ignore_eos else sorted(stop.eos_token_ids))]
     return ids[0] if ids else None

@@ -1,4 +1,4 @@
-"""A core that writes down what happens to it: every input as an event, every decision beside it."""
+"""A core wrapper that records every input as an event, with every decision."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 
 
 class RecordingCore:
-    """A `Scheduler` with the same methods; inputs go into `ring`, looking in goes to the core.
+    """A `Scheduler` with the same methods: inputs are recorded in `ring`, reads go straight to the core.
 
-    `clock`: seconds, the one that `schedule` is called with. `about`: what else a replay should know; "max_under_way": plans that
-    the service sends off before a result is there. Recording must never stop the service: should it fail, that is logged once and
-    the core goes on without.
+    `clock`: seconds, as passed to `schedule`. `about`: what else a replay needs; "max_under_way" is the
+    number of plans that the service sends ahead of results. An error in recording is logged once and turns
+    recording off; scheduling continues.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class RecordingCore:
         self._is_off = False
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever only looks in."""
+        """Forward reads to the core."""
         return getattr(self.core, name)
 
     @property
     def is_recording(self) -> bool:
-        """Whether all went well so far."""
+        """False once recording has failed."""
         return not self._is_off
 
     @property
@@ -121,8 +121,7 @@ class RecordingCore:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[StepPlan]:
-        """As `Scheduler.schedule`. Where a segment is full, or another core's, the next one begins with the core as it stands
-        before this."""
+        """As `Scheduler.schedule`. First starts a new segment, with a snapshot, if there is none or the current one is full."""
         if self._ring.is_full or not self._has_begun:
             self._begin()
         try:
@@ -210,7 +209,7 @@ class RecordingCore:
         self._guard(self._add, event)
 
     def _add(self, event: Event) -> None:
-        """What comes before the first plan is in the snapshot that it begins with."""
+        """Record an event. Events before the first plan are covered by its snapshot."""
         if self._has_begun:
             self._ring.add(event)
 
@@ -255,18 +254,18 @@ class RecordingCore:
 
 
 AnyCore = Scheduler | RecordingCore
-"""A core, whether it writes down what happens to it or not."""
+"""A core, recorded or not."""
 
 
 def failure(error: Exception) -> str:
-    """What a failed `schedule` is known by."""
+    """Text by which a failed `schedule` is compared."""
     return f"{type(error).__name__}: {error}"
 
 
 def _plain_record(
     result: StepResult, steady: SteadyShare | None, expected: tuple[str, ...] | None
 ) -> ResultRecord | None:
-    """That of a plan of steady rows alone, which got a token each and nothing else."""
+    """Record of a result with exactly one token for each row of a fast decode plan; None for others."""
     column = result.column
     if column is None or steady is None or expected is None or len(steady) != len(expected):
         return None
@@ -277,7 +276,7 @@ def _plain_record(
 
 
 def _by_name(result: StepResult, steady: SteadyShare | None) -> dict[str, list[int]]:
-    """The tokens of a result by name, those that came as a column too."""
+    """Tokens of a result by name, including those given as a column."""
     if result.column is None or steady is None:
         return result.tokens
     column = np.asarray(result.column).tolist()

@@ -1,4 +1,4 @@
-"""Feeding a recording to a core again: every input in its place, every decision compared with the recorded one."""
+"""Replay of a recording: feed every input to a core in order and compare every decision with the recorded one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ _I32 = np.dtype("<i4")
 
 @dataclass(slots=True)
 class ReplayReport:
-    """`steps`: plans made. `first_difference`: None where every decision was the recorded one."""
+    """`steps`: plans made. `first_difference`: None if every decision equals the recorded one."""
 
     steps: int = 0
     first_difference: Difference | None = None
@@ -57,37 +57,34 @@ class ReplayReport:
 
     @property
     def identical(self) -> bool:
-        """Every decision was the recorded one."""
+        """True if every decision equals the recorded one."""
         return self.first_difference is None
 
 
 class Watcher(Protocol):
-    """Who sees what happens in a replay. Times in seconds on the recorded clock."""
+    """Observer of a replay. Times are seconds on the recorded clock."""
 
     def began(self, core: Scheduler) -> None:
-        """It starts with this core, or goes on with it."""
+        """The replay starts or continues with this core."""
 
     def arrived(self, request: Request, at: float) -> None:
-        """A request was taken."""
+        """A request was added."""
 
     def planned(self, plan: StepPlan, at: float) -> None:
-        """A plan went out."""
+        """A plan was made."""
 
     def returned(self, event: "Returned | Failed", outcome: StepOutcome) -> None:
-        """Its result, or its failure, came back."""
+        """A plan's result, or its failure, arrived."""
 
     def ended(self, event: "Aborted | StoppedAt", ended: list[EndedSequence]) -> None:
-        """Ends that no step brought."""
+        """Requests ended outside of a step."""
 
     def lost_worker(self, lane: int | None) -> None:
-        """Results of plans under way will not come; `lane`: of those for that lane alone."""
+        """Plans in flight have no results; `lane`: only plans for that lane."""
 
 
 class Replayer:
-    """Owner of the core that lives through segments again.
-
-    `watcher` is told of everything.
-    """
+    """Runs a core through recorded segments, and reports to `watcher`."""
 
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.core: Scheduler | None = None
@@ -98,15 +95,14 @@ class Replayer:
         self._shapes: dict[int, Shape] = {}
 
     def run(self, segments: Iterable[Segment], *, until_step: int | None = None) -> Iterator[Event]:
-        """Lives through the segments, as far as decisions agree. `until_step`: stops just before that step is planned, and those
-        that are planned in one call with it.
+        """Replay the segments while decisions agree. `until_step`: stop just before the `schedule` call that plans that step.
 
-        Yields what is left of the segments then, for who goes on in another way.
+        Returns the remaining events, to continue in another way.
         """
         return self.go_on(self._events(segments), until_step=until_step)
 
     def go_on(self, events: Iterator[Event], *, until_step: int | None = None) -> Iterator[Event]:
-        """The same with what an earlier run left."""
+        """Continue with the events that an earlier run returned."""
         for event in events:
             if until_step is not None and isinstance(event, Planned) and self._plans_up_to(event) >= until_step:
                 return _chained(event, events)
@@ -130,7 +126,7 @@ class Replayer:
             yield from segment.events
 
     def _enter(self, segment: Segment) -> None:
-        """The core goes on where it may; where it is another one, or the first, the snapshot brings it."""
+        """Continue with the same core if the segment allows it, else restore the segment's snapshot."""
         self._shapes.clear()
         if self.core is not None and segment.goes_on:
             self.core.state.steady.dissolve()
@@ -271,7 +267,7 @@ def _chained(first: Event, rest: Iterator[Event]) -> Iterator[Event]:
 
 
 def replay(segments: Iterable[Segment]) -> ReplayReport:
-    """Lives through segments from the snapshot of the first one; ends at the first difference."""
+    """Replay segments from the first one's snapshot; stops at the first difference."""
     replayer = Replayer()
     replayer.run(segments)
     return replayer.report

@@ -1,4 +1,4 @@
-"""The last segments of a recording, in memory: each starts with a snapshot and can be replayed by itself."""
+"""In-memory buffer of a recording's last segments; each starts with a snapshot and can be replayed alone."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,9 +14,10 @@ _SEGMENTS_IN_RING = 4
 
 @dataclass(slots=True)
 class Segment:
-    """Events behind a snapshot. `number`: counts all that there ever were. `first_step`: the next step when it began.
+    """A snapshot and the events after it. `number`: count of all segments so far. `first_step`: the step after the snapshot.
 
-    `about`: policy, limits and whatever else the replay must know. `goes_on`: its core is that of the segment before.
+    `about`: policy, limits and whatever else a replay needs. `goes_on`: its core is that of the segment
+    before.
     """
 
     number: int
@@ -29,7 +30,7 @@ class Segment:
     num_bytes: int = 0
 
     def as_of_now(self) -> "Segment":
-        """One that does not grow any more."""
+        """A copy that does not grow any more."""
         return Segment(
             self.number,
             self.first_step,
@@ -44,7 +45,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
-    """A complete segment as a frame of a file, which takes a fraction of its objects."""
+    """A complete segment as a frame of a file, a fraction of its objects' size."""
 
     number: int
     first_step: int
@@ -53,7 +54,7 @@ class PackedSegment:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """Size in bytes."""
         return len(self.frame)
 
 
@@ -62,13 +63,13 @@ Pack = Callable[[Segment], Future[PackedSegment]]
 
 
 class Ring:
-    """Owner of the segments. A segment ends after `segment_steps` steps or a quarter of `max_bytes`; the oldest go beyond that.
+    """Buffer of segments. One ends after `segment_steps` steps or a quarter of `max_bytes`; beyond that the oldest are dropped.
 
-    It does not end before its events take as much as its snapshot, or a large core would be written down at each step. One segment
-    is always held, so that it may take more than `max_bytes` where a single one does.
+    A segment does not end before its events are as large as its snapshot, since otherwise a large core would
+    be written at each step. One segment is always kept, even if it alone exceeds `max_bytes`.
 
-    With `pack` a complete segment is held packed as soon as that is done, and `max_bytes` is for packed ones: the newest, and one
-    that is being packed, come on top of it.
+    With `pack`, complete segments are replaced by packed ones once these are done, and `max_bytes` limits
+    only the packed ones: the newest, and one being packed, come on top.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Ring:
         on_segment: Callable[[], None] | None = None,
         pack: Pack | None = None,
     ) -> None:
-        """`on_segment`: called when one begins."""
+        """`on_segment`: called when a segment begins."""
         self._on_segment = on_segment
         self._pack = pack
         self._packing: Future[PackedSegment] | None = None
@@ -90,17 +91,17 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """About what all segments take."""
+        """Approximate size of all segments."""
         return sum(segment.num_bytes for segment in self._segments)
 
     @property
     def num_segments(self) -> int:
-        """Segments that there ever were."""
+        """Number of segments ever begun."""
         return self._count
 
     @property
     def is_full(self) -> bool:
-        """The newest segment should take no further step."""
+        """True if the newest segment should take no further step."""
         newest = self._newest
         if newest is None:
             return True
@@ -108,7 +109,7 @@ class Ring:
         return newest.num_steps >= self._segment_steps or newest.num_bytes >= most_bytes
 
     def begin(self, first_step: int, about: dict[str, Any], snapshot: Snapshot, *, goes_on: bool) -> None:
-        """A new segment; what does not fit any more is dropped."""
+        """Begin a new segment, and drop old ones beyond the limit."""
         complete = self._newest
         goes_on = goes_on and complete is not None
         self._newest = Segment(self._count, first_step, about, goes_on, snapshot, num_bytes=snapshot.num_bytes)
@@ -122,7 +123,7 @@ class Ring:
             self._on_segment()
 
     def add(self, event: Event, *, num_steps: int = 0) -> None:
-        """An event of the newest segment."""
+        """Append an event to the newest segment."""
         newest = self._newest
         assert newest is not None, "a segment has begun"
         newest.events.append(event)
@@ -133,20 +134,20 @@ class Ring:
             self._drop_oldest()
 
     def segments(self, since: int = 0) -> Iterator[Held]:
-        """Those held from number `since` on, the newest as of now."""
+        """Kept segments from number `since` on, the newest as of now."""
         for segment in list(self._segments):
             if segment.number >= since:
                 yield segment.as_of_now() if segment is self._newest else segment
 
     def place_of(self, step: int) -> tuple[int, int] | None:
-        """Number of the segment that a step is in, and how many are held before it; None for a step that is held no more."""
+        """Number of the segment with that step, and how many kept ones precede it; None if it is not kept any more."""
         for position in range(len(self._segments) - 1, -1, -1):
             if self._segments[position].first_step <= step:
                 return self._segments[position].number, position
         return None
 
     def _take_packed(self, packing: Future[PackedSegment] | None) -> None:
-        """Waits for it where it is not done. Raises what packing raised."""
+        """Replace a segment by its packed form, waiting for it if needed. Raises what packing raised."""
         if packing is None:
             return
         packed, self._packing = packing.result(), None

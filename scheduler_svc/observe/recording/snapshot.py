@@ -1,8 +1,8 @@
-"""A core at one instant, to start a replay from: its objects as one JSON document, its tokens and requests beside it.
+"""Snapshot of a core, the start of a replay: its objects as one JSON document, with its tokens and requests separate.
 
-Tokens are taken out of the objects, so that they can be renamed, and a request that nobody has looked at yet is nothing but its
-record. Reading makes blank objects of the core's and the block manager's own classes and gives them their attributes: no function
-is called, whoever made the snapshot.
+Tokens are kept apart from the objects so that they can be renamed, and an untouched waiting request is stored
+as its record only. Reading makes blank objects of the core's and the block manager's own classes and sets
+their attributes; no function is called, so that a snapshot from an untrusted source cannot run code.
 """
 
 import gc
@@ -29,12 +29,12 @@ _I32 = np.dtype("<i4")
 
 
 class SnapshotError(ValueError):
-    """The snapshot cannot be read, or wants objects that no core has."""
+    """The snapshot cannot be read, or contains objects that no core has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`objects`: the document. `tokens`: those that were in them. `requests`: all that are in them."""
+    """`objects`: the JSON document. `tokens`: the tokens taken out of them. `requests`: records of all requests in them."""
 
     objects: bytes
     tokens: Tokens
@@ -42,12 +42,12 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes beside the requests, which live anyway."""
+        """Approximate size, without the requests' records, which exist anyway."""
         return len(self.objects) + len(self.tokens) + 8 * len(self.requests)
 
 
 def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> Snapshot:
-    """The core now. Its rows become objects, which changes no decision. `records`: of live requests, by id, as far as known."""
+    """Snapshot of the core. Dissolves its fast decode rows, which changes no decision. `records`: of live requests, if known."""
     core.state.steady.dissolve()
     with _no_collecting():
         taker = _Taker(core, records)
@@ -58,7 +58,7 @@ def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> Snapshot:
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Many objects are made and none of them is garbage: looking for some would take longer than making them."""
+    """Disable garbage collection while many objects are made, none of them garbage; it would take longer than making them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -69,7 +69,7 @@ def _no_collecting() -> Iterator[None]:
 
 
 def restore(snapshot: Snapshot) -> Scheduler:
-    """A core like it, with the tokens that the snapshot has. SnapshotError for what no core ever was."""
+    """A core equal to the snapshot's, with the snapshot's tokens. Raises SnapshotError for anything else."""
     try:
         with _no_collecting():
             core = GraphReader(snapshot.objects, _Maker(snapshot).specials()).root()
@@ -86,7 +86,7 @@ _Fresh = tuple[Callable[[Any], Any], tuple[Any, ...]]
 
 
 def _fresh_values(kind: type[Any], *but: str) -> _Fresh:
-    """How to read the fields of an object, and what they are in one that nothing has happened to."""
+    """A reader of an object's fields, and their values in a fresh object."""
     of_kind = [f for f in fields(kind) if f.name not in but and _has_default(f)]
     return attrgetter(*(f.name for f in of_kind)), tuple(_default(f) for f in of_kind)
 
@@ -110,7 +110,7 @@ _WAITING_REQUEST, _REQUEST, _WAITING_GROUP, _GROUP, _SEQUENCE, _ROWS, _FLIGHT, _
 
 
 class _Taker:
-    """Owner of the tokens and requests taken out. Requests go by number: an id may name one that ended and one that lives."""
+    """Collects tokens and requests while writing objects. Requests are numbered, since an ended and a live one may share an id."""
 
     value: Callable[[Any], Any]
 
@@ -135,11 +135,11 @@ class _Taker:
         }
 
     def taken(self) -> Tokens:
-        """All tokens taken out."""
+        """All collected tokens."""
         return Tokens(np.asarray(self._tokens, _I32).tobytes())
 
     def _put(self, ids: Iterable[int]) -> int:
-        """Where they end."""
+        """Append tokens; returns their end position."""
         self._tokens.extend(ids)
         return len(self._tokens)
 
@@ -180,7 +180,7 @@ class _Taker:
         return [_SEQUENCE, number, sequence.name, start, outputs, drafts, stop, *state]
 
     def _rows(self, rows: SteadyRows) -> list[Any]:
-        """Nobody is a row now; what is under way of them is found by group."""
+        """There are no members after dissolving; rows in flight are found by group."""
         assert not rows.members
         return [_ROWS, rows.block_size, self.value(rows.flights)]
 
@@ -189,14 +189,14 @@ class _Taker:
         return [_FLIGHT, {name: column.tolist() for name, column in columns.items()}, self.value(flight.left)]
 
     def _queue(self, queue: SortedQueue) -> list[Any]:
-        """A long one costs little: keys and groups in order say all."""
+        """A queue as columns of keys plus groups in order, which is compact for long ones."""
         keys, ids, counts, groups = zip(*queue._items, strict=True) if queue._items else ((), (), (), ())
         columns = {"keys": keys, "ids": ids, "counts": counts}
         return [_QUEUE, queue._count, columns, self.value(queue._ordering), *map(self.value, groups)]
 
 
 def _is_untouched(request: Request, record: RequestRecord) -> bool:
-    """It waits as it came: nobody has looked at it."""
+    """True if the request waits as it arrived: no plan has changed it."""
     num_tokens = record.num_tokens
     return _PLAIN(request) == tuple(record.values.values()) and all(
         group.place is Place.WAITING
@@ -221,14 +221,14 @@ def _array(numbers: NDArray[Any]) -> list[Any]:
 
 
 class _Maker:
-    """Makes what `_Taker` wrote; requests and tokens come from beside the objects."""
+    """Makes the objects that `_Taker` wrote, with requests and tokens from the snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._records = snapshot.requests
         self._tokens = token_ids(snapshot.tokens)
 
     def specials(self) -> dict[str, Special]:
-        """By tag: how a blank one is made, and how it gets its state."""
+        """By tag: how a blank object is made, and how its state is set."""
         return {
             _WAITING_REQUEST: (self._waiting_request, None),
             _REQUEST: (self._request, _fill_request),

@@ -1,4 +1,4 @@
-"""What one process records: the ring of its cores' segments, and the names that tokens have in it."""
+"""The record buffer of one process: its cores' segments and the renaming of tokens in them."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from svc_common.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class SentSegment:
-    """A segment as a frame of a file, and where it stands: `num_left` more are held behind it."""
+    """A segment as a frame of a file; `num_left` more segments follow it in the buffer."""
 
     number: int
     num_steps: int
@@ -25,9 +25,10 @@ class SentSegment:
 
 
 class Tape:
-    """Owner of the ring and of the alias, both for the life of the process.
+    """Record buffer with its token renaming, both for the life of the process.
 
-    `segment_steps`, `max_bytes`: as in `Ring`; either 0 = nothing is recorded. `verbatim`: tokens are recorded as they are.
+    `segment_steps`, `max_bytes`: as in `Ring`; recording is off if either is 0. `verbatim`: do not rename
+    tokens.
     """
 
     def __init__(self, segment_steps: int, max_bytes: int, *, verbatim: bool, alias: Alias | None = None) -> None:
@@ -38,20 +39,20 @@ class Tape:
         self._ring = Ring(segment_steps, max_bytes, self._wake, self._pack_aside)
 
     def record(self, core: Scheduler, clock: Callable[[], float], about: dict[str, Any] | None = None) -> AnyCore:
-        """The core, from now on with everything written down; it must hash prefixes by `rename`."""
+        """Wrap a core so that it is recorded; it must hash prefixes with `rename`. Returns it as is if recording is off."""
         return RecordingCore(core, self._ring, clock, about) if self.is_on else core
 
     @property
     def num_segments(self) -> int:
-        """Segments that there ever were; the newest may go on."""
+        """Number of segments ever begun; the newest may still grow."""
         return self._ring.num_segments
 
     def place_of(self, step: int) -> tuple[int, int] | None:
-        """Number of the segment that a step is in, and how many are held before it; None where it is not recorded (any more)."""
+        """Number of the segment with that step, and how many kept ones precede it; None if the step is not recorded (any more)."""
         return self._ring.place_of(step)
 
     async def wait(self, num_segments: int) -> None:
-        """Until there were more than so many segments."""
+        """Wait until more than `num_segments` segments have begun."""
         while self.num_segments <= num_segments:
             await self._grown.wait()
 
@@ -64,11 +65,11 @@ class Tape:
         return file_format.beginning({"quire": VERSION, "verbatim": self.rename is None})
 
     def segments(self, since: int = 0) -> list[Held]:
-        """Those held from number `since` on, as they are at this moment; to be packed."""
+        """Kept segments from number `since` on, as of now, for `pack`."""
         return list(self._ring.segments(since))
 
     def pack(self, segments: list[Held]) -> Iterator[SentSegment]:
-        """They as frames; takes a while for one that is not packed, and nothing of the core, so that it may be done beside it."""
+        """The segments as frames. Slow for unpacked ones; it does not use the core, so it may run in a thread."""
         for i, segment in enumerate(segments):
             packed = self._packed(segment)
             yield SentSegment(packed.number, packed.num_steps, len(segments) - 1 - i, packed.frame)
@@ -83,16 +84,16 @@ class Tape:
         return PackedSegment(segment.number, segment.first_step, segment.num_steps, frame)
 
     def replayable(self, since_step: int = 0) -> list[Segment]:
-        """Held segments from the one with step `since_step` on, under the names that a replay needs."""
+        """Kept segments from the one with step `since_step` on, with tokens renamed as a replay needs."""
         held = self.segments()
         start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
         return [codec.decode(file_format.contents(self._packed(segment).frame)) for segment in held[start:]]
 
 
 class TapeReader:
-    """One reader's place on a tape. `leaves_open`: the newest segment is left for the time when it is complete.
+    """Position of one reader in the record buffer. `leaves_open`: skip the newest segment until it is complete.
 
-    A reader slower than the ring misses what the ring no longer holds.
+    A reader slower than the buffer skips the segments that the buffer dropped.
     """
 
     def __init__(self, tape: Tape, since: int, *, leaves_open: bool) -> None:
@@ -101,7 +102,7 @@ class TapeReader:
         self._leaves_open = leaves_open
 
     async def wait(self) -> None:
-        """Until another segment is complete."""
+        """Wait until another segment is complete."""
         await self._tape.wait(self._next + 1)
 
     def new(self) -> Iterator[SentSegment]:

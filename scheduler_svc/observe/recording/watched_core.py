@@ -1,4 +1,4 @@
-"""The core of a what-if: it changes when it is told to, and what becomes of each request in it is noted."""
+"""The core of a what-if: applies changes at their steps and records each request's history."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,9 +14,10 @@ from svc_common.errors import ConfigError
 
 
 class WatchedCore:
-    """A core to which changes are made just before their steps are planned, and whose steps are noted.
+    """A core with changes applied just before their steps are planned, and with its steps added to `history`.
 
-    `costs`: as the service would measure them; the core is told behind the first plan, which is as the recording leaves it.
+    `costs`: estimates as the service would measure them; the core gets them after the first plan, which
+    equals the recorded one.
     """
 
     def __init__(self, core: Scheduler, later: Sequence[Change], history: History, costs: Costs) -> None:
@@ -71,7 +72,7 @@ class WatchedCore:
 
 
 def _unknown_of(costs: Costs, known: Costs) -> Costs:
-    """Those that are not known yet."""
+    """Only the costs that `known` lacks."""
     return Costs(
         step_s=0.0 if known.step_s else costs.step_s,
         compute_token_s=0.0 if known.compute_token_s else costs.compute_token_s,

@@ -1,7 +1,7 @@
-"""What if: a recorded life up to some step, and from there the same requests under another policy or other limits, in virtual time.
+"""What-if: replay a recording up to some step, then simulate the same requests under another policy or limits, in virtual time.
 
-Steps take as long as a model fitted to the recorded ones says; requests come when they came, and get the tokens they got. Workers
-do not fail, and nobody changes the policy again, whatever was recorded of that later on.
+Step durations come from a model fitted to the recorded ones; requests arrive at the recorded times and get
+the recorded tokens. Worker failures and policy changes after that step are ignored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,9 +33,10 @@ from svc_common.errors import ConfigError, FailedPrecondition
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """`recorded` and `predicted` are over the `num_requests` requests whose first token is in the recording, or would be.
+    """`recorded` and `predicted` cover the `num_requests` requests with all of their output in the recording.
 
-    `from_step`: the first that may differ. `num_censored`: requests whose end the recording does not know.
+    `from_step`: the first step that may differ. `num_censored`: requests without a known end in the
+    recording.
     """
 
     from_step: int
@@ -50,10 +51,11 @@ class WhatIf:
 
 
 def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Change]) -> WhatIf:
-    """The prediction for `policy` (None: the recorded one), with `wanted` changes.
+    """The prediction for `policy` (None: the recorded one) with `wanted` changes.
 
-    Segments are of one life (`one_life`). ConfigError for a policy or change that cannot be; FailedPrecondition for a recording
-    that does not replay identically; InvalidArgument where the steps took no time, so that nothing can be fitted.
+    `segments`: of one core (`one_life`). Raises ConfigError for impossible policies or changes,
+    FailedPrecondition if the recording does not replay identically, and InvalidArgument if no step took time,
+    so that no model can be fitted.
     """
     life = Observed()
     whole = Replayer(life)
@@ -91,8 +93,8 @@ def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Ch
 
 
 def _with_copies(fit: Fit, core: Scheduler) -> Fit:
-    """Where the recording shows no copies, what is known of their cost; else a block's costs as much as computing its tokens, so
-    that nothing is gained by copying that nobody measured."""
+    """If the recording has no block copies, use known costs, else the cost of recomputing a block, so that
+    unmeasured copying gains nothing."""
     if fit.model.moved_block_s > 0:
         return fit
     per_block_s = fit.model.prefill_token_s * core.state.limits.block_size
@@ -109,7 +111,7 @@ def _check_identical(report: ReplayReport) -> None:
 
 
 def one_life(segments: Iterable[Segment]) -> list[Segment]:
-    """The first of them, and those that go on with its core."""
+    """The first segment, and those that continue its core."""
     life: list[Segment] = []
     for segment in segments:
         if life and not segment.goes_on:
@@ -119,7 +121,7 @@ def one_life(segments: Iterable[Segment]) -> list[Segment]:
 
 
 class _Start:
-    """The core at the point from which things may differ, and what is known of the time before and after."""
+    """The core at the step from which things may differ, and what is known of the time before and after."""
 
     def __init__(self, segments: Sequence[Segment], policy: str | None, wanted: Sequence[Change]) -> None:
         first = segments[0].first_step
@@ -155,7 +157,7 @@ def _merged(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _moved(old: Scheduler, policy: str, values: Mapping[str, Any]) -> Scheduler:
-    """A core of that policy with the requests of the old one, as if they came anew with their tokens."""
+    """A core of that policy with the old one's requests, as if they arrived anew with their tokens."""
     knobs = {key: value for key, value in values.items() if key in knob_names()}
     spec = _on_the_model_of(old, choose(policy).spec.with_knobs(**knobs))
     limits = {key: value for key, value in values.items() if key in limit_names()}
@@ -167,13 +169,13 @@ def _moved(old: Scheduler, policy: str, values: Mapping[str, Any]) -> Scheduler:
 
 
 def _on_the_model_of(old: Scheduler, spec: PolicySpec) -> PolicySpec:
-    """With the recorded model's window, unless these cache rules cannot free what is behind it (R105)."""
+    """The spec with the recorded model's sliding window, unless its cache rules cannot free blocks behind it."""
     frees = spec.frees_behind_window(prefix_caching=old.state.limits.prefix_caching)
     return replace(spec, sliding_window=old.spec.sliding_window) if frees else spec
 
 
 def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) -> CoreLimits:
-    """The recorded limits, but for a budget that the policy cannot live with and that nobody asked for (R48, R87)."""
+    """The recorded limits; a token budget that the policy cannot work with is raised, unless it was given explicitly."""
     if "max_num_batched_tokens" in given:
         return limits
     budget = limits.max_num_batched_tokens
@@ -185,7 +187,7 @@ def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) 
 
 
 def _anew(request: Request) -> Request:
-    """The same request; one of several samples starts from its prompt."""
+    """A fresh copy of the request; one with several samples starts from its prompt."""
     outputs = request.sequences[0].token_ids[len(request.prompt_token_ids) :] if request.num_samples == 1 else []
     fresh = replace(
         request, committed=outputs, committed_counts=[], over=[], num_cached_tokens=None, first_scheduled_time=None
@@ -201,7 +203,7 @@ def _bound(requests: Iterable[Request], tokens: RecordedTokens) -> None:
 
 
 def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: RecordedTokens) -> Iterator[Arrival]:
-    """Who came after the start, and what their clients did."""
+    """Requests that arrived after the start, and when their clients cancelled or a stop string ended them."""
     for event in rest:
         if isinstance(event, Added) and not event.refused:
             request, visit = event.request.request(), visits[event.request.request_id]
@@ -213,7 +215,7 @@ def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: Record
 
 
 def _joined(past: simulated.History, run: simulated.History) -> simulated.History:
-    """What happened before and after, as one. Requests that ended before are those of the past alone."""
+    """Both parts as one history. Requests that ended before the start keep their past."""
     requests = {name: r for name, r in past.requests.items()}
     for name, after in run.requests.items():
         before = requests.get(name)
@@ -241,5 +243,5 @@ def _prolonged(before: simulated.RequestHistory, after: simulated.RequestHistory
 
 
 def _only(history: simulated.History, names: Sequence[str]) -> simulated.History:
-    """The same of these requests alone: of others the beginning is not known."""
+    """The history of these requests only; the beginning of the others is unknown."""
     return replace(history, requests={name: history.requests[name] for name in names if name in history.requests})

@@ -68,7 +68,7 @@ class Decodes:
         return done
 
     def _paused(self, group: Group, draft: StepDraft) -> Group:
-        """Its sequences keep their places at the worker (`PrefillOrDecode` has counted all that run)."""
+        """Count a paused group's sequences in the budget, as `PrefillOrDecode` has done for all running groups already."""
         if self._shares.is_chunked:
             draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
         return group
