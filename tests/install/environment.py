@@ -39,7 +39,7 @@ class Environment:
         """No compiler on the path, no module path, no cache but pip's."""
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "LANG", "LC_"))}
         home = {"HOME": str(self.folder / "home"), "PATH": str(self.bin), "TMPDIR": str(self.folder / "tmp")}
-        return {**kept, **home, "PIP_CONSTRAINT": str(CONSTRAINTS), "COLUMNS": "200"}
+        return {**kept, **home, "PIP_CONSTRAINT": CONSTRAINTS.as_uri(), "COLUMNS": "200"}
 
     def make(self) -> None:
         """The environment with the wheel alone: no extras."""
