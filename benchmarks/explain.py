@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command_line, report
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult

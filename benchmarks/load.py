@@ -4,7 +4,7 @@
     python -m benchmarks.load --grpc 127.0.0.1:50051 --workload poisson --rate 8 --num-requests 200
     python -m benchmarks.load --openai http://127.0.0.1:8000 --workload shared-prefix --prompt-len lognormal:64:0.6
 
-This module holds the command line and the order of work. The parts are those of `quire bench` (quire.bench).
+This module holds the command line and the order of work. The parts are those of `quire bench` (quire_tools.bench).
 """
 
 import asyncio
@@ -20,14 +20,14 @@ import typer
 from rich.console import Console
 
 from benchmarks import report
-from quire.bench import figures
-from quire.bench.file_tokenizer import FileTokenizer, tokenizer_at
-from quire.bench.measure import Record, summarise
-from quire.bench.openai_target import OpenAITarget
-from quire.bench.session import Load, Planner
-from quire.bench.targets import GrpcTarget, Target
-from quire.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
 from quire.local_stack.stack import LocalStack
+from quire_tools.bench import figures
+from quire_tools.bench.file_tokenizer import FileTokenizer, tokenizer_at
+from quire_tools.bench.measure import Record, summarise
+from quire_tools.bench.openai_target import OpenAITarget
+from quire_tools.bench.session import Load, Planner
+from quire_tools.bench.targets import GrpcTarget, Target
+from quire_tools.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
 
 ALL = "all"
 # Default requests per second of the workloads that spread their arrivals.

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import report
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request

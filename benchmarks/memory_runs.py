@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from block_manager.contiguous import BuddyAllocator, ContiguousMemory, ContiguousServer, Demand, Tenant
 from block_manager.memory_report import PagedMemory
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request

@@ -17,12 +17,13 @@ import typer
 from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
-from quire.cli import service
+from quire.cli.serving import service
+from quire_tools.simulated_worker.engine import SimulatedEngine
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from svc_common.clock import monotonic_ns
 from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine, Pending
-from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
-from worker_svc.simulated.engine import SimulatedEngine
+from worker_svc.settings import ShellSettings, WorkerSettings
 
 _RECORD = struct.Struct("<3q")
 _CACHE_BYTES = 2**28

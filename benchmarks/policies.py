@@ -5,10 +5,10 @@
     python -m benchmarks.policies --record recorded                # the workloads under vllm-v1, as recordings
     python -m benchmarks.policies --from recorded --check          # the tables from them; status 1 where quire is not good enough
 
-Real core and ledger, modelled worker and clock (`scheduler_svc.simulation`): the same seed gives the same
+Real core and ledger, modelled worker and clock (`quire_tools.simulation`): the same seed gives the same
 figures on any machine. This module holds the command line. Runs: benchmarks.policies_runs. Recordings:
 benchmarks.policies_recordings. Tables: benchmarks.policies_tables. What must hold: benchmarks.policies_bars.
-The plot: benchmarks.policies_plot. Workloads: scheduler_svc.simulation.workloads.
+The plot: benchmarks.policies_plot. Workloads: quire_tools.simulation.workloads.
 """
 
 import json
@@ -29,15 +29,15 @@ from benchmarks import (
     report,
 )
 from benchmarks.policies_runs import Comparison
-from scheduler_svc.core import presets
-from scheduler_svc.simulation.workloads import WORKLOADS
+from quire_tools.simulation.workloads import WORKLOADS
+from scheduler_svc.core.composition import presets
 from svc_common.errors import QuireError
 
 DEFAULT_POLICIES = ("vllm-v0", "vllm-v1", "vllm-v1-async", "chitu", "quire")
 RECORDED_POLICY = "vllm-v1"
 
 _HELP_END = """
-Times are of a model of a GPU that serves 8 billion parameters (scheduler_svc/simulation/cost_model.py), with at most 64 sequences
+Times are of a model of a GPU that serves 8 billion parameters (quire_tools/simulation/cost_model.py), with at most 64 sequences
 at a time and 2,048 tokens a step (8,192 where a policy computes whole prompts); with --from, of the model fitted to each recording,
 under its limits. Output lengths are not known to the scheduler. Lost tokens were computed before and had to be computed again.
 """

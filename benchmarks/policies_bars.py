@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from scheduler_svc.simulation.history import Figures
+from quire_tools.simulation.history import Figures
 
 OURS = "quire"
 TEACHERS = ("vllm-v0", "vllm-v1", "chitu")

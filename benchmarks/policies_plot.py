@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_svc.simulation.history import History
+from quire_tools.simulation.history import History
 
 _WINDOW_S = 5.0
 

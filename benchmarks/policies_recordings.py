@@ -11,15 +11,15 @@ from typing import Any
 
 from benchmarks import policies_runs
 from benchmarks.policies_runs import Comparison, Load, Source
+from quire_tools.replay.what_if import WhatIf, one_life, what_if
+from quire_tools.simulation.cost_model import GPU
+from quire_tools.simulation.events import EventQueue
+from quire_tools.simulation.history import History
+from quire_tools.simulation.link import Answer, Link, Scheduling
+from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.observe.recording.file_format import Recording, RecordingWriter
 from scheduler_svc.observe.recording.ring import Segment
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.recording.what_if import WhatIf, one_life, what_if
-from scheduler_svc.simulation.cost_model import GPU
-from scheduler_svc.simulation.events import EventQueue
-from scheduler_svc.simulation.history import History
-from scheduler_svc.simulation.link import Answer, Link, Scheduling
-from scheduler_svc.simulation.workloads import WORKLOADS, Workload
 from svc_common.errors import ConfigError
 
 SUFFIX = ".rec"

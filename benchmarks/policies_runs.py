@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler_svc.core import presets
+from quire_tools.simulation.cost_model import GPU, Fit
+from quire_tools.simulation.history import Figures, History
+from quire_tools.simulation.simulation import Simulation
+from quire_tools.simulation.workloads import WORKLOADS, Workload
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.simulation.cost_model import GPU, Fit
-from scheduler_svc.simulation.history import Figures, History
-from scheduler_svc.simulation.simulation import Simulation
-from scheduler_svc.simulation.workloads import WORKLOADS, Workload
 from svc_common.errors import ConfigError
 
 MAX_MODEL_LEN = 8_192

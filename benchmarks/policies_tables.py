@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks import policies_bars
 from benchmarks.policies_runs import Comparison, Source
-from scheduler_svc.simulation.history import Figures
+from quire_tools.simulation.history import Figures
 
 _COLUMNS = ("TTFT, s", "TPOT, ms", "tokens/s", "preempted", "lost tokens", "computed", "fairness", "done")
 

@@ -15,9 +15,9 @@ import grpc.aio
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+from quire_tools.simulated_worker import bundle
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from svc_common import rpc, wire_arrays
-from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated import bundle
 
 LETTERS = range(ord("a"), ord("z") + 1)
 """Token ids of the simulated model's tokenizer: one per byte."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.bench import provenance as bench_provenance
+from quire_tools.bench import provenance as bench_provenance
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -20,11 +20,12 @@ from benchmarks.overlap_stack import until_serving
 from gateway_svc import app as gateway
 from gateway_svc.settings import GatewaySettings
 from quire.local_stack.processes import child_environment
+from quire_tools.simulated_worker.app import serve_simulated
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc import app as scheduler
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import garbage
 from worker_svc import app as worker
-from worker_svc.settings import SimulatedWorkerSettings
 
 _STOP_S = 30
 _PORTS = {
@@ -93,7 +94,7 @@ def main(
     elif name == "scheduler":
         asyncio.run(scheduler.serve(SchedulerSettings(**values), on_ready=ready))
     else:
-        asyncio.run(worker.serve_simulated(SimulatedWorkerSettings.of(**values), on_ready=ready, watchers=quiet))
+        asyncio.run(serve_simulated(SimulatedWorkerSettings.of(**values), on_ready=ready, watchers=quiet))
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from benchmarks import report
 from benchmarks.compare import checkpoints, shapes
 from benchmarks.compare.wires import GrpcWire
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed
-from quire.bench.measure import Record
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient, step_json
+from quire_tools.bench.measure import Record
 
 _PARTS = ("cache", "prepare", "model", "sample")
 _BETWEEN, _CLIENT = "between steps", "this client"

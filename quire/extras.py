@@ -1,6 +1,6 @@
 """Extras of this distribution: their missing packages, and the command that installs them.
 
-Not here: whether installed versions are in range (quire.doctor.installation).
+Not here: whether installed versions are in range (quire_tools.doctor.installation).
 """
 
 import importlib.util

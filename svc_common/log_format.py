@@ -26,7 +26,7 @@ _LEFT_OUT = "(what it says is left out: it may quote a prompt)"
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
-STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.operators.memory"
+STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.memory"
 """Loggers that operators see even at the default level, WARNING; an explicit level applies to these too."""
 _DEFAULT_LEVEL = "WARNING"
 

@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 
 COMMANDS: Mapping[str, str] = {
-    "quire up": "quire.cli.up",
-    "quire serve gateway": "quire.cli.serve_gateway",
-    "quire serve scheduler": "quire.cli.serve_scheduler",
-    "quire serve worker": "quire.cli.serve_worker",
-    "quire serve simulated-worker": "quire.cli.serve_simulated_worker",
+    "quire up": "quire.cli.serving.up",
+    "quire serve gateway": "quire.cli.serving.serve_gateway",
+    "quire serve scheduler": "quire.cli.serving.serve_scheduler",
+    "quire serve worker": "quire.cli.serving.serve_worker",
+    "quire serve simulated-worker": "quire_tools.commands.serve_simulated_worker",
 }
 VARIABLES: Mapping[str, str] = {
     "QUIRE_API_KEY": "Key that client commands and `quire.Client` show, where `--api-key` is not given.",

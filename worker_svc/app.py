@@ -25,7 +25,7 @@ from svc_common.peers import Peers
 from svc_common.signals import stop_on_signals
 from svc_common.tls_settings import SCHEDULER
 from worker_svc.engine import Engine
-from worker_svc.settings import ShellSettings, SimulatedWorkerSettings, WorkerSettings
+from worker_svc.settings import ShellSettings, WorkerSettings
 from worker_svc.shell.engine_thread import EngineThread
 from worker_svc.shell.lifecycle import READY, Lifecycle
 from worker_svc.shell.metric_definitions import METRICS
@@ -34,7 +34,6 @@ from worker_svc.shell.ownership import Ownership
 from worker_svc.shell.pipeline import Pipeline
 from worker_svc.shell.service import WorkerService
 from worker_svc.shell.step_spans import StepSpans
-from worker_svc.simulated.engine import SimulatedEngine
 
 log = logging.getLogger(__name__)
 
@@ -74,17 +73,6 @@ async def serve(
     Unavailable (DEVICE_LOST) if the engine is lost.
     """
     await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
-
-
-async def serve_simulated(
-    settings: SimulatedWorkerSettings,
-    *,
-    on_ready: Callable[[str], None],
-    watchers: Watchers | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
-    """Run a worker with the simulated engine, as `serve` does. Does not import torch."""
-    await serve_engine(settings, lambda: SimulatedEngine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
 
 
 def _model_engine(settings: WorkerSettings) -> Engine:

@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.compare import checkpoints, plot, session, shapes, table, workloads
 from benchmarks.compare.engines.registry import is_quire
 from benchmarks.compare.workloads import Lengths
-from quire.bench.workloads import Length
+from quire_tools.bench.workloads import Length
 
 ENGINES = (
     *("quire", "quire-http", "quire-offline"),

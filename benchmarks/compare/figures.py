@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compare.engines.base import Run
-from quire.bench.measure import summarise
+from quire_tools.bench.measure import summarise
 
 Row = Mapping[str, Any]
 """One run: `round`, `workload`, `engine` and its figures."""
@@ -20,7 +20,7 @@ LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "itl_p9
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Figures of one run, as defined in quire.bench.measure. Latencies are left out if no request has them."""
+    """Figures of one run, as defined in quire_tools.bench.measure. Latencies are left out if no request has them."""
     found = summarise(run.records)
     latencies = {
         f"{kind}_{quantile}_ms": found[f"{kind}_ms"][quantile]

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from benchmarks.compare import sse
-from quire.bench.measure import Record
-from quire.bench.workloads import Planned
 from quire.client.async_client import AsyncClient
 from quire.client.sampling_params import SamplingParams
+from quire_tools.bench.measure import Record
+from quire_tools.bench.workloads import Planned
 
 Clock = Callable[[], float]
 _LIMIT_S = 600.0

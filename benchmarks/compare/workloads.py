@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.compare.shapes import NUM_SPECIAL
-from quire.bench.workloads import Length, Planned
+from quire_tools.bench.workloads import Length, Planned
 
 
 @dataclass(frozen=True, slots=True)

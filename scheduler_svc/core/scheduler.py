@@ -14,18 +14,18 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
 from block_manager.pool import PoolCounts
 from scheduler_svc.core import lost_work
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.composition.policy import Phase
+from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
 from scheduler_svc.core.parts.budget import StepBudget
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.deadlines import Deadlines
 from scheduler_svc.core.parts.interfaces import Placement, Progress, View
 from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.request import Place, Request, Sequence, SequenceStatus
-from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 from svc_common.errors import InvalidArgument, ResourceExhausted

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.mask_pace import MaskPace
+from scheduler_svc.core.parts.costs import CostBook
+from scheduler_svc.core.parts.mask_pace import MaskPace
 from scheduler_svc.core.parts.output_lengths import OutputLengths
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import GroupQueue

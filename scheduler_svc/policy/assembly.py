@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.policies.chitu.task_spec import TASK_PHASES
-from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.policy import file as policy_file
 from scheduler_svc.policy.choice import CHUNKED, PLACEHOLDERS, WHOLE, PolicyChoice, Spelling, refuse_without_effect
 from scheduler_svc.policy.keys import (

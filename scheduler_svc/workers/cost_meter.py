@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.parts.costs import Costs
 from svc_common.clock import NS_PER_S
 
 Floats = NDArray[np.float64]

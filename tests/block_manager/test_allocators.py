@@ -2,10 +2,10 @@
 
 import pytest
 
-from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.compat.allocator_063 import FullBlockAllocator
+from block_manager.compat.allocators_2023 import CachedAllocator, UncachedAllocator
+from block_manager.compat.free_stack import FreeStack, StackThenEvictor
 from block_manager.pool import NEVER_ACCESSED, BlockPool
-from block_manager.rules.allocator_063 import FullBlockAllocator
-from block_manager.rules.allocators_2023 import CachedAllocator, UncachedAllocator
 
 
 def _cached_2023(num_blocks: int) -> CachedAllocator:

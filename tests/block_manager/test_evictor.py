@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from block_manager.evictor import LruEvictor
-from block_manager.free_stack import FreeStack, StackThenEvictor
+from block_manager.compat.evictor import LruEvictor
+from block_manager.compat.free_stack import FreeStack, StackThenEvictor
 
 
 def test_the_least_recently_accessed_goes_first() -> None:

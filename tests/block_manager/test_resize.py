@@ -3,12 +3,12 @@
 import pytest
 
 from block_manager import integrity
+from block_manager.compat.free_stack import FreeStack, StackThenEvictor
+from block_manager.compat.vllm_063 import Vllm063Rules
+from block_manager.compat.vllm_2023 import Vllm2023Rules
 from block_manager.free_queue import FreeQueue
-from block_manager.free_stack import FreeStack, StackThenEvictor
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool, FreeBlocks
-from block_manager.rules.vllm_063 import Vllm063Rules
-from block_manager.rules.vllm_2023 import Vllm2023Rules
 
 
 def _pools() -> list[BlockPool]:

@@ -2,8 +2,8 @@
 
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, Growth, PrefixHit
-from block_manager.rules.vllm_063 import Vllm063Rules
-from block_manager.rules.vllm_2023 import Vllm2023Rules
+from block_manager.compat.vllm_063 import Vllm063Rules
+from block_manager.compat.vllm_2023 import Vllm2023Rules
 from tests.block_manager.sequences import KnownSequence
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER

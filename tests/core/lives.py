@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
 from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
 from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate

@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.spec import PolicySpec
 
 
 @dataclass(frozen=True, slots=True)

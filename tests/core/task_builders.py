@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Group, Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
-from scheduler_svc.core.spec import knob_names
 
 EOS = 0
 Share = tuple[str, str, int, int]

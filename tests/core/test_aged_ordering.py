@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.costs import CostBook, Costs
+from scheduler_svc.core.parts.costs import CostBook, Costs
 from scheduler_svc.core.parts.ordering import MOST_CLASSES, Aged, class_of
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
 from svc_common.errors import ConfigError

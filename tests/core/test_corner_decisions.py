@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core import live_change, presets
+from scheduler_svc.core.composition import live_change, presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.admission_forecast import Demand, ExpectedPeak
 from scheduler_svc.core.plan import StepPlan, StepResult

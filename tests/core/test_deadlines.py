@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.deadlines import EXPIRED
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import DeadlineExceeded

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.ordering import Aged, class_of
 from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core import presets
-from scheduler_svc.core.costs import Costs
+from quire_tools.simulation.cost_model import GPU
+from quire_tools.simulation.history import Figures
+from quire_tools.simulation.simulation import Simulation
+from quire_tools.simulation.workloads import WORKLOADS
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.admission_forecast import Demand
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.simulation.cost_model import GPU
-from scheduler_svc.simulation.history import Figures
-from scheduler_svc.simulation.simulation import Simulation
-from scheduler_svc.simulation.workloads import WORKLOADS
 from tests.core.quire_builders import quire_core, request, running, serve, waiting
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.live_change import reconfigure
+from scheduler_svc.core.composition.live_change import reconfigure
 from scheduler_svc.core.parts.ordering import MOST_CLASSES
 from scheduler_svc.core.parts.tenant_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
 from scheduler_svc.core.parts.tenant_shares import OUTPUT_WEIGHT

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Event, Reason

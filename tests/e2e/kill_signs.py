@@ -12,8 +12,8 @@ from pathlib import Path
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from worker_svc.engine import DeviceLost, Progress
-from worker_svc.simulated.engine import SimulatedEngine
 
 FOLDER_VARIABLE = "QUIRE_TEST_KILLS"
 LOSS = "loss"

@@ -13,9 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typer.testing import CliRunner
 
 from gateway_svc.access.keys import hash_key
-from quire.cli.bench import app as bench_command
-from quire.cli.doctor import app as doctor_command
-from quire.cli.models import app as models_command
+from quire.cli.requests.models import app as models_command
 from quire.client.connections import Credentials, blocking_channel
 from quire.client.messages import RequestOptions
 from quire.client.outputs import RequestOutput
@@ -26,6 +24,8 @@ from quire.local_stack.certificate_folder import CLIENT, CertificateFolder
 from quire.local_stack.certificates import make_certificates
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
+from quire_tools.commands.bench import app as bench_command
+from quire_tools.commands.doctor import app as doctor_command
 from svc_common.errors import PermissionDenied, Unauthenticated, Unavailable
 from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
 from tests.clients.node import node_packages, run_node

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.presets import policy_names
+from scheduler_svc.core.composition.presets import policy_names
 from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
 from tests.e2e.preset_cases import Case, compare

@@ -4,8 +4,8 @@ from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from quire.top.live import LiveSource
-from quire.top.steps import PARTS
+from quire_tools.top.live import LiveSource
+from quire_tools.top.steps import PARTS
 
 _LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 

@@ -15,11 +15,11 @@ import pytest
 from quire.client.sampling_params import SamplingParams
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient, step_json
-from quire.tour import route
-from quire.tour.console import screen_console
-from quire.tour.guide import Guide
-from quire.tour.screen import HEIGHT, WIDTH
-from quire.tour.stage import GATE, Request, RunningStack, Stage
+from quire_tools.tour import route
+from quire_tools.tour.console import screen_console
+from quire_tools.tour.guide import Guide
+from quire_tools.tour.screen import HEIGHT, WIDTH
+from quire_tools.tour.stage import GATE, Request, RunningStack, Stage
 from tests.e2e.tour_numbers import RECOMPUTED
 from tests.repo.tree import ROOT
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gateway_svc.access.keys import Keyring, hash_key, key_of, new_key
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.access.tenants_file import parse_tenants, read_tenants
-from quire.cli.keys import app as keys_command
+from quire.cli.serving.keys import app as keys_command
 from svc_common.errors import ConfigError, PermissionDenied, QuireError, ResourceExhausted, Unauthenticated
 from tests.gateway.access_keys import FILE, KEYS, bearer, tenants_file
 

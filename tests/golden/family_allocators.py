@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from block_manager.evictor import LruEvictor
-from block_manager.free_stack import StackThenEvictor
+from block_manager.compat.allocators_2023 import CachedAllocator
+from block_manager.compat.evictor import LruEvictor
+from block_manager.compat.free_stack import StackThenEvictor
+from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.pool import BlockPool
-from block_manager.rules.allocators_2023 import CachedAllocator
-from block_manager.rules.vllm_063 import Vllm063Rules
 from tests.golden import forms_allocators as forms
 from tests.golden.forms import check, refused
 from tests.golden.scenario import Scenario

@@ -6,7 +6,7 @@ Tasks have lengths only, so their tokens are all alike. Times are taken from the
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, StepResult

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult, TokenRun

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from scheduler_svc.core import presets
-from scheduler_svc.core.batch_queue import BatchQueue
+from quire_tools.simulation.batch_queue import BatchQueue
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus

@@ -11,7 +11,17 @@ from packaging.utils import canonicalize_name
 
 from tests.repo.tree import ROOT, name_of, python_files
 
-OURS = {"quire", "gateway_svc", "scheduler_svc", "worker_svc", "block_manager", "paged_kernels", "svc_common", "protos"}
+OURS = {
+    "quire",
+    "quire_tools",
+    "gateway_svc",
+    "scheduler_svc",
+    "worker_svc",
+    "block_manager",
+    "paged_kernels",
+    "svc_common",
+    "protos",
+}
 _REPOSITORY = {"tests", "benchmarks", "deploy", "models", "examples"}
 
 

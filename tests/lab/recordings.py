@@ -7,7 +7,7 @@ import httpx
 from gateway_svc.calls import EverybodyIsTheDefaultTenant
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
-from quire.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedSource
 from scheduler_svc.observe.recording.file_format import Recording
 from tests.scheduler.recording.recorded_lives import recorded
 

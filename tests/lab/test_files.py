@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from gateway_svc.lab.app import PAGE
-from quire.operators.reasons_now import BEFORE
+from quire_tools.reasons_now import BEFORE
 from scheduler_svc.core.reasons import Reason
 from tests.repo.tree import ROOT
 

@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 from gateway_svc.lab.guard import CONTENT_SECURITY_POLICY, LabGuard
 from gateway_svc.openai.http_server import HttpServer
 from protos.inference.v1 import inference_pb2 as pb
-from quire.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedSource
 from tests.gateway.access_keys import bearer, tenants_file
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.lab.recordings import URL, client, recording

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from quire.lab import server
-from quire.lab.recorded import RecordedSource
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
+from quire_tools.lab import server
+from quire_tools.lab.recorded import RecordedSource
 from tests.lab.chromium import Chromium, chromium
 from tests.lab.load import load
 from tests.lab.recordings import recording

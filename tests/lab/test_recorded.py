@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from gateway_svc.lab.source import Step
 from gateway_svc.lab.values import encode
-from quire.cli import lab as command
-from quire.lab.recorded import RecordedSource
+from quire_tools.commands import lab as command
+from quire_tools.lab.recorded import RecordedSource
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Request

@@ -16,7 +16,7 @@ import pytest
 
 from quire.built_in_model import default_model
 from quire.cli import main
-from quire.cli.options import host_and_port
+from quire.cli.options.common import host_and_port
 from quire.local_stack.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
 from svc_common.errors import ConfigError

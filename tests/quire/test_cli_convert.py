@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from quire.built_in_model import default_model
-from quire.convert import checkpoint, child, written
-from quire.convert.isolated import TensorFacts
+from quire_tools.convert import checkpoint, child, written
+from quire_tools.convert.isolated import TensorFacts
 from svc_common.errors import ConfigError, FailedPrecondition, Internal
 from tests.quire.up_process import ROOT, run_quire
 from worker_svc.model.stored_weights import header_of
@@ -99,7 +99,7 @@ def test_the_second_wall_stands_alone(tmp_path: Path) -> None:
     """Where something got past the unpickler, the audit hook refuses processes, connections, written files and foreign names."""
     code = """
 import os, pickle, socket, subprocess, sys
-from quire.convert import child
+from quire_tools.convert import child
 sys.addaudithook(child.forbid)
 file = sys.argv[1]
 for attempt in (

@@ -14,8 +14,8 @@ from quire import extras
 from quire.built_in_model import default_model
 from quire.cli import main
 from quire.client.connections import Credentials
-from quire.doctor import findings, installation, machine, model, service
-from quire.doctor.findings import Finding, State
+from quire_tools.doctor import findings, installation, machine, model, service
+from quire_tools.doctor.findings import Finding, State
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated, Unavailable
 
 

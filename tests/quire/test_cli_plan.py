@@ -8,8 +8,8 @@ import pytest
 
 from quire.built_in_model import default_model
 from quire.cli import main
-from quire.plan.fits import Plan, Question, make_plan
-from quire.plan.model_sizes import ModelSizes, model_sizes
+from quire_tools.plan.fits import Plan, Question, make_plan
+from quire_tools.plan.model_sizes import ModelSizes, model_sizes
 from tests.checkpoints import FAMILIES, make_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings

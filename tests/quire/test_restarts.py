@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway_svc.engine import scheduler_link
-from quire.cli.up import CHECK_S
+from quire.cli.serving.up import CHECK_S
 from quire.local_stack.processes import ServiceProcess
 from quire.local_stack.restarts import RestartRules, Restarts
 from quire.local_stack.stack import LocalStack

@@ -17,16 +17,17 @@ from pydantic import BaseModel
 from gateway_svc.settings import GatewaySettings
 from quire.cli import app
 from quire.settings import option_name
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
 from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, run_quire
-from worker_svc.settings import SimulatedWorkerSettings, WorkerSettings
+from worker_svc.settings import WorkerSettings
 
 SERVICES: dict[str, tuple[str, type[BaseModel]]] = {
-    "gateway": ("quire.cli.serve_gateway", GatewaySettings),
-    "scheduler": ("quire.cli.serve_scheduler", SchedulerSettings),
-    "worker": ("quire.cli.serve_worker", WorkerSettings),
-    "simulated-worker": ("quire.cli.serve_simulated_worker", SimulatedWorkerSettings),
+    "gateway": ("quire.cli.serving.serve_gateway", GatewaySettings),
+    "scheduler": ("quire.cli.serving.serve_scheduler", SchedulerSettings),
+    "worker": ("quire.cli.serving.serve_worker", WorkerSettings),
+    "simulated-worker": ("quire_tools.commands.serve_simulated_worker", SimulatedWorkerSettings),
 }
 OTHER_WORDS = {
     "workers": ("--worker", "one at a time"),
@@ -63,7 +64,7 @@ def test_every_setting_has_an_option(service: str) -> None:
 
 
 def _arguments(command: str) -> list[list[str]]:
-    module = {"up": "quire.cli.up"}.get(command) or SERVICES[command.removeprefix("serve ")][0]
+    module = {"up": "quire.cli.serving.up"}.get(command) or SERVICES[command.removeprefix("serve ")][0]
     return [[*command.split(), name, "12 parsecs" if name.endswith("-bytes") else "-1"] for name in _limits(module)]
 
 
@@ -87,11 +88,11 @@ def test_an_option_reaches_its_setting(arguments: list[str]) -> None:
 
 def test_their_help_says_unit_and_default() -> None:
     """Seconds and sizes by the word behind the option; sizes are written as everywhere."""
-    found = _options("quire.cli.serve_gateway")
+    found = _options("quire.cli.serving.serve_gateway")
     assert (found["--max-request-s"].metavar, found["--max-live-bytes"].metavar) == ("SECONDS", "SIZE")
     assert found["--max-request-s"].help.endswith("Default: 600.")
     assert found["--max-live-bytes"].help.endswith("Default: 512MiB.")
-    both = _options("quire.cli.up")["--max-waiting-requests"].help
+    both = _options("quire.cli.serving.up")["--max-waiting-requests"].help
     assert both.endswith("Default: 4096 (scheduler), 1024 (gateway).")
 
 
@@ -113,7 +114,7 @@ def test_up_hands_them_to_the_services() -> None:
     assert "quire_steps_total" in metrics["scheduler"] and "quire_worker_rows" in metrics["worker"]
     said = [json.loads(line) for line in up.errors]
     assert all(("--log-format", "json") in words for words in given.values())
-    assert "quire.operators.memory" in {line["logger"] for line in said}
+    assert "quire.memory" in {line["logger"] for line in said}
     assert all({"time", "level", "logger", "message", "service"} <= line.keys() for line in said)
 
 

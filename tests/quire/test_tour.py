@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quire.cli import tour as command
-from quire.tour import pictures, route
-from quire.tour.console import screen_console
-from quire.tour.guide import Guide, Visit
-from quire.tour.page import page
-from quire.tour.screen import HEIGHT, Check, Number, Screen, Stop
-from quire.tour.stage import Stage
+from quire_tools.commands import tour as command
+from quire_tools.tour import pictures, route
+from quire_tools.tour.console import screen_console
+from quire_tools.tour.guide import Guide, Visit
+from quire_tools.tour.page import page
+from quire_tools.tour.screen import HEIGHT, Check, Number, Screen, Stop
+from quire_tools.tour.stage import Stage
 from svc_common.errors import ConfigError, Unavailable
 
 ORDER = [

@@ -10,11 +10,11 @@ import pytest
 from safetensors import safe_open
 
 from quire.built_in_model import default_model
-from quire.tour import step_facts, timelines, tiny_adapters
-from quire.tour.plots import Plot, Series
-from quire.tour.stops import skew
-from quire.tour.stops.chitu_threshold import OUTPUT_TOKENS, thresholds_of
-from quire.tour.timelines import Span
+from quire_tools.tour import step_facts, timelines, tiny_adapters
+from quire_tools.tour.plots import Plot, Series
+from quire_tools.tour.stops import skew
+from quire_tools.tour.stops.chitu_threshold import OUTPUT_TOKENS, thresholds_of
+from quire_tools.tour.timelines import Span
 
 
 def step(number: int, *groups: tuple[str, int, int, bool], left: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:

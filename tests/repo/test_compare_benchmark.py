@@ -11,8 +11,8 @@ import typer
 
 from benchmarks.compare import __main__ as command_line
 from benchmarks.compare.workloads import fixed
-from quire.bench.workloads import Length
 from quire.local_stack.processes import child_environment
+from quire_tools.bench.workloads import Length
 
 
 def test_changes_from_the_command_line() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.compare import figures, goals, limits, table
 from benchmarks.compare.engines.base import Run, complete
-from quire.bench.measure import Record
+from quire_tools.bench.measure import Record
 
 
 def row(round_: int, engine: str, tokens_per_s: float, name: str = "W1", **more: Any) -> dict[str, Any]:

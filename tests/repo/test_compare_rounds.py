@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.compare.engines.base import Form, Memory, Run
 from benchmarks.compare.rounds import Rounds, references
 from benchmarks.compare.workloads import Lengths, Workload, fixed
-from quire.bench.measure import Record
+from quire_tools.bench.measure import Record
 from tests.repo.compare_cases import workload
 
 

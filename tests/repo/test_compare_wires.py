@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.compare import sse, wires
 from benchmarks.compare.offline import child
-from quire.bench.measure import Record
-from quire.bench.workloads import Planned
+from quire_tools.bench.measure import Record
+from quire_tools.bench.workloads import Planned
 
 
 async def asked(reply: bytes, path: str, ask: Any) -> tuple[Any, bytes]:

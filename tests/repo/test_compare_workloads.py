@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.compare import checkpoints, limits, shapes, tokens, workloads
 from benchmarks.compare.workloads import DEFAULTS, Workload
-from quire.bench.workloads import Planned
+from quire_tools.bench.workloads import Planned
 from tests.repo.compare_cases import BIG, VOCAB, workload
 
 # The rates at which the published limits of W1, W3 and W4 were computed.

@@ -97,7 +97,7 @@ def test_the_table_of_commands_is_whole() -> None:
     cells = [cell for row in table.splitlines() if row.startswith("| `quire") for cell in row.split("|")[1:2]]
     named = {name.removeprefix("quire ") for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     from quire.cli import RootGroup
-    from quire.cli.serve import ServeGroup
+    from quire.cli.serving.serve import ServeGroup
 
     assert named == {*RootGroup.table, *(f"serve {name}" for name in ServeGroup.table)} - {"serve"}
 

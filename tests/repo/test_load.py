@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks import load
-from quire.bench.measure import Record, finish, summarise
-from quire.bench.workloads import Length, Shape, WorkloadKind, plan
+from quire_tools.bench.measure import Record, finish, summarise
+from quire_tools.bench.workloads import Length, Shape, WorkloadKind, plan
 from tests.repo.openai_like import OpenAILike
 
 

@@ -14,7 +14,7 @@ BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
 BANNED_LAST_WORDS = {name.rpartition(".")[2] for name in BANNED_CALLS}
 BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
 # The one place that opens pickles: a process of its own for each, restricted to tensors, behind further walls (`quire convert`).
-ALLOWED = {"quire/convert/child.py": "torch.load(map_location='cpu', weights_only=True, mmap=is_zip)"}
+ALLOWED = {"quire_tools/convert/child.py": "torch.load(map_location='cpu', weights_only=True, mmap=is_zip)"}
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/|work/\w)")
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from benchmarks import scheduler_core, scheduler_runs, scheduler_wire
 from benchmarks.scheduler_model import Model
 from benchmarks.scheduler_runs import CHURN, Case
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
 

@@ -15,12 +15,13 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from quire.local_stack.ports import reserved
+from quire_tools.simulated_worker.app import serve_simulated
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import rpc, wire_arrays
-from worker_svc.app import Watchers, serve_engine, serve_simulated
+from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine
-from worker_svc.settings import SimulatedWorkerSettings
 
 TIMEOUT_S = 40.0
 

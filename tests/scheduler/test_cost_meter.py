@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.workers.cost_meter import CostMeter
 from tests.scheduler.harness import run_async, stack
 

@@ -8,10 +8,10 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import rpc, wire_arrays
 from tests.scheduler.harness import TIMEOUT_S, Gateway, eventually, run_async, scheduler, stack, worker
 from worker_svc.engine import Progress
-from worker_svc.simulated.engine import SimulatedEngine
 
 PROMPT = list(range(32, 72))
 SLOW = {"time_scale": 1.0, "step_base_s": 0.02}

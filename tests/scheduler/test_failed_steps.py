@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from quire.cli.record import app as record_command
+from quire.cli.operators.record import app as record_command
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
 from scheduler_svc.observe.recording.file_format import Recording

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.engine import SimulatedEngine
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, worker
 from tests.scheduler.proxy import proxy
 from worker_svc.app import serve_engine
-from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated.engine import SimulatedEngine
 
 ROOT = Path(__file__).parents[2]
 LONG_STEP_S = 3.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from svc_common.errors import ConfigError

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from scheduler_svc.core import presets
+from quire_tools.simulation.arrivals import Arrival
+from quire_tools.simulation.block_memory import BlockMemory, NoBlocks
+from quire_tools.simulation.history import History
+from quire_tools.simulation.simulation import Simulation
+from quire_tools.simulation.token_model import TokenModel
+from quire_tools.simulation.worker import SimulatedWorker
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.spec import PolicySpec
-from scheduler_svc.simulation.arrivals import Arrival
-from scheduler_svc.simulation.block_memory import BlockMemory, NoBlocks
-from scheduler_svc.simulation.history import History
-from scheduler_svc.simulation.simulation import Simulation
-from scheduler_svc.simulation.token_model import TokenModel
-from scheduler_svc.simulation.worker import SimulatedWorker
 from tests.core.random_policies import Setting
 from tests.simulation.checker import Promise, Streams, judge
 from tests.simulation.scenarios import Scenario, undisturbed

@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core import presets
+from quire_tools.simulation.arrivals import Arrival
+from quire_tools.simulation.cost_model import CostModel
+from quire_tools.simulation.faults import Faults
+from quire_tools.simulation.token_model import EOS, PseudoTokens, mix
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
-from scheduler_svc.simulation.arrivals import Arrival
-from scheduler_svc.simulation.cost_model import CostModel
-from scheduler_svc.simulation.faults import Faults
-from scheduler_svc.simulation.token_model import EOS, PseudoTokens, mix
 from svc_common.errors import ConfigError
 from tests.core.random_policies import Setting, random_setting
 

@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from scheduler_svc.core import presets
+from quire_tools.simulation.cost_model import CPU, GPU, CostModel, StepShape, non_negative_least_squares
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.simulation.cost_model import CPU, GPU, CostModel, StepShape, non_negative_least_squares
 from svc_common.errors import InvalidArgument
 
 

@@ -13,10 +13,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks import policies, policies_bars
-from quire.cli import replay as replay_command
+from quire_tools.commands import replay as replay_command
+from quire_tools.simulation.history import Figures
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import replay
-from scheduler_svc.simulation.history import Figures
 
 WORKLOAD = ("--workload", "bursts", "--requests", "120")
 NAMES = "vllm-v0,vllm-v1,chitu,quire"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from tests.simulation.runs import run
 from tests.simulation.scenarios import scenario
 

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core import presets
+from quire_tools.simulation.arrivals import Arrival
+from quire_tools.simulation.cost_model import CostModel
+from quire_tools.simulation.faults import Faults
+from quire_tools.simulation.history import History
+from quire_tools.simulation.simulation import Simulation
+from quire_tools.simulation.token_model import EOS, ListedTokens, PseudoTokens
+from quire_tools.simulation.workloads import WORKLOADS
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.simulation.arrivals import Arrival
-from scheduler_svc.simulation.cost_model import CostModel
-from scheduler_svc.simulation.faults import Faults
-from scheduler_svc.simulation.history import History
-from scheduler_svc.simulation.simulation import Simulation
-from scheduler_svc.simulation.token_model import EOS, ListedTokens, PseudoTokens
-from scheduler_svc.simulation.workloads import WORKLOADS
 
 COST = CostModel(base_s=1.0, schedule_s=0.25, wire_s=0.125)
 LIMITS = CoreLimits(block_size=4, num_gpu_blocks=65, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from scheduler_svc.workers.row_planner import RowPlanner
 from tests.simulation.test_scenarios import sizes
 from tests.simulation.wire_runs import run_wire
 from worker_svc.shell.ownership import Ownership
-from worker_svc.simulated.engine import SimulatedEngine
 
 Record = Callable[[str, object], None]
 

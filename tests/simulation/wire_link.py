@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.cache import SimulatedCache
+from quire_tools.simulated_worker.engine import SimulatedEngine
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
+from quire_tools.simulation.cost_model import CostModel, StepShape
+from quire_tools.simulation.events import EventQueue
+from quire_tools.simulation.faults import Faults
+from quire_tools.simulation.link import Answer, Scheduling
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.simulation.cost_model import CostModel, StepShape
-from scheduler_svc.simulation.events import EventQueue
-from scheduler_svc.simulation.faults import Faults
-from scheduler_svc.simulation.link import Answer, Scheduling
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from worker_svc.executor.step_results import StepResults
 from worker_svc.rows.table import RowTable, StepBatch
-from worker_svc.settings import SimulatedWorkerSettings
 from worker_svc.shell.ownership import Hello, Ownership, Verdict
-from worker_svc.simulated.cache import SimulatedCache
-from worker_svc.simulated.engine import SimulatedEngine
 
 Results = Ownership[bytes]
 OURS, RIVAL = "scheduler", "rival"

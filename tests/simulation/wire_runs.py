@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from scheduler_svc.core import presets
+from quire_tools.simulated_worker.bundle import END_OF_TEXT
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
+from quire_tools.simulation.arrivals import Arrival
+from quire_tools.simulation.faults import Faults
+from quire_tools.simulation.history import History
+from quire_tools.simulation.simulation import Simulation
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.simulation.arrivals import Arrival
-from scheduler_svc.simulation.faults import Faults
-from scheduler_svc.simulation.history import History
-from scheduler_svc.simulation.simulation import Simulation
 from scheduler_svc.workers.row_messages import RowSampling
 from svc_common.errors import ConfigError
 from tests.core.random_policies import Setting
@@ -20,8 +22,6 @@ from tests.simulation.runs import Verdict, counts_of, promise, what_is_left
 from tests.simulation.scenarios import Scenario, scenario, setting_for
 from tests.simulation.transcript import Complained, Got, Transcript
 from tests.simulation.wire_link import WireLink
-from worker_svc.settings import SimulatedWorkerSettings
-from worker_svc.simulated.bundle import END_OF_TEXT
 
 SERVED_DEPTH = 2
 _ATTEMPTS = 200

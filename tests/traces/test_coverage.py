@@ -128,7 +128,7 @@ def test_a_request_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: p
     assert set(_reasons(trace)) <= {"NO_MODEL", "SCHEDULER_AWAY"} and "NO_MODEL" in _reasons(trace)
     waits = trace.named("gateway.queue")
     assert sum(span.duration_s for span in waits) > 1.0
-    assert all(event.attributes["quire.operators.why"] for span in waits for event in span.events)
+    assert all(event.attributes["quire.why"] for span in waits for event in span.events)
 
 
 def test_a_request_before_the_scheduler_is_there(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from quire.built_in_model import default_model
-from quire.cli.worker_options import WorkerOptions
+from quire.cli.options.worker import WorkerOptions
 from quire.offline.llm import LLM
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.cli import main
-from quire.doctor import model as doctor
-from quire.doctor.findings import State
-from quire.plan.model_sizes import model_sizes
+from quire_tools.doctor import model as doctor
+from quire_tools.doctor.findings import State
+from quire_tools.plan.model_sizes import model_sizes
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from tests.worker.engine.driver import Driver, generate, make_engine, new_engine

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.compare.workloads import Workload
-from quire.bench.measure import Record, finish
+from quire_tools.bench.measure import Record, finish
 
 
 class Form(StrEnum):

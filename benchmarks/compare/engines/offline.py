@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from benchmarks.compare.engines.base import Form, Memory, Run, complete
 from benchmarks.compare.engines.processes import Child
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
-from quire.bench.measure import Record
-from quire.bench.workloads import Planned
+from quire_tools.bench.measure import Record
+from quire_tools.bench.workloads import Planned
 
 
 class Program(Protocol):

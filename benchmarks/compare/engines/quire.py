@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.compare.engines.base import Host
 from benchmarks.compare.engines.processes import Child
 from benchmarks.compare.wires import GrpcWire, OpenAIWire, Wire
-from quire.bench.provenance import provenance
 from quire.local_stack.processes import child_environment
+from quire_tools.bench.provenance import provenance
 
 _READY = re.compile(r"ready grpc=(?P<grpc>\S+) http=http://(?P<http>\S+)")
 _ANY_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")

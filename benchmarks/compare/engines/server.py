@@ -14,9 +14,9 @@ from benchmarks.compare.engines.base import Form, Memory, Run, complete
 from benchmarks.compare.engines.processes import Child
 from benchmarks.compare.wires import Wire
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
-from quire.bench.measure import Record
-from quire.bench.targets import error_name
-from quire.bench.workloads import Planned
+from quire_tools.bench.measure import Record
+from quire_tools.bench.targets import error_name
+from quire_tools.bench.workloads import Planned
 
 _START_S = 600.0
 

@@ -2,7 +2,7 @@
 
 import heapq
 
-from scheduler_svc.core.costs import CostBook
+from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.ordering import least_service_s
 from scheduler_svc.core.request import Place, Request, SequenceStatus
 from scheduler_svc.core.state import CoreState

@@ -1,6 +1,6 @@
 """Orderings: which group is first in a queue."""
 
-from scheduler_svc.core.costs import CostBook
+from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Key
 from scheduler_svc.core.request import Group, Request
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from scheduler_svc.core.costs import CostBook
 from scheduler_svc.core.errors import StepFailed
+from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.reasons import Reason

@@ -4,12 +4,12 @@ import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from scheduler_svc.core.composition.policy import Verdict
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
 from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.queues import GroupQueue, queue_for
 from scheduler_svc.core.parts.tenant_shares import TenantShares
-from scheduler_svc.core.policy import Verdict
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState

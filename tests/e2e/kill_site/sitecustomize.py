@@ -13,7 +13,7 @@ from types import ModuleType
 
 _WATCHES = {
     "worker_svc.executor.step_runner": ("tests.e2e.kill_moments", "watch_steps"),
-    "worker_svc.simulated.engine": ("tests.e2e.kill_signs", "watch_simulated"),
+    "quire_tools.simulated_worker.engine": ("tests.e2e.kill_signs", "watch_simulated"),
 }
 
 

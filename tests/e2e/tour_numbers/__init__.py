@@ -1,7 +1,7 @@
-"""The numbers of the tour's screens, recomputed from the steps alone: what `quire tour --steps` wrote, read as anybody could.
+"""The numbers of the tour's screens, recomputed from the steps alone: what `quire tour --steps` wrote, read back as plain text.
 
-Nothing here uses code of `quire.tour`. `RECOMPUTED`: by stop, a function from the steps of its stacks and the screen's own numbers
-(for those that say which moment is meant) to numbers as the screen prints them.
+Nothing here uses code of `quire_tools.tour`. `RECOMPUTED`: by stop, a function from the steps of its stacks and the screen's own
+numbers (for those that say which moment is meant) to numbers as the screen prints them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

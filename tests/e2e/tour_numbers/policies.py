@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from quire.tour.stops.chitu import TYPES
+from quire_tools.tour.stops.chitu import TYPES
 
 Steps = Sequence[Mapping[str, Any]]
 Numbers = dict[str, int | float | str]

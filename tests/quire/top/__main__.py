@@ -13,10 +13,10 @@ from rich.console import Console
 
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from quire.top.drawing import Surroundings, frame
-from quire.top.live import LiveSource
-from quire.top.states import State
-from quire.top.view import View
+from quire_tools.top.drawing import Surroundings, frame
+from quire_tools.top.live import LiveSource
+from quire_tools.top.states import State
+from quire_tools.top.view import View
 from tests.repo.tree import ROOT
 
 PICTURE = ROOT / "docs" / "pictures" / "top.png"

@@ -1,8 +1,8 @@
 """A scheduler's answers as tests want them."""
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.top.numbers import Answers, Prefixes, TopNumbers, numbers_of
-from quire.top.steps import StepWindow
+from quire_tools.top.numbers import Answers, Prefixes, TopNumbers, numbers_of
+from quire_tools.top.steps import StepWindow
 
 NOW_NS = 1_700_000_000 * 10**9
 MS = 10**6

@@ -8,14 +8,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from quire.top import bars
-from quire.top.drawing import Surroundings, frame
-from quire.top.keys import Key, decode
-from quire.top.numbers import TopNumbers
-from quire.top.plain import plain_text
-from quire.top.requests_table import duration
-from quire.top.states import State
-from quire.top.view import SORTS, View
+from quire_tools.top import bars
+from quire_tools.top.drawing import Surroundings, frame
+from quire_tools.top.keys import Key, decode
+from quire_tools.top.numbers import TopNumbers
+from quire_tools.top.plain import plain_text
+from quire_tools.top.requests_table import duration
+from quire_tools.top.states import State
+from quire_tools.top.view import SORTS, View
 from tests.quire.top.answers import busy
 
 AROUND = Surroundings("127.0.0.1:50052")

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from protos.inference.v1 import admin_pb2 as pb
-from quire.operators.reasons_now import BEFORE
-from quire.top.numbers import PrefixTally, numbers_json
-from quire.top.steps import PARTS, StepWindow, percentile
-from quire.top.words import WORDS, reason_text, sentence, short_id
+from quire_tools.reasons_now import BEFORE
+from quire_tools.top.numbers import PrefixTally, numbers_json
+from quire_tools.top.steps import PARTS, StepWindow, percentile
+from quire_tools.top.words import WORDS, reason_text, sentence, short_id
 from scheduler_svc.core.reasons import Reason
 from tests.quire.top.answers import MS, NOW_NS, busy, request, step
 

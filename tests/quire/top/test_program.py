@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from quire.operators.admin import AdminClient
-from quire.operators.reasons_now import BEFORE
-from quire.top import screen
-from quire.top.live import LiveSource, Reader
-from quire.top.recorded import RecordedSource
-from quire.top.states import State
+from quire_tools.reasons_now import BEFORE
+from quire_tools.top import screen
+from quire_tools.top.live import LiveSource, Reader
+from quire_tools.top.recorded import RecordedSource
+from quire_tools.top.states import State
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import InvalidArgument, Unavailable
 from tests.quire.top.answers import busy

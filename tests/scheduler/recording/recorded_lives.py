@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler_svc.core import presets
-from scheduler_svc.core.costs import Costs
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.file_format import RecordingWriter

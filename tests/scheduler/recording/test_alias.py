@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 from block_manager.hashing import HashChain, little_endian
-from scheduler_svc.core import presets
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request

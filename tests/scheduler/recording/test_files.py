@@ -138,7 +138,7 @@ def _document(root: list[object], *classes: list[object]) -> bytes:
         b'{"classes": [], "objects": [["l", "list", [1]]]}',
         _document(["o", 0], ["os", "system", []]),
         _document(["o", 0], ["subprocess", "Popen", []]),
-        _document(["o", 0], ["scheduler_svc.core.presets", "replace", []]),
+        _document(["o", 0], ["scheduler_svc.core.composition.presets", "replace", []]),
         _document(["o", 0], ["scheduler_svc.observe.recording.snapshot", "Snapshot", []]),
         _document(["o", 0, 1], ["scheduler_svc.core.scheduler", "Scheduler", ["__class__"]]),
         _document(["o", 0], ["scheduler_svc.core.request", "Place", []]),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from quire_tools.replay.what_if import what_if
 from scheduler_svc.observe.recording.ring import Segment
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.recording.what_if import what_if
 from tests.scheduler.harness import Stack, stack
 
 WORKER = {"time_scale": 1.0, "step_base_s": 0.025, "decode_row_s": 2e-4, "prefill_token_s": 1e-4, "num_gpu_blocks": 200}

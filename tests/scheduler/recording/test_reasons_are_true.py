@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from scheduler_svc.core import presets
+from quire_tools.replay.what_if import Change, what_if
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import KEYS, Reason
 from scheduler_svc.observe.recording import inquiry
@@ -14,7 +15,6 @@ from scheduler_svc.observe.recording.inquiry import Question
 from scheduler_svc.observe.recording.needs import Value
 from scheduler_svc.observe.recording.probe import StepProbe
 from scheduler_svc.observe.recording.ring import Segment
-from scheduler_svc.observe.recording.what_if import Change, what_if
 from scheduler_svc.observe.timelines import Episode, Timelines
 from svc_common.errors import ConfigError
 from tests.core.random_policies import random_setting

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.core import presets
+from quire_tools.replay.what_if import one_life, what_if
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
@@ -26,7 +27,6 @@ from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.ring import Segment
-from scheduler_svc.observe.recording.what_if import one_life, what_if
 from tests.core.builders import answer, make_request
 from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from block_manager.hashing import little_endian
 from protos.inference.v1 import admin_pb2
-from quire.cli import record as record_command
-from quire.cli import replay as replay_command
+from quire.cli.operators import record as record_command
+from quire_tools.commands import replay as replay_command
 from scheduler_svc.observe.recording.file_format import Recording, RecordingError, RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay

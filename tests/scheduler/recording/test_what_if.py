@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core import presets
+from quire_tools.replay.observed import Observed
+from quire_tools.replay.what_if import one_life, what_if
+from quire_tools.simulation.arrivals import Arrival
+from quire_tools.simulation.cost_model import CostModel, StepShape
+from quire_tools.simulation.history import History
+from quire_tools.simulation.simulation import Simulation
+from quire_tools.simulation.token_model import EOS, PseudoTokens
+from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
@@ -16,17 +23,10 @@ from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.decision import DecisionMaker, first_difference
 from scheduler_svc.observe.recording.events import Planned
-from scheduler_svc.observe.recording.observed import Observed
 from scheduler_svc.observe.recording.probe import StepProbe, probe
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import Replayer, replay
 from scheduler_svc.observe.recording.ring import Ring, Segment
-from scheduler_svc.observe.recording.what_if import one_life, what_if
-from scheduler_svc.simulation.arrivals import Arrival
-from scheduler_svc.simulation.cost_model import CostModel, StepShape
-from scheduler_svc.simulation.history import History
-from scheduler_svc.simulation.simulation import Simulation
-from scheduler_svc.simulation.token_model import EOS, PseudoTokens
 from svc_common.errors import ConfigError, OutOfRange
 from tests.core.builders import answer, make_request
 from tests.scheduler.recording.recorded_lives import recorded

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common.errors import Unavailable
 from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_by_row
 from tests.worker.shell.running import running
 from worker_svc.engine import DeviceLost
 from worker_svc.shell.engine_thread import EngineThread
-from worker_svc.simulated.engine import SimulatedEngine
 
 STARTED = [Row(0, [1, 2], list(range(8)), 2)]
 

@@ -10,14 +10,15 @@ import grpc
 import pytest
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from svc_common.errors import ConfigError
-from worker_svc.settings import SimulatedWorkerSettings, WorkerSettings
+from worker_svc.settings import WorkerSettings
 
 _SCRIPT = """
 import asyncio, sys
 from svc_common.errors import ConfigError
-from worker_svc.app import serve_simulated
-from worker_svc.settings import SimulatedWorkerSettings
+from quire_tools.simulated_worker.app import serve_simulated
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 
 settings = SimulatedWorkerSettings.of(port={port}, load_s={load_s})
 try:

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
 from svc_common.errors import (
     ConfigError,
@@ -26,7 +27,6 @@ from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_b
 from tests.worker.shell.running import fast, running
 from worker_svc.engine import DeviceLost
 from worker_svc.shell.service import CHUNK_BYTES
-from worker_svc.simulated.engine import SimulatedEngine
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:

@@ -8,12 +8,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.bundle import END_OF_TEXT
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
 from svc_common.errors import FailedPrecondition
 from tests.worker.shell.builders import Change, Row, step, tokens_by_row
 from tests.worker.shell.running import fast
-from worker_svc.simulated.bundle import END_OF_TEXT
-from worker_svc.simulated.engine import SimulatedEngine
 
 
 def engine(**values: object) -> SimulatedEngine:

@@ -5,11 +5,11 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
+from quire_tools.simulated_worker.bundle import END_OF_TEXT
+from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
 from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
 from tests.worker.shell.running import fast
-from worker_svc.simulated.bundle import END_OF_TEXT
-from worker_svc.simulated.engine import SimulatedEngine
 
 PROMPT = [10, 20, 30, 40, 50]
 F32 = wire_arrays.F32

@@ -3,10 +3,12 @@
 from block_manager.hashing import Rename
 from block_manager.rules.ranked import RankedRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.costs import CostBook
+from scheduler_svc.core.composition.policy import Phase
+from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
+from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import Placement, View
 from scheduler_svc.core.parts.preemption import Recompute, newest
@@ -22,10 +24,8 @@ from scheduler_svc.core.policies.chitu.skew import SkewBatch
 from scheduler_svc.core.policies.chitu.tasks import TaskShares
 from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold, RecoveringOutputs
 from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
-from scheduler_svc.core.policy import Phase
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError

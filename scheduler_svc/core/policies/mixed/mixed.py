@@ -5,9 +5,9 @@ computed yet.
 """
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
+from scheduler_svc.core.composition.policy import Admission, Preemption, Verdict, first_refusal, gates_open
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.parts.progress_guard import STUCK
-from scheduler_svc.core.policy import Admission, Preemption, Verdict, first_refusal, gates_open
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState

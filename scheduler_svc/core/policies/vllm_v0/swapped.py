@@ -1,10 +1,10 @@
 """Swap-in under v0: head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
+from scheduler_svc.core.composition.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.policies.vllm_v0.decode import extend_all
 from scheduler_svc.core.policies.vllm_v0.prefill import fits_budget
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts
-from scheduler_svc.core.policy import Admission, Verdict, first_refusal
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, Place, SequenceStatus
 from scheduler_svc.core.state import CoreState

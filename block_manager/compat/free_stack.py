@@ -1,0 +1,91 @@
+"""Free blocks in last-freed-first order, alone or with an evictor behind them."""
+
+from collections.abc import Iterable, Iterator
+
+from block_manager.compat.evictor import LruEvictor
+
+
+class FreeStack:
+    """Free blocks without reusable contents. `blocks`: in stack order, the last is taken first."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._blocks = list(blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(self._blocks)
+
+    def pop(self) -> int:
+        """Remove and return the last freed block. IndexError when empty."""
+        return self._blocks.pop()
+
+    def pop_many(self, count: int) -> list[int]:
+        """Remove and return the next `count` blocks, which must exist."""
+        return [self.pop() for _ in range(count)]
+
+    def remove(self, block: int) -> None:
+        """Remove a block anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
+        self._blocks.remove(block)
+
+    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
+        """Add a freed block."""
+        self._blocks.append(block)
+
+    def grow(self, blocks: list[int]) -> None:
+        """Add blocks at the bottom."""
+        self._blocks[:0] = reversed(blocks)
+
+
+class StackThenEvictor:
+    """Blank blocks first; when there are none, the evictor chooses the contents to overwrite.
+
+    `keep_all`: every freed block goes to the evictor (2023); otherwise only blocks that hold a cached prefix
+    (0.6.3).
+    """
+
+    def __init__(self, blocks: Iterable[int], *, keep_all: bool) -> None:
+        self._blank = FreeStack(blocks)
+        self._keep_all = keep_all
+        self.evictor = LruEvictor()
+
+    def __len__(self) -> int:
+        return len(self._blank) + len(self.evictor)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self.evictor or block in self._blank
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._blank
+        yield from self.evictor
+
+    def pop(self) -> int:
+        """Remove and return a blank block, else evict one. IndexError when empty."""
+        if len(self._blank):
+            return self._blank.pop()
+        if not len(self.evictor):
+            raise IndexError("no free block")
+        return self.evictor.evict()
+
+    def pop_many(self, count: int) -> list[int]:
+        """Remove and return the next `count` blocks, which must exist."""
+        return [self.pop() for _ in range(count)]
+
+    def remove(self, block: int) -> None:
+        """Remove a freed block from the evictor, on a hit."""
+        self.evictor.remove(block)
+
+    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
+        """Add a freed block."""
+        if hashed or self._keep_all:
+            self.evictor.add(block, num_hashed_tokens, last_accessed)
+        else:
+            self._blank.append(block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed)
+
+    def grow(self, blocks: list[int]) -> None:
+        """Add blank blocks."""
+        self._blank.grow(blocks)

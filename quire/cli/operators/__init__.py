@@ -1,0 +1,1 @@
+"""Commands of operators: load, workers, steps, reasons, blocks, policies, adapters, recordings."""

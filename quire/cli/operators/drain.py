@@ -1,0 +1,41 @@
+"""`quire drain`: no more requests for a scheduler that is to be taken away."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from quire.cli.groups import new_app
+from quire.cli.options import access as a
+from quire.cli.options import common as o
+from quire.cli.options.gathering import gathers
+from quire.client.connections import Credentials
+from quire.operators import admin as administration
+
+app = new_app()
+
+
+@app.command()
+@gathers(credentials=a.credentials)
+def drain(
+    undo: Annotated[bool, typer.Option("--undo", help="Take requests again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    admin: o.Admin = o.DEFAULT_ADMIN,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Have the scheduler take no more requests; those that it has go on to their end.
+
+    New ones are refused with UNAVAILABLE and a retry time, and health says "not serving", so that load balancers look elsewhere.
+    Ask again to see how many are left.
+
+      [bold]quire drain[/bold]
+      [bold]quire drain --undo[/bold]
+    """
+    with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
+        num_requests = client.drain(undo=undo)
+    if as_json:
+        typer.echo(json.dumps({"draining": not undo, "num_requests": num_requests}))
+    else:
+        state = "takes requests again" if undo else "takes no more requests"
+        typer.echo(f"the scheduler {state}; {num_requests} have not ended")

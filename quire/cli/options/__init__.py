@@ -1,0 +1,1 @@
+"""Options shared by several commands, most of them generated from the settings classes."""

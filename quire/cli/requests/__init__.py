@@ -1,0 +1,1 @@
+"""Commands that send requests: generate, chat, embed, models."""

@@ -1,0 +1,1 @@
+"""Commands that start services, and their keys and certificates."""

@@ -1,0 +1,105 @@
+"""`quire serve scheduler`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from quire.cli.groups import new_app
+from quire.cli.options import access as a
+from quire.cli.options import common as o
+from quire.cli.options import model as m
+from quire.cli.options import scheduling as sch
+from quire.cli.options.gathering import gathers
+from quire.cli.options.settings import options_of
+from quire.cli.serving import service
+from quire.scheduling import scheduler_settings
+from quire.settings import option_name
+from quire.sizes import parse_size
+from scheduler_svc import app as scheduler
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.log_format import LogFormat
+from svc_common.tls_settings import PeerSettings
+
+app = new_app()
+
+_limits = options_of(
+    SchedulerSettings,
+    panels={
+        "Limits": (
+            *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
+            *("max_retained_tokens", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
+        ),
+        "Times": (
+            *("no_worker_timeout_s", "frontend_grace_s", "step_timeout_s", "connect_timeout_s"),
+            *("reconnect_backoff_s", "drain_s"),
+        ),
+        "Log": ("stats_interval_s",),
+        "Recording": ("record_segment_steps", "max_logged_steps", "max_logged_events", "integrity_check_every"),
+    },
+)
+
+
+@app.command()
+@gathers(limits=_limits, peers=a.peer_settings)
+def serve_scheduler(
+    worker: Annotated[list[str] | None, typer.Option(help="Address of a worker, HOST:PORT; repeatable.")] = None,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = o.DEFAULT_SCHEDULER_PORT,
+    admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
+    metrics_port: o.MetricsPort = o.DEFAULT_SCHEDULER_METRICS_PORT,
+    policy: sch.Policy = "quire",
+    policy_set: sch.PolicySet = None,
+    max_num_seqs: sch.MaxNumSeqs = None,
+    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
+    enable_prefix_caching: sch.EnablePrefixCaching = None,
+    overlap: sch.Overlap = None,
+    adapter: m.Adapters = None,
+    record_memory: sch.RecordMemory = None,
+    record_tokens: sch.RecordTokens = False,
+    reflection: o.Reflection = True,
+    force_ownership: sch.ForceOwnership = False,
+    log_format: o.LogForm = LogFormat.TEXT,
+    stop_with_stdin: o.StopWithStdin = False,
+    *,
+    limits: dict[str, Any],
+    peers: PeerSettings,
+) -> None:
+    """Start a scheduler: it owns every queue and every block table, and no tensor.
+
+    It starts at once and queues requests while its worker loads; a worker that cannot be reached is tried again and named in the
+    health of the service.
+
+      [bold]quire serve scheduler --worker 127.0.0.1:50061[/bold]
+      [bold]quire serve scheduler --policy vllm-v0 --set preemption_mode=swap --set delay_factor=0.5[/bold]
+    """
+    settings = scheduler_settings(
+        option_name,
+        workers=tuple(o.host_and_port(address, "--worker") for address in worker or [o.DEFAULT_WORKER]),
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        metrics_port=metrics_port,
+        policy=policy,
+        policy_set=tuple(policy_set or ()),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        overlap=overlap,
+        adapters=tuple(adapter or ()),
+        record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
+        record_tokens=record_tokens,
+        force_ownership=force_ownership,
+        reflection=reflection,
+        **limits,
+        peers=peers,
+    )
+
+    def ready(address: str, admin: str, metrics: str) -> None:
+        service.announce("scheduler", address, admin=admin, metrics=metrics)
+
+    service.run(
+        scheduler.serve(settings, on_ready=ready),
+        stop_with_stdin=stop_with_stdin,
+        name="scheduler",
+        log_form=log_format,
+    )

@@ -1,0 +1,35 @@
+"""Running a worker in this process, with a model or without."""
+
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from quire.cli.serving import service
+from svc_common.log_format import MEMORY_LOGGER, LogFormat
+from worker_svc.app import Watchers
+from worker_svc.settings import ShellSettings
+
+
+def run(
+    serve: Callable[..., Coroutine[Any, Any, None]],
+    settings: ShellSettings,
+    *,
+    stop_with_stdin: bool,
+    log_form: LogFormat,
+) -> None:
+    """`serve` (of worker_svc.app) with these settings, until it is told to stop."""
+    places: dict[str, str] = {}
+    is_busy = threading.Event()
+    watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
+    if log_form is LogFormat.JSON:
+        watchers = replace(watchers, on_budget=logging.getLogger(MEMORY_LOGGER).info)
+
+    def ready(address: str) -> None:
+        service.announce("worker", address, **places)
+
+    served = serve(settings, on_ready=ready, watchers=watchers)
+    service.run(served, stop_with_stdin=stop_with_stdin, name="worker", log_form=log_form)
+    if is_busy.is_set():
+        service.leave()

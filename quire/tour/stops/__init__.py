@@ -1,1 +1,0 @@
-"""The stops of the tour, one module each with its `STOP`. Their order: `quire.tour.route`."""

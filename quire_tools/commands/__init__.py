@@ -1,0 +1,1 @@
+"""Commands of the tools. `quire.cli` loads each by name when it is run."""

@@ -1,0 +1,63 @@
+"""`quire serve simulated-worker`."""
+
+from typing import Any
+
+from quire.cli.groups import new_app
+from quire.cli.options import access as a
+from quire.cli.options import common as o
+from quire.cli.options import model as m
+from quire.cli.options.gathering import gathers
+from quire.cli.options.settings import options_of
+from quire.cli.serving import worker_service
+from quire_tools.simulated_worker.app import serve_simulated
+from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
+from svc_common.log_format import LogFormat
+from svc_common.tls_settings import PeerSettings
+
+app = new_app()
+
+_cost_model = options_of(
+    SimulatedWorkerSettings,
+    panels={
+        "Cost model": (
+            *("time_scale", "load_s", "step_base_s", "prefill_token_s", "decode_row_s", "context_token_s"),
+            *("eos_probability", "vocab_size"),
+        ),
+        "Memory": ("num_gpu_blocks", "num_cpu_blocks"),
+        "Times": ("owner_lease_s",),
+        "Traces": ("step_span_interval",),
+    },
+)
+
+
+@app.command()
+@gathers(cost_model=_cost_model, peers=a.peer_settings)
+def serve_simulated_worker(
+    served_model_name: m.ServedModelName = "simulated",
+    max_model_len: m.MaxModelLen = None,
+    block_size: m.BlockSize = None,
+    max_adapters: m.MaxAdapters = None,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = o.DEFAULT_WORKER_PORT,
+    metrics_port: o.MetricsPort = o.DEFAULT_WORKER_METRICS_PORT,
+    log_format: o.LogForm = LogFormat.TEXT,
+    stop_with_stdin: o.StopWithStdin = False,
+    *,
+    cost_model: dict[str, Any],
+    peers: PeerSettings,
+) -> None:
+    """Start a worker with a cost model instead of a model, for load tests of the other services.
+
+    [bold]quire serve simulated-worker --time-scale 0[/bold]
+    """
+    values = {
+        "served_model_name": served_model_name,
+        "max_model_len": max_model_len,
+        "block_size": block_size,
+        "max_adapters": max_adapters,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    settings = SimulatedWorkerSettings.of(
+        host=host, port=port, metrics_port=metrics_port, peers=peers, **cost_model, **given
+    )
+    worker_service.run(serve_simulated, settings, stop_with_stdin=stop_with_stdin, log_form=log_format)

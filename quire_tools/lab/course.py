@@ -1,0 +1,93 @@
+"""One full replay of a recording: all steps as columns, every request's timeline, and segments to restart from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway_svc.lab.source import Overview
+from quire_tools.reasons_now import ReasonsNow
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
+from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.timelines import Timelines
+
+_MS_PER_S = 1e3
+_ALL = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A segment to replay from: its index in the file, its first step, and the reasons of each request at that point."""
+
+    segment: int
+    first_step: int
+    reasons: ReasonsNow
+
+
+class Course:
+    """A `Watcher` of the replay of a whole recording. `report`: whether every decision was as recorded."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.overview = Overview()
+        self.starts: list[Start] = []
+        self.timelines = Timelines(lambda request_id: True, num_logged=_ALL)
+        self._reasons = ReasonsNow()
+        self._place: dict[int, int] = {}
+        self.report = self._live(recording)
+
+    def _live(self, recording: Recording) -> ReplayReport:
+        replayer = Replayer(self)
+        replayer.run(self._noted(recording.segments()))
+        return replayer.report
+
+    def _noted(self, segments: Iterator[Segment]) -> Iterator[Segment]:
+        for place, segment in enumerate(segments):
+            self.starts.append(Start(place, segment.first_step, self._reasons.copy()))
+            yield segment
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def began(self, core: Scheduler) -> None:
+        """See `Watcher`."""
+        self._place.clear()
+
+    def arrived(self, request: Request, at: float) -> None:
+        """See `Watcher`."""
+
+    def planned(self, plan: StepPlan, at: float) -> None:
+        """See `Watcher`."""
+        self.timelines.observe(plan.events)
+        self._reasons.observe(plan)
+        for request_id in plan.finished:
+            self._reasons.forget(request_id)
+        if plan.is_empty:
+            return
+        columns = self.overview
+        self._place[plan.step] = len(columns.step)
+        columns.step.append(plan.step)
+        columns.lane.append(plan.lane)
+        columns.at_ms.append(at * _MS_PER_S)
+        columns.finished_ms.append(at * _MS_PER_S)
+        columns.duration_ms.append(0.0)
+        prefill = sum(entry.num_tokens for entry in plan.entries if entry.is_prefill)
+        columns.prefill_tokens.append(prefill)
+        columns.decode_tokens.append(plan.num_tokens - prefill)
+        columns.num_moved.append(len(plan.swap_in) + len(plan.swap_out) + len(plan.copy))
+        columns.num_preempted.append(len(plan.preempted))
+
+    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
+        """See `Watcher`."""
+        result = event.result if isinstance(event, Returned) else None
+        place = self._place.pop(event.step if isinstance(event, Failed) else event.result.step, None)
+        if place is not None:
+            self.overview.finished_ms[place] = event.at * _MS_PER_S
+            self.overview.duration_ms[place] = result.duration_s * _MS_PER_S if result else 0.0
+
+    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+        """See `Watcher`."""
+
+    def lost_worker(self, lane: int | None) -> None:
+        """See `Watcher`."""

@@ -1,0 +1,186 @@
+"""What fits: the worker's own arithmetic (worker_svc.model.memory) on sizes from a configuration. Pure.
+
+Exact without running anything: weights, blocks, swap space. Estimated: the largest step, which a worker
+measures at startup; on CPU the default cache does not depend on it.
+"""
+
+from dataclasses import dataclass, replace
+
+from quire_tools.plan.model_sizes import ModelSizes
+from svc_common.errors import ConfigError
+from worker_svc.model import memory
+
+_CUDA_CONTEXT_BYTES = 600 * memory.MIB
+"""Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
+_TYPICAL_TOKENS = (512, 2_048, 8_192, 32_768, 131_072)
+# The largest step, measured on Llama shapes: elements of hidden and intermediate states alive at a time per
+# token, and bytes per logit with all features of the sampler in use.
+_HIDDEN_STATES, _INTERMEDIATE_STATES, _LOGIT_BYTES = 6, 5, 58
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Input of a plan.
+
+    `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
+    it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
+    largest step.
+    """
+
+    on_cuda: bool
+    memory_bytes: int
+    cache_bytes: int | None
+    swap_bytes: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    utilization: float
+    num_gpu_blocks_override: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the memory. `is_estimate`: a worker measures it at startup."""
+
+    name: str
+    num_bytes: int
+    is_estimate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Result of a plan. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
+
+    `concurrent`: by length in tokens, the number of such requests that fit at a time; `token_bytes`: of KV.
+    """
+
+    sizes: ModelSizes
+    question: Question
+    parts: tuple[Part, ...]
+    block_bytes: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    concurrent: dict[int, int]
+    problems: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes of a token over all layers."""
+        return self.block_bytes // self.question.block_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the blocks hold."""
+        return self.num_gpu_blocks * self.question.block_size
+
+
+def activation_bytes(sizes: ModelSizes, question: Question) -> int:
+    """Estimated memory of the largest step: its layers, or its logits in the sampler."""
+    rows = min(question.max_num_seqs, question.max_num_batched_tokens)
+    states = _HIDDEN_STATES * sizes.hidden_size + _INTERMEDIATE_STATES * sizes.intermediate_size
+    layers = question.max_num_batched_tokens * states * sizes.dtype_bytes
+    return max(layers, rows * sizes.vocab_size * _LOGIT_BYTES)
+
+
+def make_plan(sizes: ModelSizes, question: Question) -> Plan:
+    """What fits into the memory, and what to change if it does not."""
+    if not question.on_cuda:
+        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
+    activation = activation_bytes(sizes, question)
+    block_bytes = memory.block_bytes(
+        dtype_bytes=sizes.cache_dtype_bytes,
+        num_layers=sizes.num_layers,
+        block_size=question.block_size,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+    )
+    problems: list[str] = []
+    budget = memory.MemoryBudget(
+        block_size=question.block_size,
+        block_bytes=block_bytes,
+        weight_bytes=sizes.weight_bytes,
+        activation_bytes=activation,
+        swap_bytes=question.swap_bytes,
+        total_bytes=question.memory_bytes,
+        utilization=question.utilization,
+        cache_bytes=_cache_bytes(sizes, question, problems),
+        num_gpu_blocks_override=question.num_gpu_blocks_override,
+        free_bytes=_free_bytes(sizes, question),
+    )
+    counts = memory.count_blocks(budget)
+    try:
+        memory.check_blocks(counts, budget, sizes.max_model_len)
+    except ConfigError as error:
+        problems.append(error.message)
+    tokens = counts.num_gpu_blocks * question.block_size
+    return Plan(
+        sizes=sizes,
+        question=question,
+        parts=_parts(sizes, question, activation, counts.num_gpu_blocks * block_bytes),
+        block_bytes=block_bytes,
+        num_gpu_blocks=counts.num_gpu_blocks,
+        num_cpu_blocks=counts.num_cpu_blocks,
+        concurrent=_concurrent(sizes.max_model_len, counts.num_gpu_blocks, question),
+        problems=tuple(problems),
+        advice=_advice(sizes, question, tokens, fits=not problems),
+    )
+
+
+def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> int | None:
+    """Bytes for blocks, as the worker computes them after loading the weights; adds a problem where the worker would fail."""
+    try:
+        memory.check_weights(sizes.weight_bytes, question.memory_bytes)
+        if question.on_cuda:
+            return question.cache_bytes
+        free = question.memory_bytes - sizes.weight_bytes
+        return memory.cpu_cache_bytes(question.cache_bytes, free, question.swap_bytes)
+    except ConfigError as error:
+        problems.append(error.message)
+        return 0
+
+
+def _free_bytes(sizes: ModelSizes, question: Question) -> int | None:
+    """Free GPU memory after CUDA and the weights are loaded; None for a CPU."""
+    if not question.on_cuda:
+        return None
+    free = question.memory_bytes - _CUDA_CONTEXT_BYTES if question.free_bytes is None else question.free_bytes
+    return max(0, free - sizes.weight_bytes)
+
+
+def _parts(sizes: ModelSizes, question: Question, activation: int, cache: int) -> tuple[Part, ...]:
+    parts = [Part("weights", sizes.weight_bytes), Part("largest step", activation, is_estimate=True)]
+    if question.on_cuda:
+        parts.append(Part("CUDA itself", _CUDA_CONTEXT_BYTES, is_estimate=True))
+    parts.append(Part("KV cache", cache))
+    if not question.on_cuda:
+        parts.append(Part("swap space", question.swap_bytes))
+    left = question.memory_bytes - sum(part.num_bytes for part in parts)
+    return (*parts, Part("free", max(0, left)))
+
+
+def _concurrent(max_model_len: int, num_blocks: int, question: Question) -> dict[int, int]:
+    lengths = sorted({*(length for length in _TYPICAL_TOKENS if length < max_model_len), max_model_len})
+    return {length: min(question.max_num_seqs, num_blocks // -(-length // question.block_size)) for length in lengths}
+
+
+def _advice(sizes: ModelSizes, question: Question, tokens: int, *, fits: bool) -> tuple[str, ...]:
+    """What would make room, cheapest first."""
+    advice = []
+    if not fits and 0 < tokens < sizes.max_model_len:
+        advice.append(f"--max-model-len {tokens}: the longest request that these blocks hold")
+    if not fits and sizes.cache_dtype_bytes > 2:
+        advice.append("--kv-cache-dtype bfloat16: twice as many tokens in the same memory")
+    if not fits and sizes.dtype_bytes > 2:
+        advice.append(f"--dtype bfloat16: the weights take {memory.size_text(sizes.weight_bytes // 2)} less")
+    if not fits and question.on_cuda:
+        advice.append("--max-num-batched-tokens and --max-num-seqs: smaller ones make the largest step smaller")
+    most = _most_cache(sizes, question)
+    if not question.on_cuda and question.cache_bytes is None and most > memory.DEFAULT_CPU_CACHE_BYTES:
+        advice.append(f"--kv-cache-memory: {memory.size_text(most)} would fit; on CPU the default is modest")
+    return tuple(advice)
+
+
+def _most_cache(sizes: ModelSizes, question: Question) -> int:
+    return question.memory_bytes - sizes.weight_bytes - question.swap_bytes - activation_bytes(sizes, question)

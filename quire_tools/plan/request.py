@@ -1,0 +1,91 @@
+"""From the user's options to a plan: device, its memory, and settings checked as a worker checks them."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_tools.plan.fits import Plan, Question, make_plan
+from quire_tools.plan.model_sizes import model_sizes
+from quire_tools.plan.picture import plan_json, plan_picture
+from worker_svc.device.devices import CUDA_DEVICES, HOST
+from worker_svc.model.loading import choose_device
+from worker_svc.settings import WorkerSettings
+
+__all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The user's options. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's."""
+
+    folder: Path
+    name: str
+    device: str
+    memory: int | None
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int | None
+    cache_bytes: int | None
+    swap_bytes: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_gpu_blocks_override: int | None
+    utilization: float
+
+
+def answered(wanted: Wanted) -> Plan:
+    """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
+    settings = WorkerSettings.of(
+        model=wanted.folder,
+        dtype=wanted.dtype,
+        kv_cache_dtype=wanted.kv_cache_dtype,
+        max_model_len=wanted.max_model_len,
+        block_size=wanted.block_size,
+        device=wanted.device,
+        kv_cache_memory_bytes=wanted.cache_bytes,
+        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+        gpu_memory_utilization=wanted.utilization,
+    )
+    sizes = model_sizes(
+        wanted.folder,
+        dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        max_model_len=settings.max_model_len,
+    )
+    where = _where(settings, wanted)
+    question = Question(
+        on_cuda=where.on_cuda,
+        memory_bytes=where.memory_bytes,
+        free_bytes=where.free_bytes,
+        cache_bytes=wanted.cache_bytes,
+        swap_bytes=wanted.swap_bytes,
+        block_size=wanted.block_size,
+        max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
+        utilization=wanted.utilization,
+    )
+    return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Device of a plan: whether it is a GPU, its total memory, and its free memory (None = unknown).
+
+    On a CPU, `memory_bytes` is what is free.
+    """
+
+    on_cuda: bool
+    memory_bytes: int
+    free_bytes: int | None = None
+
+
+def _where(settings: WorkerSettings, wanted: Wanted) -> _Where:
+    """Device and memory; a memory given as an option need not exist on this machine."""
+    if wanted.memory is not None:
+        return _Where(settings.device.startswith("cuda"), wanted.memory)
+    device = choose_device(settings, CUDA_DEVICES)
+    if device is HOST:
+        return _Where(False, device.free_bytes())
+    return _Where(True, device.total_bytes(), device.free_bytes())

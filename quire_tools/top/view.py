@@ -1,0 +1,52 @@
+"""What the user chose to see: sort order, scroll offset, pause. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from quire_tools.top.keys import Key
+from quire_tools.top.numbers import RequestRow
+
+SORTS: dict[str, Callable[[RequestRow], tuple[float, ...]]] = {
+    "waiting": lambda row: (not row.is_waiting, -row.age_s),
+    "age": lambda row: (-row.age_s,),
+    "prompt": lambda row: (-row.prompt_tokens,),
+    "output": lambda row: (-row.output_tokens,),
+    "preempted": lambda row: (-row.num_preemptions, -row.age_s),
+    "priority": lambda row: (-row.priority, -row.age_s),
+}
+"""Sort keys by name; smallest first."""
+_NAMES = tuple(SORTS)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`sort`: one of SORTS. `offset`: rows scrolled past."""
+
+    sort: str = _NAMES[0]
+    offset: int = 0
+    is_paused: bool = False
+    is_over: bool = False
+
+    def after(self, key: Key) -> "View":
+        """The view after a key press."""
+        change = _CHANGES.get(key)
+        return change(self) if change else self
+
+    def _turned(self, by: int) -> "View":
+        return replace(self, sort=_NAMES[(_NAMES.index(self.sort) + by) % len(_NAMES)], offset=0)
+
+    def _moved(self, by: int) -> "View":
+        return replace(self, offset=max(0, self.offset + by))
+
+
+_CHANGES: dict[Key, Callable[[View], View]] = {
+    Key.QUIT: lambda view: replace(view, is_over=True),
+    Key.PAUSE: lambda view: replace(view, is_paused=not view.is_paused),
+    Key.SORT: lambda view: view._turned(1),
+    Key.RIGHT: lambda view: view._turned(1),
+    Key.LEFT: lambda view: view._turned(-1),
+    Key.DOWN: lambda view: view._moved(1),
+    Key.UP: lambda view: view._moved(-1),
+    Key.PAGE_DOWN: lambda view: view._moved(10),
+    Key.PAGE_UP: lambda view: view._moved(-10),
+}

@@ -1,0 +1,120 @@
+"""The screen of a stop: a picture, numbers with their requirements, and the checks that decide its verdict."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from quire_tools.tour.stage import Stage
+
+WIDTH, HEIGHT = 100, 40
+"""Columns and lines of a screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that must hold. `seen`: what was read from the live system, as text."""
+
+    what: str
+    passed: bool
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number shown, read from the stack or computed from what was read.
+
+    `requirement`: the requirement it is about, such as "R209".
+    """
+
+    what: str
+    value: int | float | str
+    requirement: str = ""
+
+    @property
+    def text(self) -> str:
+        """The printed form: integers without separators, floats with up to four digits."""
+        return f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """One page of at most WIDTH x HEIGHT: `parts` from top to bottom (a string is a paragraph), then numbers, then checks.
+
+    `drawings`: SVG elements that the HTML page shows below it.
+    """
+
+    title: str
+    requirements: Sequence[str]
+    parts: Sequence[RenderableType]
+    checks: Sequence[Check]
+    numbers: Sequence[Number] = ()
+    drawings: Sequence[str] = ()
+
+    @property
+    def passed(self) -> bool:
+        """True if there are checks and all of them hold."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def trouble(self) -> str:
+        """The checks that failed, as text for the verdict; empty = none."""
+        if not self.checks:
+            return "nothing was checked"
+        return "; ".join(f"{check.what}: {check.seen}" for check in self.checks if not check.passed)
+
+    def picture(self) -> RenderableType:
+        """Everything but the verdict."""
+        head = Rule(f"{self.title}  ({' '.join(self.requirements)})", align="left", style="cyan")
+        numbers = [_number_table(self.numbers)] if self.numbers else []
+        return _Sections([[head, *self.parts[:1]], self.parts[1:], numbers, [_check_table(self.checks)]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """Sections one below the other, separated by blank lines as far as the page has room; leaves the verdict's line free."""
+
+    sections: Sequence[Sequence[RenderableType]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        groups = [Group(*section) for section in self.sections if section]
+        room = HEIGHT - 1 - sum(len(console.render_lines(group, options)) for group in groups)
+        for number, group in enumerate(groups):
+            if number and room >= len(groups) - number:
+                yield ""
+            yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A stop of the tour. `show` drives a stack of the stage and returns what it saw; an error fails the stop."""
+
+    name: str
+    summary: str
+    requirements: tuple[str, ...]
+    show: Callable[[Stage], Screen]
+
+
+def _number_table(numbers: Sequence[Number]) -> Table:
+    """Two numbers per line, to save space."""
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(max_width=34)
+        table.add_column(justify="right", style="bold")
+        table.add_column(style="cyan", no_wrap=True)
+    rows = (len(numbers) + 1) // 2
+    cells = [(number.what, number.text, number.requirement) for number in numbers] + [("", "", "")]
+    for left, right in zip(cells[:rows], cells[rows : 2 * rows], strict=True):
+        table.add_row(*left, *right)
+    return table
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for check in checks:
+        mark = Text("✓", style="green") if check.passed else Text("✗", style="bold red")
+        table.add_row(mark, check.what, Text(check.seen, style="dim"))
+    return table

@@ -1,0 +1,229 @@
+"""Presets: named policy specs, and `build`, which assembles a scheduler from a spec."""
+
+from dataclasses import replace
+from typing import Any
+
+from block_manager.cache_rules import CacheRules
+from block_manager.compat.vllm_063 import Vllm063Rules
+from block_manager.compat.vllm_2023 import Vllm2023Rules
+from block_manager.hashing import Rename
+from block_manager.rules.no_blocks import NoBlocks
+from block_manager.rules.quire_rules import QuireRules
+from block_manager.rules.v1_pool import V1PoolRules
+from scheduler_svc.core.composition.policy import Admission, Phase
+from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.outputs import AtOnce, OutputRules
+from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
+from scheduler_svc.core.parts.admission_forecast import ExpectedPeak
+from scheduler_svc.core.parts.costs import CostBook, Costs
+from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
+from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.ordering import Aged, Fcfs, Priority
+from scheduler_svc.core.parts.placement import SingleLane
+from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
+from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
+from scheduler_svc.core.parts.progress_guard import ProgressGuard
+from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
+from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
+from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
+from scheduler_svc.core.policies.chitu import task_policies
+from scheduler_svc.core.policies.mixed.fast_decode.outputs import SteadyOutputs
+from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
+from scheduler_svc.core.policies.mixed.fast_decode.running import SteadyRunning
+from scheduler_svc.core.policies.mixed.make_way import MakeWay
+from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
+from scheduler_svc.core.policies.mixed.mixed_swapped import BehindSwapped, MixedSwapIns
+from scheduler_svc.core.policies.vllm_v0.decode import Decodes
+from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
+from scheduler_svc.core.policies.vllm_v0.prefill import Prefills
+from scheduler_svc.core.policies.vllm_v0.priority_preemption import PriorityPreemption
+from scheduler_svc.core.policies.vllm_v0.shares import Chunks, WholeChunks, WholePrompts
+from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
+from scheduler_svc.core.policies.vllm_v0.v0 import DecodeThenPrefill, PrefillOrDecode
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.windows import BehindWindow
+from svc_common.errors import ConfigError
+
+DEFAULT_POLICY = "quire"
+Parts = tuple[Progress, OutputRules, list[Phase]]
+
+_V0 = PolicySpec("vllm-v0", phases="prefill_or_decode", cache="vllm_063", progress="after_result", grouping="request")
+_QUIRE = PolicySpec(
+    "quire",
+    cache="quire",
+    progress="placeholders",
+    batch_queue=2,
+    policy="aged",
+    tenant_fairness=True,
+    victims="least_lost",
+    makes_way=True,
+    restraint="expected_peak",
+    caution=0.3,
+    deadlines=True,
+)
+_CHITU = PolicySpec("chitu", phases="scored", progress="one_under_way", scheduler_type="prefill_first")
+_PRESETS = {
+    spec.name: spec
+    for spec in (
+        replace(_V0, name="vllm-2023", cache="vllm_2023"),
+        _V0,
+        replace(_V0, name="vllm-v0-chunked", phases="decode_then_prefill"),
+        PolicySpec("vllm-v1"),
+        PolicySpec("vllm-v1-async", progress="placeholders", batch_queue=2),
+        PolicySpec("static", batching="static"),
+        _CHITU,
+        replace(_CHITU, name="chitu-skew", phases="skew"),
+        replace(_CHITU, name="chitu-dp", phases="ranks", dp_size=2),
+        _QUIRE,
+    )
+}
+
+
+def policy_names() -> list[str]:
+    """Names that `preset` accepts."""
+    return sorted(_PRESETS)
+
+
+def preset(name: str, /, **knobs: Any) -> PolicySpec:
+    """The spec of that name with settings replaced. ConfigError for an unknown name, listing the known ones."""
+    if name not in _PRESETS:
+        raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(policy_names())}", reason="UNKNOWN_POLICY")
+    return _PRESETS[name].with_knobs(**knobs)
+
+
+def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | None = None, **knobs: Any) -> Scheduler:
+    """Build the scheduler of a preset or spec. ConfigError for limits that contradict it.
+
+    `rename`: maps token ids and salts before prefixes are hashed, to reproduce a recording made under other
+    names.
+    """
+    spec = preset(policy, **knobs) if isinstance(policy, str) else policy.with_knobs(**knobs)
+    spec.check(limits)
+    costs = CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
+    if spec.schedules_tasks:
+        return task_policies.build(spec, limits, costs, rename)
+    ordering = ordering_of(spec, costs)
+    v1 = spec.phases == "mixed"
+    waiting = queue_of(spec, ordering)
+    state = CoreState(
+        limits=limits,
+        cache=_cache(spec, limits, rename),
+        waiting=waiting,
+        account=account_of(waiting),
+        max_total_tokens=limits.max_model_len + (not v1),
+        guard=ProgressGuard(),
+        steady=SteadyRows(limits.block_size),
+        costs=costs,
+    )
+    deadlines = Deadlines(costs) if spec.deadlines else None
+    grouping = Request.as_samples if spec.grouping == "sample" else Request.as_one_group
+    intake = Intake(grouping, deadlines, refuses_misfits=v1)
+    progress, outputs, phases = parts(spec, ordering, state, deadlines)
+    return Scheduler(spec, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
+
+
+def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
+    """Progress, output rules and phases of a spec, over a new state or, for `live_change`, an existing one."""
+    progress, outputs, phases = _mixed(spec, ordering, state) if spec.phases == "mixed" else _v0(spec, ordering)
+    if spec.sliding_window is not None and isinstance(state.cache, V1PoolRules):
+        outputs = BehindWindow(outputs, state.cache, spec.sliding_window)
+    if deadlines is not None:
+        phases.insert(0, DropExpired(deadlines))
+    return progress, outputs, phases
+
+
+def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
+    """The waiting queue; v0 sorts its own when it needs to."""
+    if spec.tenant_fairness:
+        return FairQueue(ordering)
+    return queue_for(ordering) if spec.phases == "mixed" else ArrivalQueue()
+
+
+def account_of(waiting: GroupQueue) -> ServiceAccount:
+    """The account of service per tenant: the queue itself if it is fair between tenants, else a no-op."""
+    return waiting if isinstance(waiting, FairQueue) else NobodyCounts()
+
+
+def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
+    """The ordering that the spec names."""
+    if spec.policy == "aged":
+        return Aged(spec.patience_s, costs)
+    return Priority() if spec.policy == "priority" else Fcfs()
+
+
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> CacheRules:
+    sizes: dict[str, Any] = {
+        "block_size": limits.block_size,
+        "num_gpu_blocks": limits.num_gpu_blocks,
+        "num_cpu_blocks": limits.num_cpu_blocks,
+        "max_model_len": limits.max_model_len,
+        "prefix_caching": limits.prefix_caching,
+        "rename": rename,
+    }
+    if spec.cache == "v1_pool":
+        return V1PoolRules.make(**sizes)
+    if spec.cache == "none":
+        return NoBlocks(max_model_len=limits.max_model_len)
+    if spec.cache == "quire":
+        windowed = spec.sliding_window is not None
+        return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks, windowed=windowed)
+    sizes |= {"watermark_blocks": spec.watermark_blocks, "sliding_window": spec.sliding_window}
+    as_recorded = spec.defects == "recorded"
+    if spec.cache == "vllm_2023":
+        return Vllm2023Rules.make(**sizes, keeps_stale_keys=as_recorded)
+    return Vllm063Rules.make(**sizes, counts_whole_prompts=as_recorded, exact_window=not as_recorded)
+
+
+def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
+    asynchronous = spec.progress == "placeholders"
+    progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
+    least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
+    by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
+    running = MixedRunning(least_lost if spec.victims == "least_lost" else by_order, progress)
+    admission: list[Admission] = [MaxSeqs()]
+    if spec.max_loras is not None:
+        patient = spec.policy == "aged"
+        slots = PatientSlots(spec.max_loras, ordering, spec.patience_s) if patient else LoraSlots(spec.max_loras)
+        admission.append(slots)
+    if spec.batching == "static":
+        admission.append(WholeBatch())
+    if spec.restraint == "expected_peak":
+        admission.append(ExpectedPeak(spec.caution))
+    behind: list[Admission] = [BehindSwapped(ordering)] if spec.can_swap else []
+    shares: list[Admission] = [TellsShares()] if spec.tenant_fairness else []
+    waiting = MixedWaiting([*behind, *admission, *shares], progress)
+    outputs, cache = AtOnce(progress), state.cache
+    rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
+    if spec.can_swap:
+        rest.append(MixedSwapIns(ordering, admission, running, progress))
+    rest.append(waiting)
+    first: list[Phase] = []
+    if spec.makes_way and isinstance(cache, V1PoolRules):
+        margin_s, max_loras = spec.margin_s, spec.max_loras
+        first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
+    if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):
+        return progress, outputs, [*first, running, *rest]
+    steady = SteadyRunning(running, state.steady, progress, cache)
+    return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]
+
+
+def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
+    progress = AfterResult()
+    outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
+    chunked = spec.phases == "decode_then_prefill"
+    as_recorded = spec.defects == "recorded"
+    whole = WholePrompts(spec.num_lookahead_slots)
+    of_chunks = WholeChunks if spec.is_multi_step else Chunks
+    shares = of_chunks(spec.num_lookahead_slots) if chunked else whole
+    slots: list[Admission] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
+    preemption = SwapOrRecompute(newest, spec.preemption_mode, fails_step=as_recorded)
+    prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
+    decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)
+    if chunked:
+        return progress, outputs, [DecodeThenPrefill(prefills, decodes, swap_ins)]
+    make_room = PriorityPreemption(ordering, whole, preemption) if spec.policy == "priority" else None
+    return progress, outputs, [PrefillOrDecode(prefills, decodes, swap_ins, make_room)]
