@@ -23,8 +23,8 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.reasons import Event, Reason
-from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
+from scheduler_svc.core.reasons import CoreEvent, Reason
+from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.observe.timelines import Timelines
 
@@ -49,19 +49,19 @@ class SilentJournal(Journal):
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """No-op."""
 
-    def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+    def stop_all(self, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """No-op."""
 
     def runs(self, group: Group, computed_tokens: int) -> None:
         """No-op."""
 
-    def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+    def leaves(self, group: Group, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """No-op."""
 
     def ended(self, group: Group, status: SequenceStatus) -> None:
         """No-op."""
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[CoreEvent]:
         """No events."""
         return []
 

@@ -25,9 +25,9 @@ from quire_tools.bench import figures
 from quire_tools.bench.file_tokenizer import FileTokenizer, tokenizer_at
 from quire_tools.bench.measure import Record, summarise
 from quire_tools.bench.openai_target import OpenAITarget
-from quire_tools.bench.session import Load, Planner
-from quire_tools.bench.targets import GrpcTarget, Target
-from quire_tools.bench.workloads import Length, Planned, Shape, WorkloadKind, plan
+from quire_tools.bench.session import LoadPlan, Planner
+from quire_tools.bench.targets import GrpcTarget, LoadTarget
+from quire_tools.bench.workloads import Length, LoadShape, PlannedRequest, WorkloadKind, plan
 
 ALL = "all"
 # Default requests per second of the workloads that spread their arrivals.
@@ -98,15 +98,17 @@ def main(
     if send_ids and cut is None:
         raise typer.BadParameter("--send-ids needs --tokenizer")
     shapes = [
-        Shape(kind, num_requests, prompt_len, output_len, seed, _rate_of(kind, rate), prefix_len, num_prefixes)
+        LoadShape(kind, num_requests, prompt_len, output_len, seed, _rate_of(kind, rate), prefix_len, num_prefixes)
         for kind in _kinds(workload)
     ]
     with _stack(up) as address:
         if openai:
-            target: Target = OpenAITarget(openai, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
+            target: LoadTarget = OpenAITarget(
+                openai, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat
+            )
         else:
             target = GrpcTarget(grpc or address, ignore_eos=ignore_eos, timeout_s=timeout_s)
-        load = Load(shapes, target, _planner(cut, send_ids=send_ids), warmup, max_in_flight, sys.stderr.isatty())
+        load = LoadPlan(shapes, target, _planner(cut, send_ids=send_ids), warmup, max_in_flight, sys.stderr.isatty())
         runs = asyncio.run(load.run())
     result = _result(shapes, target, runs, lengths="tokens" if cut else "words", up=up)
     if save:
@@ -126,7 +128,7 @@ def _tokenizer(path: str) -> FileTokenizer | None:
 
 
 def _planner(cut: FileTokenizer | None, *, send_ids: bool) -> Planner:
-    def planned(shape: Shape) -> list[Planned]:
+    def planned(shape: LoadShape) -> list[PlannedRequest]:
         made = plan(shape, cut)
         return made if send_ids else [replace(p, token_ids=()) for p in made]
 
@@ -143,7 +145,7 @@ def _stack(model: str) -> Iterator[str]:
 
 
 def _result(
-    shapes: list[Shape], target: Target, runs: dict[str, list[Record]], *, lengths: str, up: str
+    shapes: list[LoadShape], target: LoadTarget, runs: dict[str, list[Record]], *, lengths: str, up: str
 ) -> dict[str, Any]:
     return {
         "benchmark": "load",

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from block_manager.contiguous import BuddyAllocator, ContiguousMemory, ContiguousServer, Demand, Tenant
+from block_manager.contiguous import (
+    BuddyAllocator,
+    ContiguousDemand,
+    ContiguousMemory,
+    ContiguousRequest,
+    ContiguousServer,
+)
 from block_manager.memory_report import PagedMemory
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
@@ -145,13 +151,13 @@ def serve_contiguous(jobs: list[Job], setting: Setting) -> Iterator[tuple[Contig
     """
     if BuddyAllocator.region_size(setting.max_model_len) * setting.n > setting.num_slots:
         raise ValueError(f"{setting.n} regions for {setting.max_model_len} tokens do not fit {setting.num_slots} slots")
-    demand, server = Demand(setting.n, setting.max_model_len), ContiguousServer(setting.num_slots)
+    demand, server = ContiguousDemand(setting.n, setting.max_model_len), ContiguousServer(setting.num_slots)
     coming, running, step = deque(enumerate(jobs)), dict[int, tuple[Job, int]](), 0
     while coming or running:
         while coming and coming[0][1].arrival_step <= step and server.enter(str(coming[0][0]), demand):
             index, job = coming.popleft()
             running[index] = (job, job.prompt)
-        tenants = [Tenant(demand, (held,) * setting.n, job.final_length) for job, held in running.values()]
+        tenants = [ContiguousRequest(demand, (held,) * setting.n, job.final_length) for job, held in running.values()]
         waits = bool(coming) and coming[0][1].arrival_step <= step
         yield server.report(tenants, [demand] if waits else []), len(running)
         running = dict(_grown(running, server))

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from quire_tools.simulation.history import History
+from quire_tools.simulation.history import SimulationHistory
 
 _WINDOW_S = 5.0
 
 
-def draw(runs: dict[str, dict[str, History]], path: Path) -> None:
+def draw(runs: dict[str, dict[str, SimulationHistory]], path: Path) -> None:
     """Draw TTFT and TPOT as cumulated shares of requests, throughput over time and lost tokens as bars."""
     # Optional backend: only plots need it.
     import matplotlib  # noqa: PLC0415
@@ -30,7 +30,7 @@ def draw(runs: dict[str, dict[str, History]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _latencies(first: Any, between: Any, runs: dict[str, History]) -> None:
+def _latencies(first: Any, between: Any, runs: dict[str, SimulationHistory]) -> None:
     for name, history in runs.items():
         ttft = [r.ttft_s for r in history.requests.values() if r.ttft_s is not None]
         tpot = [r.tpot_s * 1e3 for r in history.requests.values() if r.tpot_s is not None]
@@ -44,7 +44,7 @@ def _latencies(first: Any, between: Any, runs: dict[str, History]) -> None:
         axis.grid(alpha=0.3)
 
 
-def _throughput(axis: Any, runs: dict[str, History]) -> None:
+def _throughput(axis: Any, runs: dict[str, SimulationHistory]) -> None:
     start = min((r.arrival_s for history in runs.values() for r in history.requests.values()), default=0.0)
     for name, history in runs.items():
         times = (
@@ -57,7 +57,7 @@ def _throughput(axis: Any, runs: dict[str, History]) -> None:
     axis.grid(alpha=0.3)
 
 
-def _lost(axis: Any, runs: dict[str, History]) -> None:
+def _lost(axis: Any, runs: dict[str, SimulationHistory]) -> None:
     shares = [100 * f.num_lost_tokens / max(1, f.num_computed_tokens) for f in (h.figures() for h in runs.values())]
     axis.barh(list(runs), shares, color=[f"C{number}" for number in range(len(shares))])
     axis.invert_yaxis()

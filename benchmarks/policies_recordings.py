@@ -14,11 +14,11 @@ from benchmarks.policies_runs import Comparison, Load, Source
 from quire_tools.replay.what_if import WhatIf, one_life, what_if
 from quire_tools.simulation.cost_model import GPU
 from quire_tools.simulation.events import EventQueue
-from quire_tools.simulation.history import History
-from quire_tools.simulation.link import Answer, Link, Scheduling
+from quire_tools.simulation.history import SimulationHistory
+from quire_tools.simulation.link import Link, Scheduling, SimulatedAnswer
 from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.observe.recording.file_format import Recording, RecordingWriter
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from scheduler_svc.observe.recording.tape import Tape
 from svc_common.errors import ConfigError
 
@@ -27,7 +27,7 @@ _SEGMENT_STEPS = 1_000
 _MAX_BYTES = 2**34
 
 
-def write(path: Path, policy: str, workload: Workload, load: Load) -> History:
+def write(path: Path, policy: str, workload: Workload, load: Load) -> SimulationHistory:
     """Serve the workload under the policy and record the whole run; equal workloads give equal bytes.
 
     Tokens are stored verbatim, since they are synthetic. The file begins after the first request has arrived.
@@ -76,7 +76,7 @@ class _Measured:
         self.on_new_epoch = scheduling.on_new_epoch
         self.on_resumed = scheduling.on_resumed
 
-    def on_answer(self, answer: Answer) -> None:
+    def on_answer(self, answer: SimulatedAnswer) -> None:
         """See `link.Scheduling`."""
         result = replace(answer.result, duration_s=answer.duration_s)
         self._scheduling.on_answer(replace(answer, result=result))
@@ -105,11 +105,11 @@ def predict(path: Path, policies: Iterable[str], tick: Callable[[], None]) -> Co
     return Comparison(_load(segments[0], first), runs, _source(path, segments[0], first))
 
 
-def _source(path: Path, segment: Segment, what: WhatIf) -> Source:
+def _source(path: Path, segment: RecordingSegment, what: WhatIf) -> Source:
     return Source(path.name, segment.about["spec"]["name"], what.recorded.figures(), what.fit)
 
 
-def _load(segment: Segment, what: WhatIf) -> Load:
+def _load(segment: RecordingSegment, what: WhatIf) -> Load:
     """The recorded load: requests per second from the first to the last."""
     times = [r.arrival_s for r in what.recorded.requests.values()]
     length_s = max(times) - min(times) if times else 0.0

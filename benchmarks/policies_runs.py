@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_tools.simulation.cost_model import GPU, Fit
-from quire_tools.simulation.history import Figures, History
+from quire_tools.simulation.history import Figures, SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.core.composition import presets
@@ -48,7 +48,7 @@ class Comparison:
     """One workload under several policies, by name. `source`: None = simulated directly, with the cost model of `GPU`."""
 
     load: Load
-    runs: dict[str, History]
+    runs: dict[str, SimulationHistory]
     source: Source | None = None
 
     def figures(self) -> dict[str, Figures]:
@@ -62,7 +62,7 @@ def make(kind: str, seed: int, num_requests: int = 0) -> tuple[Workload, Load]:
     return WORKLOADS[kind](seed, load.num_requests, load.rate), load
 
 
-def serve(policy: str, workload: Workload, load: Load) -> History:
+def serve(policy: str, workload: Workload, load: Load) -> SimulationHistory:
     """Serve one workload with one policy."""
     core = build(policy, load)
     core.observe_costs(GPU.costs)

@@ -8,12 +8,12 @@ import numpy as np
 
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from worker_svc.rows.changes import Changes, Limits, read_step
+from worker_svc.rows.changes import ChangeLimits, Changes, read_step
 
 _BATCHES = 9
 _REPEATS = 300
 _BLOCKS = 1 << 20
-_LIMITS = Limits(vocab_size=32_000, max_model_len=4096, block_size=16, num_gpu_blocks=_BLOCKS, num_cpu_blocks=0)
+_LIMITS = ChangeLimits(vocab_size=32_000, max_model_len=4096, block_size=16, num_gpu_blocks=_BLOCKS, num_cpu_blocks=0)
 
 
 @dataclass(frozen=True, slots=True)

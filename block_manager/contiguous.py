@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ContiguousDemand:
     """Memory a request needs before it can start: `num_regions` regions, one per sample, of `max_length` slots each."""
 
     num_regions: int
@@ -18,14 +18,14 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class ContiguousRequest:
     """A request at one instant: its demand, the tokens that each live sequence holds, and their final length.
 
     `final_length`: prompt and output of the longest sequence at its end; `demand.max_length` where it is not
     known, as in a live system.
     """
 
-    demand: Demand
+    demand: ContiguousDemand
     num_tokens: tuple[int, ...]
     final_length: int
 
@@ -118,7 +118,7 @@ class ContiguousServer:
         self._memory = BuddyAllocator(num_slots)
         self._regions: dict[str, list[tuple[int, int]]] = {}
 
-    def enter(self, request_id: str, demand: Demand) -> bool:
+    def enter(self, request_id: str, demand: ContiguousDemand) -> bool:
         """Allocate all regions of a request; returns False, allocating none, if they do not all fit."""
         size, found = BuddyAllocator.region_size(demand.max_length), list[tuple[int, int]]()
         for _ in range(demand.num_regions):
@@ -134,14 +134,16 @@ class ContiguousServer:
         """Free the regions of a request."""
         self._give_back(self._regions.pop(request_id))
 
-    def fits(self, demand: Demand) -> bool:
+    def fits(self, demand: ContiguousDemand) -> bool:
         """Whether a request could enter now."""
         if not self.enter("", demand):
             return False
         self.leave("")
         return True
 
-    def report(self, tenants: Iterable[Tenant], waiting: Iterable[Demand], num_left_out: int = 0) -> ContiguousMemory:
+    def report(
+        self, tenants: Iterable[ContiguousRequest], waiting: Iterable[ContiguousDemand], num_left_out: int = 0
+    ) -> ContiguousMemory:
         """The current state. `tenants`: the requests that hold regions; `waiting`: demands of those that wait."""
         used = reserved = taken = num_regions = 0
         for tenant in tenants:
@@ -159,7 +161,9 @@ class ContiguousServer:
             self._memory.give_back(start, size)
 
 
-def place(tenants: Iterable[Tenant], waiting: Iterable[Demand], num_slots: int) -> ContiguousMemory:
+def place(
+    tenants: Iterable[ContiguousRequest], waiting: Iterable[ContiguousDemand], num_slots: int
+) -> ContiguousMemory:
     """State of contiguous memory of `num_slots` slots if these requests arrived one by one, in this order.
 
     Those that do not fit are left out and counted as waiting before `waiting`.

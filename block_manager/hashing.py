@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Rename(Protocol):
+class HashRename(Protocol):
     """A mapping applied before hashing, to reproduce hashes of a recording that was made under other token ids and
     salts.
     """
@@ -30,7 +30,7 @@ class HashChain:
 
     __slots__ = ("_block_size", "_hashes", "_parent", "_rename")
 
-    def __init__(self, block_size: int, salt: str = "", rename: Rename | None = None) -> None:
+    def __init__(self, block_size: int, salt: str = "", rename: HashRename | None = None) -> None:
         self._block_size = block_size
         self._rename = rename
         self._parent = hashlib.sha256(b"quire block\0" + salt.encode()).digest()
@@ -75,6 +75,6 @@ def blocks_in(data: bytes, block_size: int) -> list[bytes]:
     return [block for (block,) in struct.iter_unpack(f"{4 * block_size}s", data)]
 
 
-def chain_salt(lora_id: int, cache_salt: str, rename: Rename | None) -> str:
+def chain_salt(lora_id: int, cache_salt: str, rename: HashRename | None) -> str:
     """Start value of a sequence's chain: only sequences with equal adapter and tenant share blocks."""
     return f"{lora_id}:{cache_salt if rename is None else rename.salt(cache_salt)}"

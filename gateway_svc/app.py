@@ -28,11 +28,11 @@ from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
-from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
-from gateway_svc.lab.live import LiveSource
+from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.app import openai_app
 from gateway_svc.openai.http_server import HttpServer
@@ -95,7 +95,7 @@ class _Gateway:
         self._metrics = GatewayMetrics(self._tracing)
         self._metrics.watch(self._link)
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
-        self._pipeline = Pipeline(self._link, self._catalog, self._spans, self._metrics, formats)
+        self._pipeline = GenerationPipeline(self._link, self._catalog, self._spans, self._metrics, formats)
         self._embedder = Embedder(self._link, self._catalog, self._spans, self._metrics)
         self._intake = CallIntake(settings, self._callers)
         self._relay = AdminRelay(
@@ -147,7 +147,7 @@ class _Gateway:
 
     def _lab(self, door: HttpGuard) -> LabGuard:
         """Build the admin HTTP listener's application; its playground uses the users' API (`door`)."""
-        source = LiveSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
+        source = LiveLabSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
         app = lab_app(source, play=door, measured=self._metrics.text)
         return LabGuard(app, self._callers, self._settings.admin_http_names)
 

@@ -22,7 +22,7 @@ from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generation import Event, Generation, collect
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.generating.request_scope import Running
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
@@ -57,7 +57,7 @@ class InferenceService:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: GenerationPipeline,
         embedder: Embedder,
         catalog: ModelCatalog,
         cancel: Callable[[str, str, QuireError], None],

@@ -1,8 +1,8 @@
 """Each request's current queue and reason during a replay: its own last event, or what blocks the head of its queue."""
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.reasons import Event, Numbers, Reason
-from scheduler_svc.core.request import Place, Request
+from scheduler_svc.core.reasons import CoreEvent, Numbers, Reason
+from scheduler_svc.core.request import QueueKind, Request
 from scheduler_svc.observe.timelines import note_heads, now_of
 
 BEFORE = "BEFORE"
@@ -13,8 +13,8 @@ class ReasonsNow:
     """Tracks the last event of each unfinished request, and of the head of each queue."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Event] = {}
-        self._heads: dict[str, Event] = {}
+        self._last: dict[str, CoreEvent] = {}
+        self._heads: dict[str, CoreEvent] = {}
 
     def copy(self) -> "ReasonsNow":
         """An independent copy."""
@@ -38,6 +38,6 @@ class ReasonsNow:
         event = self._last.get(request.request_id)
         if event is None:
             places = {group.place for group in request.groups}
-            return (Place.RUNNING if Place.RUNNING in places else next(iter(places))).value, BEFORE, {}
+            return (QueueKind.RUNNING if QueueKind.RUNNING in places else next(iter(places))).value, BEFORE, {}
         now = now_of(event, self._heads.get(event.queue))
         return event.queue, now.reason.value, now.numbers

@@ -1,14 +1,14 @@
 """AdminService's adapter methods, over `workers.adapters.AdapterTable`."""
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.adapter_names import Adapter
-from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.adapter_names import AdapterEntry
+from scheduler_svc.workers.adapters import AdapterRegistry
 
 
 class AdapterCalls:
     """The methods that `admin.service` delegates to."""
 
-    def __init__(self, table: AdapterTable) -> None:
+    def __init__(self, table: AdapterRegistry) -> None:
         self._table = table
 
     async def load(self, request: admin_pb2.LoadAdapterRequest) -> admin_pb2.LoadAdapterResponse:
@@ -26,7 +26,7 @@ class AdapterCalls:
         return admin_pb2.ListAdaptersResponse(adapters=[_message(*entry) for entry in self._table.all()])
 
 
-def _message(adapter: Adapter, num_requests: int) -> admin_pb2.Adapter:
+def _message(adapter: AdapterEntry, num_requests: int) -> admin_pb2.Adapter:
     return admin_pb2.Adapter(
         name=adapter.name,
         adapter_id=adapter.adapter_id,

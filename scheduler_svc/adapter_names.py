@@ -15,7 +15,7 @@ MAX_PATH_BYTES = 4095
 
 
 @dataclass(slots=True)
-class Adapter:
+class AdapterEntry:
     """A LoRA adapter. `num_bytes` and `rank` as a worker reported them, 0 before. `problems`: load errors by
     worker; while there is one, no request may use the adapter."""
 
@@ -52,10 +52,10 @@ class AdapterNames:
     """Table of adapters; assigns their ids."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Adapter] = {}
+        self._by_name: dict[str, AdapterEntry] = {}
         self._ids = itertools.count(1)
 
-    def __iter__(self) -> Iterator[Adapter]:
+    def __iter__(self) -> Iterator[AdapterEntry]:
         """Adapters by name; the table may change while iterating."""
         return iter([self._by_name[name] for name in self.names])
 
@@ -64,11 +64,11 @@ class AdapterNames:
         """Names that requests may use, sorted."""
         return sorted(self._by_name)
 
-    def get(self, name: str) -> Adapter | None:
+    def get(self, name: str) -> AdapterEntry | None:
         """The adapter with that name, or None."""
         return self._by_name.get(name)
 
-    def find(self, name: str) -> Adapter:
+    def find(self, name: str) -> AdapterEntry:
         """The adapter with that name. Raises NotFound."""
         adapter = self._by_name.get(name)
         if adapter is None:
@@ -95,7 +95,7 @@ class AdapterNames:
             )
         return adapter.adapter_id
 
-    def new(self, name: str, path: str) -> Adapter:
+    def new(self, name: str, path: str) -> AdapterEntry:
         """Create an adapter with an id of its own, not in the table before `put`. Raises InvalidArgument or AlreadyExists."""
         if problem := name_problem(name):
             raise InvalidArgument.field("name", problem)
@@ -107,9 +107,9 @@ class AdapterNames:
                 f"adapter {name} is loaded from {known.path}; unload it first, or choose another name",
                 reason="ADAPTER_EXISTS",
             )
-        return Adapter(name, next(self._ids), path)
+        return AdapterEntry(name, next(self._ids), path)
 
-    def put(self, adapter: Adapter) -> None:
+    def put(self, adapter: AdapterEntry) -> None:
         """Add an adapter, so that requests may name it."""
         self._by_name[adapter.name] = adapter
 

@@ -31,7 +31,7 @@ from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.workers.adapters import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
@@ -99,7 +99,7 @@ class _SchedulerService:
         self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
         choice = settings.policy_choice()
-        self._adapters = AdapterTable(
+        self._adapters = AdapterRegistry(
             lambda: readiness.name_adapters(self._adapters.names),
             self._book.num_users,
             lambda: readiness.limits.model if readiness.limits else "",

@@ -31,7 +31,7 @@ from worker_svc.shell.lifecycle import READY, Lifecycle
 from worker_svc.shell.metric_definitions import METRICS
 from worker_svc.shell.metrics import StepMeter
 from worker_svc.shell.ownership import Ownership
-from worker_svc.shell.pipeline import Pipeline
+from worker_svc.shell.pipeline import StepPipeline
 from worker_svc.shell.service import WorkerService
 from worker_svc.shell.step_spans import StepSpans
 
@@ -122,7 +122,7 @@ class _Worker:
             on_budget=watchers.on_budget,
             on_progress=watchers.on_progress,
         )
-        self.pipeline = Pipeline(
+        self.pipeline = StepPipeline(
             self.lifecycle,
             self.thread,
             Ownership(self.identity.boot_id, lease_s=settings.owner_lease_s, ring_depth=PIPELINE_DEPTH),

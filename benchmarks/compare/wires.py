@@ -12,7 +12,7 @@ from benchmarks.compare import sse
 from quire.client.async_client import AsyncClient
 from quire.client.sampling_params import SamplingParams
 from quire_tools.bench.measure import Record
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 
 Clock = Callable[[], float]
 _LIMIT_S = 600.0
@@ -21,7 +21,7 @@ _LIMIT_S = 600.0
 class Wire(Protocol):
     """A client, bound to the event loop it is made in."""
 
-    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+    async def ask(self, planned: PlannedRequest, record: Record, clock: Clock) -> list[int]:
         """Send a request and fill `record`. Returns the tokens if the wire carries them (else none); raises any error."""
 
     async def close(self) -> None:
@@ -34,7 +34,7 @@ class GrpcWire:
     def __init__(self, address: str) -> None:
         self._client = AsyncClient(address)
 
-    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+    async def ask(self, planned: PlannedRequest, record: Record, clock: Clock) -> list[int]:
         """See Wire."""
         params = SamplingParams(temperature=0.0, max_tokens=planned.max_tokens, ignore_eos=True)
         stream = self._client.generate_stream(planned.token_ids, params, timeout_s=_LIMIT_S)
@@ -64,7 +64,7 @@ class OpenAIWire:
             **more,
         }
 
-    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+    async def ask(self, planned: PlannedRequest, record: Record, clock: Clock) -> list[int]:
         """See Wire. Returns tokens if the server sends `token_ids`."""
         body = {**self._common, "prompt": planned.token_ids, "max_tokens": planned.max_tokens}
         tokens: list[int] = []
@@ -92,7 +92,7 @@ class LlamaCppWire:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
-    async def ask(self, planned: Planned, record: Record, clock: Clock) -> list[int]:
+    async def ask(self, planned: PlannedRequest, record: Record, clock: Clock) -> list[int]:
         """See Wire. Returns no tokens if one was lost."""
         body = {
             "prompt": planned.token_ids,

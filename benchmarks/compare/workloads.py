@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.compare.shapes import NUM_SPECIAL
-from quire_tools.bench.workloads import Length, Planned
+from quire_tools.bench.workloads import Length, PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Workload:
     """Requests of one run, in order of arrival."""
 
     name: str
-    requests: tuple[Planned, ...]
+    requests: tuple[PlannedRequest, ...]
 
     @property
     def output_tokens(self) -> int:
@@ -72,7 +72,7 @@ def drawn(name: str, lengths: Lengths, *, seed: int, round_: int, vocab_size: in
     for index in range(lengths.num_requests):
         num_prompt, num_output = lengths.prompt.draw(sizes), lengths.output.draw(sizes)
         prompt = shared + _ids(ids, num_prompt, vocab_size)
-        requests.append(Planned(index, arrivals(index), "", prompt, num_output))
+        requests.append(PlannedRequest(index, arrivals(index), "", prompt, num_output))
     return Workload(name, tuple(requests))
 
 
@@ -100,7 +100,7 @@ def warm_up(vocab_size: int, number: int) -> Workload:
     return drawn("warm-up", Lengths(4, fixed(24), fixed(8)), seed=number, round_=number, vocab_size=vocab_size)
 
 
-def sampled(workload: Workload, count: int) -> Sequence[Planned]:
+def sampled(workload: Workload, count: int) -> Sequence[PlannedRequest]:
     """`count` of its requests, spread over it, for the token check."""
     requests = workload.requests
     chosen = min(count, len(requests))

@@ -8,13 +8,13 @@ import hashlib
 from collections.abc import Sequence
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain, Rename, chain_salt, little_endian
+from block_manager.hashing import HashChain, HashRename, chain_salt, little_endian
 
 
 class _Chains:
     """Owner of the hash chain of every live sequence. `rename`: mapping of tokens and salts before hashing."""
 
-    def __init__(self, block_size: int, rename: Rename | None) -> None:
+    def __init__(self, block_size: int, rename: HashRename | None) -> None:
         self._block_size = block_size
         self._rename = rename
         self._chains: dict[str, HashChain] = {}
@@ -45,7 +45,7 @@ class _Chains:
 class FullBlockKeys:
     """Keys of vLLM 0.6.3: a full block by its tokens and the key of the block before it; partial blocks have none."""
 
-    def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
+    def __init__(self, block_size: int, *, enabled: bool, rename: HashRename | None = None) -> None:
         self._enabled = enabled
         self._chains = _Chains(block_size, rename)
 
@@ -66,7 +66,7 @@ class SplitPrefixKeys:
     and equal prompts share even their partial last block.
     """
 
-    def __init__(self, block_size: int, *, enabled: bool, rename: Rename | None = None) -> None:
+    def __init__(self, block_size: int, *, enabled: bool, rename: HashRename | None = None) -> None:
         self._block_size = block_size
         self._enabled = enabled
         self._chains = _Chains(block_size, rename)

@@ -5,7 +5,7 @@ from block_manager.compat.allocator_063 import FullBlockAllocator
 from block_manager.compat.prefix_keys import FullBlockKeys
 from block_manager.compat.sliding_window import SlidingWindow
 from block_manager.compat.table_extent import Written
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 
 
@@ -20,7 +20,7 @@ class Tables063:
         window: SlidingWindow | None,
         *,
         prefix_caching: bool,
-        rename: Rename | None,
+        rename: HashRename | None,
     ) -> None:
         self._ledger = ledger
         self._blocks = blocks

@@ -16,7 +16,7 @@ from block_manager.compat.sliding_window import SlidingWindow
 from block_manager.compat.swap_063 import Swap063
 from block_manager.compat.table_extent import Written
 from block_manager.compat.tables_063 import Tables063
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 
@@ -33,7 +33,7 @@ class Vllm063Rules:
         sliding_window: int | None = None,
         exact_window: bool = False,
         counts_whole_prompts: bool = False,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> None:
         self.ledger = ledger
         self._prefix_caching = prefix_caching
@@ -61,7 +61,7 @@ class Vllm063Rules:
         sliding_window: int | None = None,
         exact_window: bool = False,
         counts_whole_prompts: bool = False,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
 

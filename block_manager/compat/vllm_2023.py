@@ -12,7 +12,7 @@ from block_manager.compat.allocators_2023 import Allocator, CachedAllocator, Unc
 from block_manager.compat.computed_prefix import common_length
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
 from block_manager.compat.prefix_keys import SplitPrefixKeys
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 
@@ -27,7 +27,7 @@ class Vllm2023Rules:
         prefix_caching: bool,
         watermark_blocks: int,
         keeps_stale_keys: bool = False,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> None:
         self.ledger = ledger
         self._keeps_stale_keys = keeps_stale_keys
@@ -50,7 +50,7 @@ class Vllm2023Rules:
         watermark_blocks: int | None = None,
         sliding_window: int | None = None,
         keeps_stale_keys: bool = False,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
 

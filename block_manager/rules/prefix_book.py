@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain, Rename, blocks_in, chain_salt
+from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt
 from block_manager.ledger import Ledger
 
 NEVER = 2**62
@@ -42,7 +42,7 @@ class PrefixBook:
     `rename`: mapping of token ids before hashing; None: no mapping.
     """
 
-    def __init__(self, ledger: Ledger, *, enabled: bool, rename: Rename | None = None) -> None:
+    def __init__(self, ledger: Ledger, *, enabled: bool, rename: HashRename | None = None) -> None:
         self.enabled = enabled
         self._rename = rename
         self.num_lookups = 0

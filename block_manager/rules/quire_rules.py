@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.prefix_book import NULL, num_leading
@@ -28,7 +28,7 @@ class QuireRules(V1PoolRules):
         max_model_len: int,
         prefix_caching: bool,
         watermark_blocks: int = 0,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> None:
         super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
         self.watermark_blocks = watermark_blocks
@@ -44,7 +44,7 @@ class QuireRules(V1PoolRules):
         max_model_len: int,
         prefix_caching: bool,
         watermark_blocks: int | None = None,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
         windowed: bool = False,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks`: None = 1 % of the device blocks.

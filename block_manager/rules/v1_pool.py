@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
@@ -19,7 +19,7 @@ class V1PoolRules(NoSwap):
     """V1's rules over a ledger. Block 0 is the null block and never allocated."""
 
     def __init__(
-        self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, rename: Rename | None = None
+        self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, rename: HashRename | None = None
     ) -> None:
         self.ledger = ledger
         self._pool = ledger.gpu
@@ -36,7 +36,7 @@ class V1PoolRules(NoSwap):
         num_cpu_blocks: int,
         max_model_len: int,
         prefix_caching: bool,
-        rename: Rename | None = None,
+        rename: HashRename | None = None,
     ) -> Self:
         """Rules over a new ledger. `num_gpu_blocks` includes the null block."""
         ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks))

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway_svc.access.tenants_file import Key, Tenants
+from gateway_svc.access.tenants_file import TenantKey, Tenants
 from svc_common.errors import Unauthenticated
 
 KEY_PREFIX = "qk_"
@@ -34,7 +34,7 @@ class KeyOfTenant:
     """A key with its tenant."""
 
     tenant: str
-    key: Key
+    key: TenantKey
 
 
 class Keyring:

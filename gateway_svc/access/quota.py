@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from gateway_svc.access.tenants_file import Limits
+from gateway_svc.access.tenants_file import TenantLimits
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import QuotaViolation, ResourceExhausted
@@ -19,7 +19,7 @@ _LONGEST_WAIT_S = 60.0
 class TenantQuota:
     """Buckets and counts of one tenant, kept over changes of its limits. Call only on the event loop's thread."""
 
-    def __init__(self, tenant: str, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tenant: str, limits: TenantLimits, now: Callable[[], float] = time.monotonic) -> None:
         self._tenant = tenant
         self._now = now
         self._limits = limits
@@ -29,7 +29,7 @@ class TenantQuota:
         self.num_running = 0
         self.change(limits)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: TenantLimits) -> None:
         """Change the limits; running requests go on and debts stay."""
         self._limits = limits
         per_minute = limits.tokens_per_min

@@ -27,7 +27,7 @@ _Positive = Annotated[float, Field(gt=0, le=1e9)]
 _Count = Annotated[int, Field(ge=1, le=10**12)]
 
 
-class Key(BaseModel):
+class TenantKey(BaseModel):
     """One key. `name`: for people, in lists and logs. `expires`: with time zone; None = never."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class Key(BaseModel):
         return self.expires is not None and now >= self.expires
 
 
-class Limits(BaseModel):
+class TenantLimits(BaseModel):
     """Limits of a tenant; None = unlimited. Each gateway process counts separately."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,13 +69,13 @@ class Limits(BaseModel):
         return float(self.burst or max(1.0, self.requests_per_s or 1.0))
 
 
-class Tenant(Limits):
+class TenantEntry(TenantLimits):
     """One tenant."""
 
-    keys: tuple[Key, ...] = ()
+    keys: tuple[TenantKey, ...] = ()
 
     @model_validator(mode="after")
-    def _burst_needs_a_rate(self) -> "Tenant":
+    def _burst_needs_a_rate(self) -> "TenantEntry":
         if self.burst is not None and self.requests_per_s is None:
             raise ValueError("burst says nothing without requests_per_s")
         return self
@@ -86,7 +86,7 @@ class Tenants(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tenants: dict[str, Tenant] = Field(default_factory=dict)
+    tenants: dict[str, TenantEntry] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_and_keys_are_of_use(self) -> "Tenants":

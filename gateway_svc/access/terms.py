@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway_svc.access.quota import TenantQuota, estimated_tokens, used_tokens
-from gateway_svc.access.tenants_file import Limits
+from gateway_svc.access.tenants_file import TenantLimits
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import PermissionDenied
@@ -17,7 +17,7 @@ class TenantTerms:
     `limits` are the current ones; `quota` survives their changes.
     """
 
-    def __init__(self, tenant: str, limits: Limits, quota: TenantQuota) -> None:
+    def __init__(self, tenant: str, limits: TenantLimits, quota: TenantQuota) -> None:
         self._tenant = tenant
         self._limits = limits
         self._quota = quota

@@ -7,7 +7,7 @@ import json
 import re
 
 from gateway_svc.chat.buffered import BufferedParser, begins_with
-from gateway_svc.text.parts import CONTENT, OutputParser, Span
+from gateway_svc.text.parts import CONTENT, OutputParser, TextSpan
 from protos.common.v1 import common_pb2
 from svc_common.grammars import CHOICE, JSON_SCHEMA, REGEX, with_bounded_whitespace
 
@@ -64,7 +64,7 @@ class AnswerParser(BufferedParser):
         self.take(len(self.buffer), CONTENT)
         return False
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         """Return the rest; see OutputParser."""
         spans = super().end()
         return spans + self._calls.end() if self._is_calling else spans

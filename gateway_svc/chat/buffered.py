@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from gateway_svc.text.parts import CONTENT, Part, Span
+from gateway_svc.text.parts import CONTENT, AnswerPart, TextSpan
 
 MAX_BLANKS = 64
 """Most white space that is held for what may follow it; after more, nothing is expected to follow."""
@@ -21,39 +21,39 @@ class BufferedParser(ABC):
     markers: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._spans: list[TextSpan] = []
         self.buffer = ""
         self.is_over = False
         self.state: Callable[[], bool] = self.in_content
-        self.current: Part = CONTENT
+        self.current: AnswerPart = CONTENT
 
     @abstractmethod
     def in_content(self) -> bool:
         """Initial state."""
 
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[TextSpan]:
         """Add text; see OutputParser."""
         self.buffer += text
         return self._run()
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         """Return the rest; see OutputParser."""
         self.is_over = True
         spans = self._run()
         assert not self.buffer, "a state has to take everything at the end"
         return spans
 
-    def _run(self) -> list[Span]:
+    def _run(self) -> list[TextSpan]:
         while self.buffer and self.state():
             pass
         spans, self._spans = self._spans, []
         return spans
 
-    def take(self, num_chars: int, part: Part, *, visible: bool = True) -> None:
+    def take(self, num_chars: int, part: AnswerPart, *, visible: bool = True) -> None:
         """Emit the next characters as certain."""
         if num_chars:
             self.buffer = self.buffer[num_chars:]
-            self._spans.append(Span(num_chars, part, visible))
+            self._spans.append(TextSpan(num_chars, part, visible))
 
     def something_behind(self, begin: int = 0) -> tuple[bool | None, int]:
         """True if something other than white space follows `begin`, and its index; None = not known yet, False = no."""
@@ -62,7 +62,7 @@ class BufferedParser(ABC):
             return False, end
         return (True if end < len(self.buffer) else False if self.is_over else None), end
 
-    def take_whitespace(self, whitespace: str, part: Part) -> None:
+    def take_whitespace(self, whitespace: str, part: AnswerPart) -> None:
         """Take leading characters of `whitespace` from the buffer, as markup."""
         self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, visible=False)
 

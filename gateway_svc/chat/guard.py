@@ -2,7 +2,7 @@
 
 import logging
 
-from gateway_svc.text.parts import CONTENT, OutputParser, Part, Span
+from gateway_svc.text.parts import CONTENT, AnswerPart, OutputParser, TextSpan
 
 log = logging.getLogger(__name__)
 
@@ -17,20 +17,20 @@ class GuardedParser:
         self.markers: frozenset[str] = parser.markers
 
     @property
-    def current(self) -> Part:
+    def current(self) -> AnswerPart:
         """Part of a token without text at this point."""
         return CONTENT if self._has_failed else self._parser.current
 
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[TextSpan]:
         """Add text; see OutputParser."""
         self._num_open += len(text)
         return self._guarded(text)
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         """Return the rest; see OutputParser."""
         return self._guarded(None)
 
-    def _guarded(self, text: str | None) -> list[Span]:
+    def _guarded(self, text: str | None) -> list[TextSpan]:
         if not self._has_failed:
             try:
                 spans = self._parser.end() if text is None else self._parser.feed(text)
@@ -45,4 +45,4 @@ class GuardedParser:
                 self._num_open -= num_chars
                 return spans
         num_open, self._num_open = self._num_open, 0
-        return [Span(num_open, CONTENT)] if num_open else []
+        return [TextSpan(num_open, CONTENT)] if num_open else []

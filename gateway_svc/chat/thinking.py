@@ -1,7 +1,7 @@
 """Parser for reasoning between `<think>` and `</think>` at the start of an output; the rest goes to the next parser."""
 
 from gateway_svc.chat.buffered import BufferedParser, begins_with, find_marker
-from gateway_svc.text.parts import CONTENT, REASONING, OutputParser, Span
+from gateway_svc.text.parts import CONTENT, REASONING, OutputParser, TextSpan
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -64,7 +64,7 @@ class ThinkingParser(BufferedParser):
         self.current = self._answer.current
         return False
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         """Return the rest; see OutputParser."""
         spans = super().end()
         return spans if self._answer is None else spans + self._answer.end()

@@ -17,7 +17,7 @@ RETRY_AFTER_S = 1.0
 _LEAST_RETRY_S = 0.1
 
 
-class Admission:
+class GatewayCapacity:
     """Counts of live requests and bytes, per tenant."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -45,12 +45,12 @@ class Admission:
         """Drop the stored queue state; called when the scheduler cannot be reached."""
         self._closed_for = frozenset()
 
-    def admitted(self, tenant: str, num_bytes: int, *, is_known: bool = False) -> "Place":
+    def admitted(self, tenant: str, num_bytes: int, *, is_known: bool = False) -> "CapacityLease":
         """Context manager that counts a request while it is entered.
 
         `is_known`: the scheduler may have the request already, so a full queue does not refuse it.
         """
-        return Place(self, tenant, num_bytes, is_known=is_known)
+        return CapacityLease(self, tenant, num_bytes, is_known=is_known)
 
     def take(self, tenant: str, num_bytes: int, *, is_known: bool) -> None:
         """Count a request.
@@ -87,12 +87,12 @@ class Admission:
         )
 
 
-class Place:
+class CapacityLease:
     """Context manager that counts one request; entering it raises as `Admission.take` does."""
 
     __slots__ = ("_admission", "_is_known", "_num_bytes", "_tenant")
 
-    def __init__(self, admission: Admission, tenant: str, num_bytes: int, *, is_known: bool) -> None:
+    def __init__(self, admission: GatewayCapacity, tenant: str, num_bytes: int, *, is_known: bool) -> None:
         self._admission = admission
         self._tenant = tenant
         self._num_bytes = num_bytes

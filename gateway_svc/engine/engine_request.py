@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from gateway_svc.engine.submission_spans import SubmissionSpans
-from gateway_svc.engine.token_runs import TokenRun, committed_message
+from gateway_svc.engine.token_runs import ChoiceTokens, committed_message
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
@@ -38,7 +38,7 @@ class ChoiceUpdate:
     request stores them anyway.
     """
 
-    run: TokenRun = field(default_factory=TokenRun)
+    run: ChoiceTokens = field(default_factory=ChoiceTokens)
     num_tokens: int = 0
     finished: engine_pb2.Finished | None = None
 
@@ -81,7 +81,7 @@ class _Choice:
 
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_counting: int | None = None
-    beside: TokenRun | None = None
+    beside: ChoiceTokens | None = None
 
 
 class EngineRequest:
@@ -127,7 +127,7 @@ class EngineRequest:
 
     def _new_choices(self) -> list[_Choice]:
         has_later_readers = self.submit.resumable and self.submit.sampling.logprobs
-        return [_Choice(beside=TokenRun() if has_later_readers else None) for _ in range(self.num_choices)]
+        return [_Choice(beside=ChoiceTokens() if has_later_readers else None) for _ in range(self.num_choices)]
 
     @property
     def handle(self) -> int:
@@ -179,7 +179,7 @@ class EngineRequest:
         """
         return self._update.num_bytes
 
-    def _num_bytes(self, choice: int, run: TokenRun) -> int:
+    def _num_bytes(self, choice: int, run: ChoiceTokens) -> int:
         """Approximate size of a run just received, without tokens generated before the reader attached."""
         made = self.num_made[choice] if choice < len(self.num_made) else 0
         num_new = min(len(run.token_ids), max(0, len(self._choices[choice].token_ids) - made))
@@ -218,7 +218,7 @@ class EngineRequest:
             self.is_attaching, self.was_attached = False, True
         self._wake()
 
-    def add_tokens(self, choice: int, run: TokenRun) -> bool:
+    def add_tokens(self, choice: int, run: ChoiceTokens) -> bool:
         """Add a run of tokens, dropping those already received. Returns False if tokens before the run are missing."""
         state = self._choices[choice]
         known = len(state.token_ids)
@@ -429,7 +429,7 @@ class EngineRequest:
         if self.is_ranked:
             return []
         return [
-            committed_message(number, choice.token_ids.tobytes(), choice.beside or TokenRun())
+            committed_message(number, choice.token_ids.tobytes(), choice.beside or ChoiceTokens())
             for number, choice in enumerate(self._choices)
         ]
 

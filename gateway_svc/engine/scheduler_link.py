@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from gateway_svc.engine.admission import Admission
+from gateway_svc.engine.admission import GatewayCapacity
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
@@ -69,7 +69,7 @@ class SchedulerLink:
         self._closing = False
         self._left = asyncio.Event()
         self.requests = RequestTable(self._outbox, settings.max_buffered_tokens)
-        self.admission = Admission(settings)
+        self.admission = GatewayCapacity(settings)
         self.state = LinkState()
         self.on_state: Callable[[], None] = lambda: None
 

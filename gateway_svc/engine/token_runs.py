@@ -9,7 +9,7 @@ from svc_common import wire_arrays
 
 
 @dataclass(slots=True)
-class TokenRun:
+class ChoiceTokens:
     """Consecutive tokens of one choice from `token_offset` on. `logprobs`, `tops`: one per token, or empty."""
 
     token_offset: int = 0
@@ -17,23 +17,23 @@ class TokenRun:
     logprobs: list[float] = field(default_factory=list)
     tops: list[inference_pb2.TopLogprobs] = field(default_factory=list)
 
-    def without_first(self, num_tokens: int) -> "TokenRun":
+    def without_first(self, num_tokens: int) -> "ChoiceTokens":
         """Return the run without its first `num_tokens`."""
-        return TokenRun(
+        return ChoiceTokens(
             self.token_offset + num_tokens,
             self.token_ids[num_tokens:],
             self.logprobs[num_tokens:],
             self.tops[num_tokens:],
         )
 
-    def extend(self, other: "TokenRun") -> None:
+    def extend(self, other: "ChoiceTokens") -> None:
         """Append the run that follows this one."""
         self.token_ids += other.token_ids
         self.logprobs += other.logprobs
         self.tops += other.tops
 
 
-def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, TokenRun]]:
+def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, ChoiceTokens]]:
     """Iterate over (handle, choice, run) in order.
 
     Raises InvalidArgument, before the first run, if the columns' lengths do not match.
@@ -61,11 +61,11 @@ def _cut(
     token_ids: list[int],
     logprobs: list[float],
     tops: list[inference_pb2.TopLogprobs],
-) -> Iterator[tuple[int, int, TokenRun]]:
+) -> Iterator[tuple[int, int, ChoiceTokens]]:
     begin = 0
     for handle, choice, offset, count in heads:
         end = begin + count
-        yield handle, choice, TokenRun(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
+        yield handle, choice, ChoiceTokens(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
         begin = end
 
 
@@ -89,7 +89,7 @@ def _tops(ids: list[int], values: list[float], counts: Sequence[int]) -> list[in
     return made
 
 
-def committed_message(choice: int, token_ids: bytes, beside: TokenRun) -> engine_pb2.CommittedTokens:
+def committed_message(choice: int, token_ids: bytes, beside: ChoiceTokens) -> engine_pb2.CommittedTokens:
     """Build the message of a choice's received tokens; `beside` has one entry per token, or none."""
     pairs = [pair for top in beside.tops for pair in zip(top.token_ids, top.logprobs, strict=True)]
     return engine_pb2.CommittedTokens(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.engine.engine_request import ChoiceUpdate
-from gateway_svc.engine.token_runs import TokenRun
-from gateway_svc.text.detokenizer import Segment
-from gateway_svc.text.parts import CONTENT, REASONING, Part, PartKind
+from gateway_svc.engine.token_runs import ChoiceTokens
+from gateway_svc.text.detokenizer import TextSegment
+from gateway_svc.text.parts import CONTENT, REASONING, AnswerPart, PartKind
 from gateway_svc.text.text_stream import Piece, TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
@@ -26,7 +26,7 @@ ChoiceEvent = AnyDelta | inference_pb2.Finished
 class _Stretch:
     """Adjacent segments of one part of the answer, merged into one event."""
 
-    part: Part
+    part: AnswerPart
     text: str
     token_ids: list[int]
 
@@ -44,7 +44,7 @@ class ChoiceEvents:
         self._text = text
         self._with_logprobs = with_logprobs
         self._num_delivered = num_delivered
-        self._beside = TokenRun()
+        self._beside = ChoiceTokens()
         self._has_called = False
         self.finished: inference_pb2.Finished | None = None
         self.num_output_tokens = 0
@@ -95,9 +95,9 @@ class ChoiceEvents:
         """Logprob fields of these tokens of the current piece."""
         return {"logprobs": self._beside.logprobs[begin:end], "top_logprobs": self._beside.tops[begin:end]}
 
-    def _not_delivered(self, piece: Piece) -> tuple[list[Segment], int]:
+    def _not_delivered(self, piece: Piece) -> tuple[list[TextSegment], int]:
         """Return the undelivered segments and the number of tokens before them; updates the counts for all segments."""
-        new: list[Segment] = []
+        new: list[TextSegment] = []
         offset = begin = piece.token_offset
         for segment in piece.segments:
             num_tokens = len(segment.token_ids)
@@ -130,9 +130,9 @@ class ChoiceEvents:
         )
 
 
-def _stretches(segments: Sequence[Segment]) -> list[_Stretch]:
+def _stretches(segments: Sequence[TextSegment]) -> list[_Stretch]:
     """Merge adjacent segments of one part and drop empty ones."""
-    groups: list[list[Segment]] = []
+    groups: list[list[TextSegment]] = []
     for segment in segments:
         if groups and segment.part.continues(groups[-1][0].part):
             groups[-1].append(segment)
@@ -142,7 +142,7 @@ def _stretches(segments: Sequence[Segment]) -> list[_Stretch]:
     return [stretch for stretch in stretches if stretch.token_ids or stretch.text or stretch.part.name]
 
 
-def _stretch(segments: Sequence[Segment]) -> _Stretch:
+def _stretch(segments: Sequence[TextSegment]) -> _Stretch:
     first = segments[0]
     if len(segments) == 1:
         return _Stretch(first.part, first.text, first.token_ids)

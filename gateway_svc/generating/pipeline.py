@@ -41,7 +41,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Pipeline:
+class GenerationPipeline:
     """Starts generations; one per process, shared by both APIs."""
 
     def __init__(

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway_svc.lab import values
 from gateway_svc.lab.query import whole_number, word
 from gateway_svc.lab.source import LabSource
-from gateway_svc.lab.stream import StepStream
+from gateway_svc.lab.stream import LabStepStream
 from gateway_svc.openai.public_routes import http_error, known_error
 from svc_common.errors import InvalidArgument, QuireError
 
@@ -42,7 +42,7 @@ def lab_app(source: LabSource, *, play: ASGIApp | None = None, measured: Measure
             Route("/lab/about", routes.about, methods=["GET"]),
             Route("/lab/steps", routes.steps, methods=["GET"]),
             Route("/lab/why", routes.why, methods=["GET"]),
-            Route("/lab/stream", StepStream(source), methods=["GET"]),
+            Route("/lab/stream", LabStepStream(source), methods=["GET"]),
             *others,
         ],
         exception_handlers={QuireError: known_error, HTTPException: http_error},

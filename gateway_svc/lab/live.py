@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 
 from gateway_svc.lab import translation
-from gateway_svc.lab.source import LIVE, MAX_LISTED, About, Snapshot, Step, Tell, Why
+from gateway_svc.lab.source import LIVE, MAX_LISTED, About, LabSnapshot, Step, Tell, Why
 from gateway_svc.lab.tables import TableChanges
-from gateway_svc.lab.translation import RUNNING, Pools
+from gateway_svc.lab.translation import RUNNING, PoolSizes
 from protos.inference.v1 import admin_pb2 as pb
 from protos.inference.v1 import admin_pb2_grpc
 from svc_common import rpc
@@ -26,7 +26,7 @@ _NEEDS_TIMEOUT_S = 60.0
 Connected = Callable[[], Awaitable[grpc.aio.Channel]]
 
 
-class LiveSource:
+class LiveLabSource:
     """Live LabSource. `connected()`: a channel to the scheduler's AdminService; raises Unavailable if there is none."""
 
     def __init__(self, connected: Connected, *, title: str, can_generate: bool) -> None:
@@ -52,7 +52,7 @@ class LiveSource:
         """Follow the scheduler; see LabSource."""
         first = await self._snapshot()
         oldest = first.step - (MOST_STEPS_BEHIND if since else NUM_STEPS_AT_FIRST)
-        pools = Pools(first.block_size, first.pools)
+        pools = PoolSizes(first.block_size, first.pools)
         await _together(self._tell_steps(max(1, since, oldest), pools, tell), self._tell_while_idle(pools, tell))
 
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
@@ -65,7 +65,7 @@ class LiveSource:
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    async def _tell_steps(self, since: int, pools: Pools, tell: Tell) -> None:
+    async def _tell_steps(self, since: int, pools: PoolSizes, tell: Tell) -> None:
         """Send each step with queues, reasons and cached blocks right after its plan.
 
         Steps planned before this call lack those.
@@ -76,12 +76,12 @@ class LiveSource:
                 state = translation.state(report, pools) if report.HasField("state") else None
                 await tell(translation.step(report, changes.to(translation.tables(report)), state))
 
-    async def _tell_while_idle(self, pools: Pools, tell: Tell) -> None:
+    async def _tell_while_idle(self, pools: PoolSizes, tell: Tell) -> None:
         """Poll for changes that no step reports: requests that wait while none runs, and changed pool sizes.
 
         While requests run, steps report the state. An unchanged state is not sent again.
         """
-        last: Snapshot | None = None
+        last: LabSnapshot | None = None
         while True:
             snapshot = await self._snapshot()
             pools.block_size, pools.pools = snapshot.block_size, snapshot.pools
@@ -90,7 +90,7 @@ class LiveSource:
                 last = snapshot
             await asyncio.sleep(SNAPSHOT_S)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> LabSnapshot:
         """Blocks and queues at one instant."""
         async with _known_errors():
             stub = await self._stub()

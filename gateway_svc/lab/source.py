@@ -48,7 +48,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LabShare:
     """A request's share of a step. `tokens`: over all its sequences; `computed_before`: of the first one."""
 
     id: str
@@ -71,7 +71,7 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class LabStepTimes:
     """Times of a step, see admin.proto. `duration_ms` at the worker, from `started_ms`; 0 = unknown."""
 
     planned_ms: float
@@ -99,7 +99,7 @@ class Step:
     step: int
     lane: int
     policy: str
-    shares: list[Share]
+    shares: list[LabShare]
     swap_in: Pairs
     swap_out: Pairs
     copy: Pairs
@@ -109,16 +109,16 @@ class Step:
     sampled: dict[str, int]
     computed_tokens: int
     error: str
-    times: StepTimes
+    times: LabStepTimes
     tables: TableChange
-    snapshot: "Snapshot | None" = None
+    snapshot: "LabSnapshot | None" = None
 
 
 # --- requests and blocks -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class LabPool:
     """Blocks of a device or of the host: `total` names from `tier` + str(`first`) + `suffix` on."""
 
     tier: str
@@ -157,7 +157,7 @@ class ReasonCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LabSnapshot:
     """State right after `step`. `cached`: unreferenced device blocks with a known prefix, in eviction order.
 
     `requests`: at most MAX_LISTED, in order of arrival; `reasons` counts all. `tables`: None if the step
@@ -166,7 +166,7 @@ class Snapshot:
 
     step: int
     block_size: int
-    pools: list[Pool]
+    pools: list[LabPool]
     cached: list[str]
     requests: list[Listed]
     reasons: list[ReasonCount]
@@ -181,7 +181,7 @@ MAX_LISTED = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class LabEpisode:
     """A period with one reason, see admin.proto; `to_*` None: it still lasts."""
 
     from_step: int
@@ -200,13 +200,13 @@ class Why:
     """Timeline of a request. `num_waits_not_searched`: waits that another query with `needs` will search."""
 
     id: str
-    episodes: list[Episode]
+    episodes: list[LabEpisode]
     num_waits_not_searched: int = 0
 
 
 # --- source --------------------------------------------------------------------------------------------------------------
 
-Tell = Callable[[Step | Snapshot], Awaitable[None]]
+Tell = Callable[[Step | LabSnapshot], Awaitable[None]]
 
 
 class LabSource(Protocol):

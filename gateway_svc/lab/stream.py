@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.calls import ClientGone
 from gateway_svc.lab import values
 from gateway_svc.lab.query import whole_number
-from gateway_svc.lab.source import LabSource, Snapshot, Step
+from gateway_svc.lab.source import LabSnapshot, LabSource, Step
 from gateway_svc.openai.errors import error_body
 from gateway_svc.openai.http_io import until_disconnect
 from svc_common.errors import QuireError, ResourceExhausted
@@ -24,7 +24,7 @@ _HEADERS = [
 ]
 
 
-class StepStream:
+class LabStepStream:
     """Route GET /lab/stream?since=STEP. An ASGI application; counts the open pages."""
 
     def __init__(self, source: LabSource) -> None:
@@ -51,7 +51,7 @@ class StepStream:
             self._num_pages -= 1
 
     async def _follow(self, since: int, send: Send) -> None:
-        async def tell(told: Step | Snapshot) -> None:
+        async def tell(told: Step | LabSnapshot) -> None:
             await send(_part(_event("step" if isinstance(told, Step) else "snapshot", told)))
 
         last = b""

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.lab.source import (
-    Episode,
+    LabEpisode,
+    LabPool,
+    LabShare,
+    LabSnapshot,
+    LabStepTimes,
     Listed,
     Numbers,
     Pairs,
-    Pool,
     ReasonCount,
-    Share,
-    Snapshot,
     Step,
-    StepTimes,
     TableChange,
     Why,
 )
@@ -30,7 +30,7 @@ def tables(message: pb.StepReport | pb.GetBlocksResponse) -> dict[str, list[str]
     return {table.sequence: list(table.blocks) for table in message.tables}
 
 
-def step(report: pb.StepReport, change: TableChange, snapshot: Snapshot | None) -> Step:
+def step(report: pb.StepReport, change: TableChange, snapshot: LabSnapshot | None) -> Step:
     """Convert one step. `change`: from the previous step's tables to its own; `snapshot`: state right after its plan."""
     queues, free = report.queues, report.free
     return Step(
@@ -38,7 +38,7 @@ def step(report: pb.StepReport, change: TableChange, snapshot: Snapshot | None) 
         lane=report.lane,
         policy=report.policy,
         shares=[
-            Share(group.id, list(group.seqs), group.tokens, group.computed_before, group.prefill)
+            LabShare(group.id, list(group.seqs), group.tokens, group.computed_before, group.prefill)
             for group in report.scheduled
         ],
         swap_in=_pairs(report.swap_in),
@@ -56,9 +56,9 @@ def step(report: pb.StepReport, change: TableChange, snapshot: Snapshot | None) 
     )
 
 
-def _times(report: pb.StepReport) -> StepTimes:
+def _times(report: pb.StepReport) -> LabStepTimes:
     t = report.times
-    return StepTimes(
+    return LabStepTimes(
         planned_ms=t.planned_ns / _NS_PER_MS,
         finished_ms=t.finished_ns / _NS_PER_MS,
         started_ms=t.started_ns / _NS_PER_MS,
@@ -80,32 +80,32 @@ def _pairs(pairs: Iterable[pb.BlockPair]) -> Pairs:
 
 
 @dataclass(slots=True)
-class Pools:
+class PoolSizes:
     """Sizes that steps do not report: tokens per block, and the pools at the last poll."""
 
     block_size: int
-    pools: list[Pool]
+    pools: list[LabPool]
 
 
-def snapshot(blocks: pb.GetBlocksResponse, workers: pb.ListWorkersResponse) -> Snapshot:
+def snapshot(blocks: pb.GetBlocksResponse, workers: pb.ListWorkersResponse) -> LabSnapshot:
     """State at one instant."""
-    pools = Pools(blocks.block_size, _pools(blocks, workers.workers))
+    pools = PoolSizes(blocks.block_size, _pools(blocks, workers.workers))
     return _snapshot(blocks.step, pools, blocks.requests, blocks.cached_blocks, tables(blocks))
 
 
-def state(report: pb.StepReport, pools: Pools) -> Snapshot:
+def state(report: pb.StepReport, pools: PoolSizes) -> LabSnapshot:
     """State right after a step's plan; its tables are in the step."""
     return _snapshot(report.step, pools, report.state.requests, report.state.cached_blocks, None)
 
 
 def _snapshot(
     number: int,
-    pools: Pools,
+    pools: PoolSizes,
     requests: pb.ListRequestsResponse,
     cached: Iterable[str],
     whole_tables: dict[str, list[str]] | None,
-) -> Snapshot:
-    return Snapshot(
+) -> LabSnapshot:
+    return LabSnapshot(
         step=number,
         block_size=pools.block_size,
         pools=pools.pools,
@@ -117,14 +117,14 @@ def _snapshot(
     )
 
 
-def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[Pool]:
+def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[LabPool]:
     """Pools of equal size, one per worker, and the host's. With rules that reserve the first block, names begin at 1."""
     num_ranks = max(1, len(workers))
     total = blocks.gpu.total // num_ranks
     has_null_block = bool(workers) and workers[0].num_gpu_blocks == total + 1
     suffixes = [""] if num_ranks == 1 else [f"@{rank}" for rank in range(num_ranks)]
-    devices = [Pool(DEVICE, suffix, int(has_null_block), total) for suffix in suffixes]
-    return [*devices, *([Pool(HOST, "", 0, blocks.cpu.total)] if blocks.cpu.total else [])]
+    devices = [LabPool(DEVICE, suffix, int(has_null_block), total) for suffix in suffixes]
+    return [*devices, *([LabPool(HOST, "", 0, blocks.cpu.total)] if blocks.cpu.total else [])]
 
 
 def _listed(request: pb.LiveRequest) -> Listed:
@@ -154,8 +154,8 @@ def why(response: pb.ExplainRequestResponse) -> Why:
     return Why(response.id, [_episode(episode) for episode in response.episodes], response.num_waits_not_searched)
 
 
-def _episode(episode: pb.Episode) -> Episode:
-    return Episode(
+def _episode(episode: pb.Episode) -> LabEpisode:
+    return LabEpisode(
         from_step=episode.from_step,
         to_step=episode.to_step if episode.HasField("to_step") else None,
         from_ms=episode.from_ns / _NS_PER_MS,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gateway_svc.generating.generation import Event
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.outputs import Json, Output, OutputEvent, Prompt
-from gateway_svc.openai.shapes import Shape
+from gateway_svc.openai.shapes import AnswerShape
 from gateway_svc.openai.token_entries import TokenEntries
 from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
@@ -20,7 +20,7 @@ _FINISH_REASONS = {
 }
 
 
-class Answer:
+class HttpAnswer:
     """One answer to `prompts` with `num_choices` choices for each; each prompt is fed its generation's events.
 
     Choice c of prompt p has index p * num_choices + c, as in OpenAI's API. `head`: fields common to all parts
@@ -29,7 +29,7 @@ class Answer:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AnswerShape,
         head: Json,
         text: TextModel,
         prompts: Sequence[Prompt],

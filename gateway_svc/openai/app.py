@@ -12,7 +12,7 @@ from starlette.routing import Route
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
-from gateway_svc.generating.pipeline import Pipeline
+from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
 from gateway_svc.openai.chat_request import ChatCompletionRequest
@@ -30,7 +30,7 @@ from svc_common.errors import QuireError
 
 
 def openai_app(
-    pipeline: Pipeline,
+    pipeline: GenerationPipeline,
     embedder: Embedder,
     catalog: ModelCatalog,
     intake: CallIntake,

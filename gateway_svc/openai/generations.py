@@ -8,8 +8,8 @@ from dataclasses import replace
 from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Event, Generation
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import Pipeline
-from gateway_svc.openai.answer import Answer
+from gateway_svc.generating.pipeline import GenerationPipeline
+from gateway_svc.openai.answer import HttpAnswer
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.chat_request import ChatCompletionRequest
 from gateway_svc.openai.endpoint import HttpRequest
@@ -18,7 +18,7 @@ from gateway_svc.openai.http_io import Reply
 from gateway_svc.openai.outputs import Prompt
 from gateway_svc.openai.requests import CompletionRequest, parse_request
 from gateway_svc.openai.roles import settle_roles
-from gateway_svc.openai.shapes import Shape
+from gateway_svc.openai.shapes import AnswerShape
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.version import VERSION
@@ -30,8 +30,8 @@ class Generations:
     def __init__(
         self,
         cls: type[CompletionRequest] | type[ChatCompletionRequest],
-        shape: Shape,
-        pipeline: Pipeline,
+        shape: AnswerShape,
+        pipeline: GenerationPipeline,
         catalog: ModelCatalog,
     ) -> None:
         self._cls = cls
@@ -53,7 +53,7 @@ class Generations:
 
     async def _begin(
         self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack
-    ) -> tuple[Answer, Sequence[Generation], bool]:
+    ) -> tuple[HttpAnswer, Sequence[Generation], bool]:
         """Parse the request and start the generations.
 
         A separate step, so that nothing of the request is kept during the answer.
@@ -69,7 +69,7 @@ class Generations:
 
     def _answer(
         self, call: Call, messages: AnyRequests, generations: Sequence[Generation], options: AnswerOptions
-    ) -> Answer:
+    ) -> HttpAnswer:
         model = self._catalog.get(generations[0].started.model)
         prompts = [
             _prompt(message, generation, model, options)
@@ -81,7 +81,7 @@ class Generations:
             "model": model.name,
             "system_fingerprint": f"quire-{VERSION}-{model.limits.model_digest[:12]}",
         }
-        return Answer(self._shape, head, model.text, prompts, options, num_choices=generations[0].num_choices)
+        return HttpAnswer(self._shape, head, model.text, prompts, options, num_choices=generations[0].num_choices)
 
 
 def _prompt(
@@ -102,7 +102,7 @@ def _part(call: Call, index: int, num_parts: int) -> Call:
     return call if num_parts == 1 else replace(call, request_id=f"{call.request_id}-{index}")
 
 
-async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answer: Answer, reply: Reply) -> None:
+async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answer: HttpAnswer, reply: Reply) -> None:
     """Send chunks, at most one part in flight; output that arrives during a send goes into the next part."""
     async for index, events in events_of:
         if chunks := answer.chunks(index, events):

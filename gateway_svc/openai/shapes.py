@@ -9,7 +9,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from svc_common import public_ids
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """JSON format of one kind of answer. `tells_marks`: include logprobs of tokens without text."""
 
     prefix: str

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway_svc.calls import Call
 from gateway_svc.checks import validation
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import Pipeline, off_loop_if_long, wait_for_model
+from gateway_svc.generating.pipeline import GenerationPipeline, off_loop_if_long, wait_for_model
 from gateway_svc.openai.chat_request import ChatCompletionRequest
 from gateway_svc.openai.endpoint import HttpRequest
 from gateway_svc.openai.http_io import Reply
@@ -43,7 +43,7 @@ class DetokenizeRequest(BaseModel):
 class TextRoutes:
     """Handlers of both routes."""
 
-    def __init__(self, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    def __init__(self, pipeline: GenerationPipeline, catalog: ModelCatalog) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
 

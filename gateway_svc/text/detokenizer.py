@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway_svc.text.parts import CONTENT, Part
+from gateway_svc.text.parts import CONTENT, AnswerPart
 
 REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 32
 
 
 @dataclass(slots=True)
-class Segment:
+class TextSegment:
     """Tokens and exactly their text.
 
     `starts[i]` is the index in `text` of the first character that token i is part of. `part`: part of the
@@ -28,19 +28,19 @@ class Segment:
     token_ids: list[int]
     starts: list[int]
     text: str
-    part: Part = CONTENT
+    part: AnswerPart = CONTENT
 
 
 class Detokenizer(Protocol):
     """Incremental decoder of one token stream from its start."""
 
-    def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
+    def push(self, token_id: int, *, silent: bool = False) -> TextSegment | None:
         """Add the next token; returns the segment that it completes, or None.
 
         `silent`: the token has no text (a stop token).
         """
 
-    def flush(self) -> Segment | None:
+    def flush(self) -> TextSegment | None:
         """Return what is still held back at the end, with incomplete UTF-8 as U+FFFD."""
 
 
@@ -61,23 +61,23 @@ class ByteLevelDetokenizer:
         self._starts: list[int] = []
         self._text = ""
 
-    def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
+    def push(self, token_id: int, *, silent: bool = False) -> TextSegment | None:
         """Add the next token; see Detokenizer."""
         data = b"" if silent else self._token_bytes(token_id)
         if not self._ids and data.isascii():
-            return Segment([token_id], [0], data.decode())
+            return TextSegment([token_id], [0], data.decode())
         self._ids.append(token_id)
         self._starts.append(len(self._text))
         self._text += self._decoder.decode(data)
         return None if self._decoder.getstate()[0] else self._take()
 
-    def flush(self) -> Segment | None:
+    def flush(self) -> TextSegment | None:
         """Return the rest; see Detokenizer."""
         self._text += self._decoder.decode(b"", final=True)
         return self._take() if self._ids else None
 
-    def _take(self) -> Segment:
-        segment = Segment(self._ids, self._starts, self._text)
+    def _take(self) -> TextSegment:
+        segment = TextSegment(self._ids, self._starts, self._text)
         self._clear()
         return segment
 
@@ -95,7 +95,7 @@ class WindowDetokenizer:
         self._ids: list[int] = []
         self._silent: set[int] = set()
 
-    def push(self, token_id: int, *, silent: bool = False) -> Segment | None:
+    def push(self, token_id: int, *, silent: bool = False) -> TextSegment | None:
         """Add the next token; see Detokenizer."""
         if silent:
             self._silent.add(len(self._ids))
@@ -106,7 +106,7 @@ class WindowDetokenizer:
             return None
         return self._take(text[len(before) :])
 
-    def flush(self) -> Segment | None:
+    def flush(self) -> TextSegment | None:
         """Return the rest; see Detokenizer."""
         if not self._ids:
             return None
@@ -119,8 +119,8 @@ class WindowDetokenizer:
     def _spoken(self) -> list[int]:
         return [token for i, token in enumerate(self._ids) if i not in self._silent]
 
-    def _take(self, text: str) -> Segment:
-        segment = Segment(self._ids, [0] * len(self._ids), text)
+    def _take(self, text: str) -> TextSegment:
+        segment = TextSegment(self._ids, [0] * len(self._ids), text)
         # Tokens without text are no context: the space before a word appears only after another word.
         self._context = self._spoken() if text else [*self._context, *self._spoken()]
         self._ids, self._silent = [], set()

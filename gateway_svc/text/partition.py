@@ -3,15 +3,15 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from gateway_svc.text.detokenizer import Segment
-from gateway_svc.text.parts import OutputParser, Part, Span
+from gateway_svc.text.detokenizer import TextSegment
+from gateway_svc.text.parts import AnswerPart, OutputParser, TextSpan
 
 
 @dataclass(slots=True)
 class _Piece:
     """Characters of one part. `shown`: ranges of characters that are text rather than markup."""
 
-    part: Part
+    part: AnswerPart
     num_chars: int = 0
     shown: list[tuple[int, int]] = field(default_factory=list)
 
@@ -26,12 +26,12 @@ class _Piece:
 class _Waiting:
     """A segment with some uncertain characters. `part`: of its tokens, if it has no characters."""
 
-    segment: Segment
-    part: Part
+    segment: TextSegment
+    part: AnswerPart
     pieces: list[_Piece] = field(default_factory=list)
     num_certain: int = 0
 
-    def add(self, num_chars: int, part: Part, *, visible: bool) -> None:
+    def add(self, num_chars: int, part: AnswerPart, *, visible: bool) -> None:
         """Assign the next characters to `part`."""
         if not self.pieces or not part.continues(self.pieces[-1].part):
             self.pieces.append(_Piece(part))
@@ -52,31 +52,31 @@ class Partition:
         self._parser = parser
         self._waiting: deque[_Waiting] = deque()
         self._next = 0
-        self._untold: list[Segment] = []
+        self._untold: list[TextSegment] = []
 
-    def take(self, segment: Segment) -> list[Segment]:
+    def take(self, segment: TextSegment) -> list[TextSegment]:
         """Add a segment; returns the segments that are certain now."""
         spans = self._parser.feed(segment.text) if segment.text else []
         self._waiting.append(_Waiting(segment, self._parser.current))
         return self._cut(spans)
 
-    def end(self) -> list[Segment]:
+    def end(self) -> list[TextSegment]:
         """Return the rest at the end of the output."""
         rest = self._cut(self._parser.end())
         untold, self._untold = self._untold, []
         return [*rest, _merged(untold)] if untold else rest
 
-    def _cut(self, spans: list[Span]) -> list[Segment]:
+    def _cut(self, spans: list[TextSpan]) -> list[TextSegment]:
         for span in spans:
             self._spread(span)
-        certain: list[Segment] = []
+        certain: list[TextSegment] = []
         while self._waiting and self._waiting[0].num_certain == len(self._waiting[0].segment.text):
             certain += self._told(_pieces(self._waiting.popleft()))
             self._next -= 1
         self._next = max(self._next, 0)
         return certain
 
-    def _spread(self, span: Span) -> None:
+    def _spread(self, span: TextSpan) -> None:
         """Assign a span's characters to their segments."""
         left, part = span.num_chars, span.part
         while left:
@@ -88,7 +88,7 @@ class Partition:
             if waiting.num_certain == len(waiting.segment.text):
                 self._next += 1
 
-    def _told(self, pieces: list[Segment]) -> list[Segment]:
+    def _told(self, pieces: list[TextSegment]) -> list[TextSegment]:
         """Add pieces and return those that can be emitted.
 
         If text without a token follows the last token, these are all pieces before that token's.
@@ -102,7 +102,7 @@ class Partition:
         told, self._untold = self._untold[:num_told], self._untold[num_told:]
         return told
 
-    def _put(self, piece: Segment) -> None:
+    def _put(self, piece: TextSegment) -> None:
         late = self._untold[-1] if self._untold else None
         if late is not None and not late.token_ids and piece.part.continues(late.part):
             self._untold[-1] = _behind(late, piece)
@@ -110,34 +110,34 @@ class Partition:
             self._untold.append(piece)
 
 
-def _share(pieces: list[Segment]) -> None:
+def _share(pieces: list[TextSegment]) -> None:
     """Give each piece without a token the first token after it."""
     for i, piece in enumerate(pieces):
         giver = next((k for k in range(i + 1, len(pieces)) if pieces[k].token_ids), None)
         if piece.token_ids or giver is None:
             continue
         given = pieces[giver]
-        pieces[i] = Segment(given.token_ids[:1], [0], piece.text, piece.part)
-        pieces[giver] = Segment(given.token_ids[1:], [0, *given.starts[2:]], given.text, given.part)
+        pieces[i] = TextSegment(given.token_ids[:1], [0], piece.text, piece.part)
+        pieces[giver] = TextSegment(given.token_ids[1:], [0, *given.starts[2:]], given.text, given.part)
 
 
-def _behind(late: Segment, piece: Segment) -> Segment:
+def _behind(late: TextSegment, piece: TextSegment) -> TextSegment:
     """Prepend the text of `late` to `piece`, as part of its first token."""
     starts = [0 if i == 0 else start + len(late.text) for i, start in enumerate(piece.starts)]
-    return Segment(piece.token_ids, starts, late.text + piece.text, late.part)
+    return TextSegment(piece.token_ids, starts, late.text + piece.text, late.part)
 
 
-def _merged(pieces: list[Segment]) -> Segment:
+def _merged(pieces: list[TextSegment]) -> TextSegment:
     """Merge all pieces into the first one's part."""
-    return Segment(pieces[0].token_ids, pieces[0].starts, "".join(piece.text for piece in pieces), pieces[0].part)
+    return TextSegment(pieces[0].token_ids, pieces[0].starts, "".join(piece.text for piece in pieces), pieces[0].part)
 
 
-def _pieces(waiting: _Waiting) -> list[Segment]:
+def _pieces(waiting: _Waiting) -> list[TextSegment]:
     """Cut a segment at the boundaries of its parts. A token belongs to the part of its first character."""
     segment = waiting.segment
     if not waiting.pieces:
-        return [Segment(segment.token_ids, segment.starts, "", waiting.part)]
-    cut: list[Segment] = []
+        return [TextSegment(segment.token_ids, segment.starts, "", waiting.part)]
+    cut: list[TextSegment] = []
     begin, token, num_tokens = 0, 0, len(segment.token_ids)
     for i, piece in enumerate(waiting.pieces):
         end, first = begin + piece.num_chars, token
@@ -147,7 +147,7 @@ def _pieces(waiting: _Waiting) -> list[Segment]:
         shown = piece.shown
         text = "".join(segment.text[begin + a : begin + b] for a, b in shown)
         starts = [_place(start - begin, shown) for start in segment.starts[first:token]]
-        cut.append(Segment(segment.token_ids[first:token], starts, text, piece.part))
+        cut.append(TextSegment(segment.token_ids[first:token], starts, text, piece.part))
         begin = end
     return cut
 

@@ -19,7 +19,7 @@ class PartKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """Part of an answer. `call`: number of the tool call; its first piece has its `call_id` and `name`."""
 
     kind: PartKind
@@ -27,26 +27,26 @@ class Part:
     call_id: str = ""
     name: str = ""
 
-    def continues(self, other: "Part") -> bool:
+    def continues(self, other: "AnswerPart") -> bool:
         """True if a piece of this part continues one of `other`."""
         return self.kind is other.kind and self.call == other.call and not self.name
 
     @property
-    def rest(self) -> "Part":
+    def rest(self) -> "AnswerPart":
         """The same part for the pieces after its first."""
-        return Part(self.kind, self.call) if self.name else self
+        return AnswerPart(self.kind, self.call) if self.name else self
 
 
-CONTENT = Part(PartKind.CONTENT)
-REASONING = Part(PartKind.REASONING)
+CONTENT = AnswerPart(PartKind.CONTENT)
+REASONING = AnswerPart(PartKind.REASONING)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """The next `num_chars` characters of the output. If not `visible`, they are markup."""
 
     num_chars: int
-    part: Part
+    part: AnswerPart
     visible: bool = True
 
 
@@ -58,14 +58,14 @@ class OutputParser(Protocol):
         """Texts that the parser needs even if they are special tokens, which otherwise have no text."""
 
     @property
-    def current(self) -> Part:
+    def current(self) -> AnswerPart:
         """Part of a token without text at this point."""
 
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[TextSpan]:
         """Add `text`; returns the spans that are certain now.
 
         They do not depend on how the output is split into texts.
         """
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         """Return the rest at the end of the output."""

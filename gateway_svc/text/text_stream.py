@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway_svc.text.bundle import TextModel
-from gateway_svc.text.detokenizer import Segment
+from gateway_svc.text.detokenizer import TextSegment
 from gateway_svc.text.partition import Partition
 from gateway_svc.text.parts import CONTENT, OutputParser
 from gateway_svc.text.stop_strings import StopMatcher
@@ -22,7 +22,7 @@ class Piece:
     all pieces so far.
     """
 
-    segments: list[Segment]
+    segments: list[TextSegment]
     token_offset: int
     stopped_by: str | None
     num_output_tokens: int
@@ -65,7 +65,7 @@ class TextStream:
         self._stops = tuple(stop_strings)
         self._matcher = StopMatcher(stop_strings) if stop_strings else None
         self._min_tokens = min_tokens
-        self._held: list[Segment] = []
+        self._held: list[TextSegment] = []
         self._num_held_chars = 0
         self._num_segmented = 0
         self._num_released = 0
@@ -96,20 +96,20 @@ class TextStream:
         if segment is not None:
             self._part(segment)
         if marker is not None:
-            self._part(Segment([token_id], [0], marker))
+            self._part(TextSegment([token_id], [0], marker))
 
-    def _part(self, segment: Segment) -> None:
+    def _part(self, segment: TextSegment) -> None:
         if self._partition is None:
             self._accept(segment)
         else:
             self._accept_all(self._partition.take(segment))
 
-    def _accept_all(self, segments: list[Segment]) -> None:
+    def _accept_all(self, segments: list[TextSegment]) -> None:
         for segment in segments:
             if self.stopped_by is None:
                 self._accept(segment)
 
-    def _accept(self, segment: Segment) -> None:
+    def _accept(self, segment: TextSegment) -> None:
         match = None if self._matcher is None else self._match(self._matcher, segment)
         self._num_segmented += len(segment.token_ids)
         self._held.append(segment)
@@ -119,7 +119,7 @@ class TextStream:
         self.stopped_by, cut = match
         self._cut(cut)
 
-    def _match(self, matcher: StopMatcher, segment: Segment) -> tuple[str, int] | None:
+    def _match(self, matcher: StopMatcher, segment: TextSegment) -> tuple[str, int] | None:
         """Return the stop string that this segment completes, and the number of held characters before it."""
         if segment.part is not CONTENT:
             if matcher.num_held:
@@ -135,7 +135,7 @@ class TextStream:
 
     def _cut(self, num_chars: int) -> None:
         """Keep the first `num_chars` held characters with their tokens, and tokens without text before them."""
-        kept: list[Segment] = []
+        kept: list[TextSegment] = []
         for segment in self._held:
             if not segment.text and num_chars >= 0:
                 kept.append(segment)
@@ -144,7 +144,7 @@ class TextStream:
                 break
             num_tokens = sum(start < num_chars for start in segment.starts)
             token_ids, starts = segment.token_ids[:num_tokens], segment.starts[:num_tokens]
-            kept.append(Segment(token_ids, starts, segment.text[:num_chars], segment.part))
+            kept.append(TextSegment(token_ids, starts, segment.text[:num_chars], segment.part))
             num_chars -= len(segment.text)
         self._held = kept
 
@@ -156,7 +156,7 @@ class TextStream:
             self._num_released += len(segment.token_ids)
         return Piece(segments, offset, self.stopped_by, self._num_released)
 
-    def _take_but(self, num_chars: int) -> list[Segment]:
+    def _take_but(self, num_chars: int) -> list[TextSegment]:
         """Remove and return the held segments that do not contain any of the last `num_chars` characters."""
         if num_chars == 0:
             segments, self._held, self._num_held_chars = self._held, [], 0

@@ -205,7 +205,7 @@ class _Translator:
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.Place) -> _Operator:
+    def _(self, given: decoder.RotateAndStore) -> _Operator:
         norm = given.norm
         made = _Operator(
             kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=_pointer(given.cosines),

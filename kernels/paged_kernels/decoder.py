@@ -102,7 +102,7 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RotateAndStore:
     """Rotate HEADS to their positions in place, and write keys and values to their slots in the cache of `layer`.
 
     `cosines`, `sines`: [positions, rotated elements], of the model's dtype, or None for no rotation.
@@ -122,7 +122,7 @@ class Attend:
     rule: AttentionRule
 
 
-Operator = Norm | Linear | Gated | Place | Attend
+Operator = Norm | Linear | Gated | RotateAndStore | Attend
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import triton
 from paged_kernels import triton_cache
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.triton_attention import attention_kernel, combine_kernel
-from paged_kernels.triton_plan import Plan, Sharing, make_plans, padded_dim
+from paged_kernels.triton_plan import Sharing, TilePlan, make_plans, padded_dim
 from svc_common.errors import ConfigError
 
 _WAVES = 4
@@ -70,7 +70,9 @@ class TritonBackend:
             self._run(plan, query, out, cache, batch, shape, rule)
         return out
 
-    def plans(self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule) -> list[Plan]:
+    def plans(
+        self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
+    ) -> list[TilePlan]:
         """Work division of this step, computed once for all layers with equal attention. `query`: [T, heads, head_dim]."""
         group = query.shape[1] // shape.num_kv_heads
         key = (shape, group, query.dtype, rule.sliding_window)
@@ -79,7 +81,7 @@ class TritonBackend:
         return batch.plans[key]
 
     def _run(
-        self, plan: Plan, query: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch,
+        self, plan: TilePlan, query: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch,
         shape: CacheShape, rule: AttentionRule,
     ) -> None:  # fmt: skip
         tile, num_tiles, max_items = plan.shape, plan.tiles.shape[1], plan.items.shape[1]

@@ -43,7 +43,7 @@ class TileShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TilePlan:
     """Tiles of one height for one step. `tiles`: int32 [2, n], first packed token and number of tokens.
 
     `items`: int32 [4, most items]: tile, first key, end of keys, part (-1 = the tile's only one); the first
@@ -76,7 +76,7 @@ def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShap
 
 def make_plans(
     batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing
-) -> list[Plan]:
+) -> list[TilePlan]:
     """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out."""
     short, tall = tile_shapes(shape.head_dim, group, dtype)
     offsets = batch.offsets.astype(np.int32)
@@ -101,13 +101,13 @@ def cut(offsets: NDArray[np.int32], chosen: NDArray[np.bool_], height: int) -> N
 def _plan(
     batch: AttentionBatch, shape: CacheShape, tile: TileShape, tiles: NDArray[np.int32], dtype: torch.dtype,
     window: int | None, sharing: Sharing,
-) -> Plan:  # fmt: skip
+) -> TilePlan:  # fmt: skip
     device, num_tiles = batch.positions.device, tiles.shape[1]
     # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles
     # that are split have less than twice as many parts as their share of `target`.
     target = max(1, sharing.num_programs // shape.num_kv_heads)
     max_items = num_tiles + target
-    plan = Plan(
+    plan = TilePlan(
         tile,
         torch.from_numpy(tiles).to(device, non_blocking=True),
         torch.empty(4, max_items, dtype=torch.int32, device=device),

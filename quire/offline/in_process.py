@@ -28,7 +28,7 @@ from quire.offline.in_process_request import InProcessRequest
 from quire.offline.in_process_steps import LoggedSteps, NoWitness, StepWitness
 from quire.offline.llm_settings import named_as_in_python
 from quire.scheduling import scheduler_settings
-from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepPlan
 from scheduler_svc.loop.publishing import publish
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.requests.choice_output import Ending
@@ -239,7 +239,7 @@ class InProcessEngine:
 
     # --- what a step gave (publishing.Readers) ---------------------------------------------------------------------
 
-    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+    def put_tokens(self, run: SequenceTokens, step: int, extras: TokenExtras | None) -> None:
         """See Readers."""
         live = self._live[run.request_id]
         wants_tops = live.submission.num_top_logprobs > 0

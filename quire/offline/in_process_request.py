@@ -7,7 +7,7 @@ tokens.
 from collections.abc import Iterator
 
 from gateway_svc.engine.engine_request import ChoiceUpdate
-from gateway_svc.engine.token_runs import TokenRun, public_prompt_logprobs
+from gateway_svc.engine.token_runs import ChoiceTokens, public_prompt_logprobs
 from gateway_svc.generating.choice_events import ChoiceEvent, ChoiceEvents
 from gateway_svc.generating.vectors import as_asked
 from protos.common.v1 import common_pb2
@@ -102,7 +102,7 @@ class InProcessRequest:
             pb.TopLogprobs(token_ids=[token for token, _ in top], logprobs=[value for _, value in top])
             for top in choice.tops[start:]
         ]
-        run = TokenRun(start, choice.tokens[start:], choice.logprobs[start:], tops)
+        run = ChoiceTokens(start, choice.tokens[start:], choice.logprobs[start:], tops)
         end = None if choice.ending is None else finished_message(0, number, choice)
         return ChoiceUpdate(run, finished=end)
 

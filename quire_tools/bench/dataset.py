@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_tools.bench.workloads import Planned, Shape, arrivals, shape_rng
+from quire_tools.bench.workloads import LoadShape, PlannedRequest, arrivals, shape_rng
 from svc_common.errors import ConfigError
 
 _FORMS = 'a JSON string, or {"prompt": "...", "max_tokens": 64} (max_tokens may be left out)'
@@ -31,14 +31,14 @@ def read_prompts(path: Path) -> list[FilePrompt]:
     return prompts
 
 
-def plan_of(prompts: list[FilePrompt], shape: Shape) -> list[Planned]:
+def plan_of(prompts: list[FilePrompt], shape: LoadShape) -> list[PlannedRequest]:
     """The prompts in order, starting at index `seed` (0 = the first), repeated as often as needed."""
     rng = shape_rng(shape)
     planned = []
     for index, at_s in enumerate(arrivals(shape, rng)):
         prompt = prompts[(shape.seed + index) % len(prompts)]
         max_tokens = prompt.max_tokens or shape.output.draw(rng)
-        planned.append(Planned(index, at_s, prompt.text, (), max_tokens))
+        planned.append(PlannedRequest(index, at_s, prompt.text, (), max_tokens))
     return planned
 
 

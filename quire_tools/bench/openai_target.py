@@ -14,7 +14,7 @@ import httpx
 from quire.client.connections import Credentials
 from quire_tools.bench.measure import Record
 from quire_tools.bench.targets import Clock
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 
 _NO_CREDENTIALS = Credentials()
 
@@ -63,7 +63,7 @@ class OpenAITarget:
     ) -> None:
         await self._http.aclose()
 
-    def _body(self, planned: Planned) -> dict[str, Any]:
+    def _body(self, planned: PlannedRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": planned.max_tokens,
@@ -79,7 +79,7 @@ class OpenAITarget:
             body["ignore_eos"] = True
         return body
 
-    async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
+    async def stream(self, planned: PlannedRequest, record: Record, clock: Clock) -> None:
         """Send one streaming POST; the number of output tokens comes from usage, or else from counting messages."""
         record.sent_s = clock()
         async with self._http.stream("POST", self._path, json=self._body(planned)) as reply:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quire_tools.bench.measure import Record, finish
-from quire_tools.bench.targets import Target, error_name
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.targets import LoadTarget, error_name
+from quire_tools.bench.workloads import PlannedRequest
 
 Tick = Callable[[], None]
 
@@ -16,7 +16,7 @@ Tick = Callable[[], None]
 class Runner:
     """One run over one open target. `max_in_flight` None = no limit (a true open loop)."""
 
-    def __init__(self, target: Target, *, max_in_flight: int | None = None, tick: Tick = lambda: None) -> None:
+    def __init__(self, target: LoadTarget, *, max_in_flight: int | None = None, tick: Tick = lambda: None) -> None:
         self._target = target
         self._gate = asyncio.Semaphore(max_in_flight) if max_in_flight else contextlib.nullcontext()
         self._tick = tick
@@ -25,7 +25,7 @@ class Runner:
     def _now(self) -> float:
         return time.perf_counter() - self._start
 
-    async def run(self, plan: Sequence[Planned]) -> list[Record]:
+    async def run(self, plan: Sequence[PlannedRequest]) -> list[Record]:
         """Send all requests at their times; returns one record per request, in the order of the plan.
         Errors are in the records."""
         self._start = time.perf_counter()
@@ -36,7 +36,7 @@ class Runner:
             for task in tasks:
                 task.cancel()
 
-    async def run_closed(self, plan: Sequence[Planned], num_clients: int) -> list[Record]:
+    async def run_closed(self, plan: Sequence[PlannedRequest], num_clients: int) -> list[Record]:
         """Closed loop: each of `num_clients` clients sends the plan's next request when its last response has ended.
 
         A request counts as planned when its client becomes free. Records are in the order of the plan.
@@ -54,7 +54,7 @@ class Runner:
                 clients.create_task(client())
         return sorted(records, key=lambda record: record.index)
 
-    async def _one(self, planned: Planned) -> Record:
+    async def _one(self, planned: PlannedRequest) -> Record:
         record = Record(planned.index, planned.at_s)
         await asyncio.sleep(max(0.0, planned.at_s - self._now()))
         async with self._gate:
@@ -62,7 +62,7 @@ class Runner:
         self._tick()
         return record
 
-    async def _stream(self, planned: Planned, record: Record) -> None:
+    async def _stream(self, planned: PlannedRequest, record: Record) -> None:
         record.sent_s = self._now()
         try:
             await self._target.stream(planned, record, self._now)

@@ -9,23 +9,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quire_tools.bench.measure import Record
 from quire_tools.bench.runner import Runner, Tick
-from quire_tools.bench.targets import Target
-from quire_tools.bench.workloads import Planned, Shape
+from quire_tools.bench.targets import LoadTarget
+from quire_tools.bench.workloads import LoadShape, PlannedRequest
 
-Planner = Callable[[Shape], list[Planned]]
+Planner = Callable[[LoadShape], list[PlannedRequest]]
 _WARM_UP_SEED = 1_000_003
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class LoadPlan:
     """What to measure. `plan`: the requests of a shape; `warmup`: unmeasured requests before each shape.
 
     `max_in_flight`: limit of concurrent requests; `num_clients`: number of clients of a closed loop (None =
     open loop, unless the shape requires a closed one).
     """
 
-    shapes: Sequence[Shape]
-    target: Target
+    shapes: Sequence[LoadShape]
+    target: LoadTarget
     plan: Planner
     warmup: int
     max_in_flight: int | None
@@ -41,13 +41,13 @@ class Load:
                 runs[shape.kind.value] = await self._measure(shape)
         return runs
 
-    async def _warm_up(self, shape: Shape) -> None:
+    async def _warm_up(self, shape: LoadShape) -> None:
         if self.warmup:
             # A different seed, so that the measured run does not find its prompts in the prefix cache.
             warm = replace(shape, num_requests=self.warmup, seed=shape.seed + _WARM_UP_SEED, rate=None)
             await Runner(self.target, max_in_flight=self.max_in_flight).run(self.plan(warm))
 
-    async def _measure(self, shape: Shape) -> list[Record]:
+    async def _measure(self, shape: LoadShape) -> list[Record]:
         planned = self.plan(shape)
         with progress(shape.kind.value, len(planned), show=self.show_progress) as tick:
             runner = Runner(self.target, max_in_flight=self.max_in_flight, tick=tick)

@@ -12,25 +12,25 @@ import grpc.aio
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from quire.client.connections import Credentials, asyncio_channel
 from quire_tools.bench.measure import Record
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 from svc_common import rpc
 
 Clock = Callable[[], float]
 _NO_CREDENTIALS = Credentials()
 
 
-class Target(Protocol):
+class LoadTarget(Protocol):
     """An async context manager that can stream requests."""
 
     name: str
 
-    async def __aenter__(self) -> "Target": ...
+    async def __aenter__(self) -> "LoadTarget": ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None: ...
 
-    async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
+    async def stream(self, planned: PlannedRequest, record: Record, clock: Clock) -> None:
         """Send a request and fill `record` as tokens arrive; raises transport and server errors."""
 
 
@@ -71,7 +71,7 @@ class GrpcTarget:
         for channel in self._channels:
             await channel.close()
 
-    def _request(self, planned: Planned) -> inference_pb2.GenerateRequest:
+    def _request(self, planned: PlannedRequest) -> inference_pb2.GenerateRequest:
         request = inference_pb2.GenerateRequest(
             model=self._model,
             sampling=inference_pb2.SamplingParams(temperature=0.0),
@@ -83,7 +83,7 @@ class GrpcTarget:
             request.text = planned.text
         return request
 
-    async def stream(self, planned: Planned, record: Record, clock: Clock) -> None:
+    async def stream(self, planned: PlannedRequest, record: Record, clock: Clock) -> None:
         """Run one GenerateStream call."""
         stub = self._stubs[planned.index % len(self._stubs)]
         record.sent_s = clock()

@@ -63,7 +63,7 @@ class Length:
 
 
 @dataclass(slots=True, frozen=True)
-class Shape:
+class LoadShape:
     """One run of load. `rate`: arrivals per second (Poisson); None = all at once."""
 
     kind: WorkloadKind
@@ -82,7 +82,7 @@ class Shape:
 
 
 @dataclass(slots=True, frozen=True)
-class Planned:
+class PlannedRequest:
     """One request, `at_s` seconds after the start. `token_ids` empty = send the text."""
 
     index: int
@@ -92,7 +92,7 @@ class Planned:
     max_tokens: int
 
 
-def plan(shape: Shape, tokenizer: Tokenizer | None = None) -> list[Planned]:
+def plan(shape: LoadShape, tokenizer: Tokenizer | None = None) -> list[PlannedRequest]:
     """The requests of a run in order of arrival; equal shapes give equal plans.
 
     With a tokenizer, token ids have exactly the drawn length, and texts too, up to one token where two
@@ -106,20 +106,20 @@ def plan(shape: Shape, tokenizer: Tokenizer | None = None) -> list[Planned]:
     for index, at_s in enumerate(times):
         prefix_text, prefix_ids = prefixes[index % len(prefixes)]
         text, ids = cut(rng, shape.prompt.draw(rng))
-        planned.append(Planned(index, at_s, prefix_text + text, prefix_ids + ids, shape.output.draw(rng)))
+        planned.append(PlannedRequest(index, at_s, prefix_text + text, prefix_ids + ids, shape.output.draw(rng)))
     return planned
 
 
-def _shares(shape: Shape) -> bool:
+def _shares(shape: LoadShape) -> bool:
     return shape.kind is WorkloadKind.SHARED_PREFIX
 
 
-def shape_rng(shape: Shape) -> random.Random:
+def shape_rng(shape: LoadShape) -> random.Random:
     """The random generator of a run."""
     return random.Random(f"{shape.seed} {shape.kind.value}")
 
 
-def arrivals(shape: Shape, rng: random.Random) -> Iterator[float]:
+def arrivals(shape: LoadShape, rng: random.Random) -> Iterator[float]:
     """Arrival times in seconds: a Poisson process of the shape's rate, or all at once."""
     if shape.rate is None:
         return iter([0.0] * shape.num_requests)

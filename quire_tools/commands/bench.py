@@ -27,9 +27,9 @@ from quire_tools.bench import figures
 from quire_tools.bench.measure import summarise
 from quire_tools.bench.provenance import provenance
 from quire_tools.bench.served_tokenizer import ServedTokenizer
-from quire_tools.bench.session import Load, Planner
-from quire_tools.bench.targets import GrpcTarget, Target
-from quire_tools.bench.workloads import Length, Shape, Tokenizer, WorkloadKind, plan
+from quire_tools.bench.session import LoadPlan, Planner
+from quire_tools.bench.targets import GrpcTarget, LoadTarget
+from quire_tools.bench.workloads import Length, LoadShape, Tokenizer, WorkloadKind, plan
 from svc_common.errors import ConfigError, FailedPrecondition
 
 app = new_app()
@@ -162,11 +162,11 @@ def bench(
     if plot is not None:
         extras.require("--plot", "bench")
     kind = WorkloadKind.SHARED_PREFIX if dataset == _SHARED else WorkloadKind.POISSON if rate else WorkloadKind.BATCH
-    shape = Shape(kind, requests, prompt_len, output_len, seed, rate, prefix_len, num_prefixes)
+    shape = LoadShape(kind, requests, prompt_len, output_len, seed, rate, prefix_len, num_prefixes)
     with _service(up, target, url, door) as address, contextlib.ExitStack() as held:
         who = _target(door, address, model, credentials, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
         tokenizer = _tokenizer(held, door, address, model, credentials)
-        load = Load(
+        load = LoadPlan(
             [shape], who, _planner(dataset, tokenizer), warmup, None, sys.stderr.isatty(), num_clients=concurrency
         )
         runs = asyncio.run(load.run())
@@ -209,14 +209,14 @@ def _service(up: str, target: str, url: str, door: str) -> Iterator[str]:
         yield stack.grpc_address if door == "grpc" else stack.http_url
 
 
-def _target(door: str, address: str, model: str, credentials: Credentials, **options: Any) -> Target:
+def _target(door: str, address: str, model: str, credentials: Credentials, **options: Any) -> LoadTarget:
     """`options`: ignore_eos, timeout_s, and chat, which the gRPC door does not know."""
     if door == "grpc":
         del options["chat"]
         return GrpcTarget(address, model=model, credentials=credentials, **options)
     extras.require("--door openai", "bench")
     openai = importlib.import_module("quire_tools.bench.openai_target")  # its client is an optional package
-    made: Target = openai.OpenAITarget(address, model=model, credentials=credentials, **options)
+    made: LoadTarget = openai.OpenAITarget(address, model=model, credentials=credentials, **options)
     return made
 
 

@@ -14,7 +14,7 @@ from quire.cli.options import common as o
 from quire.cli.options.gathering import gathers
 from quire.client.connections import Credentials
 from quire_tools.doctor import installation, machine, model, service
-from quire_tools.doctor.findings import Check, State, findings, findings_json, findings_text
+from quire_tools.doctor.findings import Check, Severity, findings, findings_json, findings_text
 
 app = new_app()
 
@@ -97,7 +97,7 @@ def doctor(
         typer.echo(json.dumps(findings_json(found)))
     else:
         Console().print(findings_text(found), soft_wrap=True)
-    if any(finding.state is State.PROBLEM for finding in found):
+    if any(finding.state is Severity.PROBLEM for finding in found):
         raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ import typer
 from quire import extras
 from quire.cli.groups import new_app
 from quire.cli.options import common as o
-from quire_tools.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedLabSource
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, Unavailable
 
@@ -52,7 +52,7 @@ def lab(
         return
     extras.require("quire lab --recording", "gateway")
     server: Any = importlib.import_module("quire_tools.lab.server")  # imports packages of the extra
-    source = RecordedSource(Recording(recording))
+    source = RecordedLabSource(Recording(recording))
     asyncio.run(server.serve(source, port, lambda at: _tell(at, open_it=open_it), asyncio.Event()))
 
 

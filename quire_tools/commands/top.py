@@ -15,8 +15,8 @@ from quire.cli.options.gathering import gathers
 from quire.client.connections import Credentials
 from quire.operators import admin as administration
 from quire_tools.top import screen
-from quire_tools.top.live import LiveSource
-from quire_tools.top.recorded import RecordedSource
+from quire_tools.top.live import LiveTopSource
+from quire_tools.top.recorded import RecordedTopSource
 from quire_tools.top.states import Source
 from scheduler_svc.observe.recording.file_format import Recording
 
@@ -68,9 +68,9 @@ def _source(
     held: contextlib.ExitStack, recording: Path | None, interval_s: float, admin: str, credentials: Credentials
 ) -> Source:
     if recording is not None:
-        return RecordedSource(Recording(recording), interval_s)
+        return RecordedTopSource(Recording(recording), interval_s)
     client = administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials)
-    return LiveSource(held.enter_context(client))
+    return LiveTopSource(held.enter_context(client))
 
 
 def _write(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 
-class State(StrEnum):
+class Severity(StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
@@ -20,7 +20,7 @@ class State(StrEnum):
 class Finding:
     """One line of the report. `what`: the observation; `to_do`: the remedy, empty if none is needed."""
 
-    state: State
+    state: Severity
     name: str
     what: str
     to_do: str = ""
@@ -28,22 +28,22 @@ class Finding:
 
 Check = Callable[[], Iterable[Finding]]
 
-_STYLES = {State.OK: "green", State.WARNING: "yellow", State.PROBLEM: "bold red"}
+_STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
 def ok(name: str, what: str) -> Finding:
     """A finding without remedy."""
-    return Finding(State.OK, name, what)
+    return Finding(Severity.OK, name, what)
 
 
 def warning(name: str, what: str, to_do: str) -> Finding:
     """A finding of something that works, but incompletely or not as well as it could."""
-    return Finding(State.WARNING, name, what, to_do)
+    return Finding(Severity.WARNING, name, what, to_do)
 
 
 def problem(name: str, what: str, to_do: str) -> Finding:
     """A finding of something that does not work."""
-    return Finding(State.PROBLEM, name, what, to_do)
+    return Finding(Severity.PROBLEM, name, what, to_do)
 
 
 def findings(checks: Sequence[tuple[str, Check]]) -> Iterator[Finding]:
@@ -58,7 +58,7 @@ def findings(checks: Sequence[tuple[str, Check]]) -> Iterator[Finding]:
 def findings_json(found: Sequence[Finding]) -> dict[str, Any]:
     """The findings as JSON values."""
     return {
-        "problems": sum(f.state is State.PROBLEM for f in found),
+        "problems": sum(f.state is Severity.PROBLEM for f in found),
         "findings": [asdict(finding) for finding in found],
     }
 
@@ -72,5 +72,5 @@ def findings_text(found: Sequence[Finding]) -> Text:
         text.append(f" {finding.name:<{width}}  {finding.what}\n")
         if finding.to_do:
             text.append(f"{'':<8} {'':<{width}}  -> {finding.to_do}\n", style="bold")
-    counts = {state: sum(finding.state is state for finding in found) for state in State}
+    counts = {state: sum(finding.state is state for finding in found) for state in Severity}
     return text.append(", ".join(f"{number} {state}" for state, number in counts.items()))

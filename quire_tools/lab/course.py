@@ -8,10 +8,10 @@ from quire_tools.reasons_now import ReasonsNow
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines
 
 _MS_PER_S = 1e3
@@ -19,7 +19,7 @@ _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ReplayStart:
     """A segment to replay from: its index in the file, its first step, and the reasons of each request at that point."""
 
     segment: int
@@ -27,12 +27,12 @@ class Start:
     reasons: ReasonsNow
 
 
-class Course:
+class RecordingIndex:
     """A `Watcher` of the replay of a whole recording. `report`: whether every decision was as recorded."""
 
     def __init__(self, recording: Recording) -> None:
         self.overview = Overview()
-        self.starts: list[Start] = []
+        self.starts: list[ReplayStart] = []
         self.timelines = Timelines(lambda request_id: True, num_logged=_ALL)
         self._reasons = ReasonsNow()
         self._place: dict[int, int] = {}
@@ -43,9 +43,9 @@ class Course:
         replayer.run(self._noted(recording.segments()))
         return replayer.report
 
-    def _noted(self, segments: Iterator[Segment]) -> Iterator[Segment]:
+    def _noted(self, segments: Iterator[RecordingSegment]) -> Iterator[RecordingSegment]:
         for place, segment in enumerate(segments):
-            self.starts.append(Start(place, segment.first_step, self._reasons.copy()))
+            self.starts.append(ReplayStart(place, segment.first_step, self._reasons.copy()))
             yield segment
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Course:
             self.overview.finished_ms[place] = event.at * _MS_PER_S
             self.overview.duration_ms[place] = result.duration_s * _MS_PER_S if result else 0.0
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
 
     def lost_worker(self, lane: int | None) -> None:

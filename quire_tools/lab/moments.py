@@ -8,13 +8,13 @@ from itertools import groupby
 from block_manager.ledger import Ledger
 from gateway_svc.lab.source import (
     MAX_LISTED,
+    LabPool,
+    LabShare,
+    LabSnapshot,
+    LabStepTimes,
     Listed,
-    Pool,
     ReasonCount,
-    Share,
-    Snapshot,
     Step,
-    StepTimes,
     TableChange,
 )
 from gateway_svc.lab.translation import DEVICE, HOST
@@ -46,7 +46,7 @@ def planned(plan: StepPlan, at_s: float, core: Scheduler, reasons: ReasonsNow) -
         sampled={},
         computed_tokens=plan.num_tokens,
         error=NO_RESULT,
-        times=StepTimes(planned_ms=at_ms, finished_ms=at_ms),
+        times=LabStepTimes(planned_ms=at_ms, finished_ms=at_ms),
         tables=_NO_CHANGE,
         snapshot=_snapshot(plan.step, core, reasons),
     )
@@ -71,13 +71,13 @@ def failed(step: Step, at_s: float, why: str) -> Step:
     return replace(step, error=why, times=replace(step.times, finished_ms=at_s * _MS_PER_S))
 
 
-def shares(entries: Sequence[ScheduledSequence]) -> list[Share]:
+def shares(entries: Sequence[ScheduledSequence]) -> list[LabShare]:
     """Shares of a step; adjacent sequences of one request form one share."""
     return [_share(request_id, list(own)) for request_id, own in groupby(entries, lambda entry: entry.request_id)]
 
 
-def _share(request_id: str, entries: list[ScheduledSequence]) -> Share:
-    return Share(
+def _share(request_id: str, entries: list[ScheduledSequence]) -> LabShare:
+    return LabShare(
         id=request_id,
         sequences=[entry.name for entry in entries],
         tokens=sum(entry.num_tokens for entry in entries),
@@ -89,11 +89,11 @@ def _share(request_id: str, entries: list[ScheduledSequence]) -> Share:
 # --- what is held --------------------------------------------------------------------------------------------------------
 
 
-def _snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> Snapshot:
+def _snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> LabSnapshot:
     requests = sorted(core.state.requests.values(), key=lambda request: request.arrival_time)
     listed = [_listed(request, reasons) for request in requests]
     counts = Counter((item.queue, item.reason) for item in listed)
-    return Snapshot(
+    return LabSnapshot(
         step=step,
         block_size=core.state.limits.block_size,
         pools=_pools(core.state.cache.ledger),
@@ -104,15 +104,15 @@ def _snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> Snapshot:
     )
 
 
-def _pools(ledger: Ledger) -> list[Pool]:
+def _pools(ledger: Ledger) -> list[LabPool]:
     parts = ledger.parts()
     suffixes = [""] if len(parts) == 1 else [f"@{rank}" for rank in range(len(parts))]
     devices = [
-        Pool(DEVICE, suffix, len(part.gpu.reserved), part.gpu.counts().total)
+        LabPool(DEVICE, suffix, len(part.gpu.reserved), part.gpu.counts().total)
         for suffix, part in zip(suffixes, parts, strict=True)
     ]
     hosts = [
-        Pool(HOST, suffix, 0, total)
+        LabPool(HOST, suffix, 0, total)
         for suffix, part in zip(suffixes, parts, strict=True)
         if (total := part.cpu.counts().total)
     ]

@@ -9,11 +9,11 @@ from dataclasses import replace
 from gateway_svc.lab.source import Step
 from gateway_svc.lab.tables import TableChanges, Tables
 from quire_tools.lab import moments
-from quire_tools.lab.course import Start
+from quire_tools.lab.course import ReplayStart
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Event, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 
@@ -21,10 +21,10 @@ _MOST_KEPT = 400
 _NEAR = 100
 
 
-class Reading:
+class RunningReplay:
     """A running replay from the segment of `start` to just before `since`. A `Watcher`; owns the steps that it saw."""
 
-    def __init__(self, recording: Recording, start: Start, since: int) -> None:
+    def __init__(self, recording: Recording, start: ReplayStart, since: int) -> None:
         self._reasons = start.reasons.copy()
         self._core: Scheduler | None = None
         self._steps: dict[int, tuple[Step, Tables]] = {}
@@ -95,7 +95,7 @@ class Reading:
             step, tables = self._steps[number]
             self._steps[number] = done(step), tables
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
 
     def lost_worker(self, lane: int | None) -> None:

@@ -4,9 +4,9 @@ import asyncio
 import bisect
 from operator import attrgetter
 
-from gateway_svc.lab.source import RECORDING, About, Episode, Step, Tell, Why
-from quire_tools.lab.course import Course
-from quire_tools.lab.reading import Reading
+from gateway_svc.lab.source import RECORDING, About, LabEpisode, Step, Tell, Why
+from quire_tools.lab.course import RecordingIndex
+from quire_tools.lab.reading import RunningReplay
 from scheduler_svc.observe import timelines
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, NotFound
@@ -15,13 +15,13 @@ from svc_common.version import VERSION
 _MS_PER_S = 1e3
 
 
-class RecordedSource:
+class RecordedLabSource:
     """A LabSource. Replays the recording once at construction; raises ConfigError if that fails or the recording is empty."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._course = Course(recording)
-        self._reading: Reading | None = None
+        self._course = RecordingIndex(recording)
+        self._reading: RunningReplay | None = None
         self._one_at_a_time = asyncio.Lock()
         _check(recording, self._course)
 
@@ -54,11 +54,11 @@ class RecordedSource:
         since = max(since, first)
         if self._reading is None or not self._reading.can_go_on(since):
             place = bisect.bisect_right(self._course.starts, since, key=attrgetter("first_step"))
-            self._reading = Reading(self._recording, self._course.starts[max(0, place - 1)], since)
+            self._reading = RunningReplay(self._recording, self._course.starts[max(0, place - 1)], since)
         return self._reading.read(since, limit)
 
 
-def _check(recording: Recording, course: Course) -> None:
+def _check(recording: Recording, course: RecordingIndex) -> None:
     found = course.report.first_difference
     if found is not None:
         raise ConfigError(
@@ -69,8 +69,8 @@ def _check(recording: Recording, course: Course) -> None:
         raise ConfigError(f"{recording.path} has no steps", reason="EMPTY")
 
 
-def _episode(episode: timelines.Episode) -> Episode:
-    return Episode(
+def _episode(episode: timelines.WaitEpisode) -> LabEpisode:
+    return LabEpisode(
         from_step=episode.from_step,
         to_step=episode.to_step,
         from_ms=episode.from_time * _MS_PER_S,

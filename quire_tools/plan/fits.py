@@ -19,7 +19,7 @@ _HIDDEN_STATES, _INTERMEDIATE_STATES, _LOGIT_BYTES = 6, 5, 58
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class MemoryQuestion:
     """Input of a plan.
 
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
@@ -40,7 +40,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One part of the memory. `is_estimate`: a worker measures it at startup."""
 
     name: str
@@ -49,15 +49,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """Result of a plan. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
 
     `concurrent`: by length in tokens, the number of such requests that fit at a time; `token_bytes`: of KV.
     """
 
     sizes: ModelSizes
-    question: Question
-    parts: tuple[Part, ...]
+    question: MemoryQuestion
+    parts: tuple[MemoryPart, ...]
     block_bytes: int
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -76,7 +76,7 @@ class Plan:
         return self.num_gpu_blocks * self.question.block_size
 
 
-def activation_bytes(sizes: ModelSizes, question: Question) -> int:
+def activation_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int:
     """Estimated memory of the largest step: its layers, or its logits in the sampler."""
     rows = min(question.max_num_seqs, question.max_num_batched_tokens)
     states = _HIDDEN_STATES * sizes.hidden_size + _INTERMEDIATE_STATES * sizes.intermediate_size
@@ -84,7 +84,7 @@ def activation_bytes(sizes: ModelSizes, question: Question) -> int:
     return max(layers, rows * sizes.vocab_size * _LOGIT_BYTES)
 
 
-def make_plan(sizes: ModelSizes, question: Question) -> Plan:
+def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
     """What fits into the memory, and what to change if it does not."""
     if not question.on_cuda:
         sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
@@ -115,7 +115,7 @@ def make_plan(sizes: ModelSizes, question: Question) -> Plan:
     except ConfigError as error:
         problems.append(error.message)
     tokens = counts.num_gpu_blocks * question.block_size
-    return Plan(
+    return MemoryPlan(
         sizes=sizes,
         question=question,
         parts=_parts(sizes, question, activation, counts.num_gpu_blocks * block_bytes),
@@ -128,7 +128,7 @@ def make_plan(sizes: ModelSizes, question: Question) -> Plan:
     )
 
 
-def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> int | None:
+def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str]) -> int | None:
     """Bytes for blocks, as the worker computes them after loading the weights; adds a problem where the worker would fail."""
     try:
         memory.check_weights(sizes.weight_bytes, question.memory_bytes)
@@ -141,7 +141,7 @@ def _cache_bytes(sizes: ModelSizes, question: Question, problems: list[str]) -> 
         return 0
 
 
-def _free_bytes(sizes: ModelSizes, question: Question) -> int | None:
+def _free_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int | None:
     """Free GPU memory after CUDA and the weights are loaded; None for a CPU."""
     if not question.on_cuda:
         return None
@@ -149,23 +149,23 @@ def _free_bytes(sizes: ModelSizes, question: Question) -> int | None:
     return max(0, free - sizes.weight_bytes)
 
 
-def _parts(sizes: ModelSizes, question: Question, activation: int, cache: int) -> tuple[Part, ...]:
-    parts = [Part("weights", sizes.weight_bytes), Part("largest step", activation, is_estimate=True)]
+def _parts(sizes: ModelSizes, question: MemoryQuestion, activation: int, cache: int) -> tuple[MemoryPart, ...]:
+    parts = [MemoryPart("weights", sizes.weight_bytes), MemoryPart("largest step", activation, is_estimate=True)]
     if question.on_cuda:
-        parts.append(Part("CUDA itself", _CUDA_CONTEXT_BYTES, is_estimate=True))
-    parts.append(Part("KV cache", cache))
+        parts.append(MemoryPart("CUDA itself", _CUDA_CONTEXT_BYTES, is_estimate=True))
+    parts.append(MemoryPart("KV cache", cache))
     if not question.on_cuda:
-        parts.append(Part("swap space", question.swap_bytes))
+        parts.append(MemoryPart("swap space", question.swap_bytes))
     left = question.memory_bytes - sum(part.num_bytes for part in parts)
-    return (*parts, Part("free", max(0, left)))
+    return (*parts, MemoryPart("free", max(0, left)))
 
 
-def _concurrent(max_model_len: int, num_blocks: int, question: Question) -> dict[int, int]:
+def _concurrent(max_model_len: int, num_blocks: int, question: MemoryQuestion) -> dict[int, int]:
     lengths = sorted({*(length for length in _TYPICAL_TOKENS if length < max_model_len), max_model_len})
     return {length: min(question.max_num_seqs, num_blocks // -(-length // question.block_size)) for length in lengths}
 
 
-def _advice(sizes: ModelSizes, question: Question, tokens: int, *, fits: bool) -> tuple[str, ...]:
+def _advice(sizes: ModelSizes, question: MemoryQuestion, tokens: int, *, fits: bool) -> tuple[str, ...]:
     """What would make room, cheapest first."""
     advice = []
     if not fits and 0 < tokens < sizes.max_model_len:
@@ -182,5 +182,5 @@ def _advice(sizes: ModelSizes, question: Question, tokens: int, *, fits: bool) -
     return tuple(advice)
 
 
-def _most_cache(sizes: ModelSizes, question: Question) -> int:
+def _most_cache(sizes: ModelSizes, question: MemoryQuestion) -> int:
     return question.memory_bytes - sizes.weight_bytes - question.swap_bytes - activation_bytes(sizes, question)

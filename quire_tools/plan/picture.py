@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.sizes import size_text
-from quire_tools.plan.fits import Plan
+from quire_tools.plan.fits import MemoryPlan
 
 _COLOURS = {
     "weights": "blue", "largest step": "magenta", "CUDA itself": "yellow", "KV cache": "green", "swap space": "cyan",
@@ -19,7 +19,7 @@ _LETTERS = {"weights": "W", "largest step": "s", "CUDA itself": "c", "KV cache":
 _WIDTH = 64
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: MemoryPlan) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
         "fits": not plan.problems,
@@ -37,12 +37,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_picture(plan: Plan) -> RenderableType:
+def plan_picture(plan: MemoryPlan) -> RenderableType:
     """The bar, its parts, blocks and requests, and the verdict."""
     return Group(_head(plan), _bar(plan), _parts(plan), _blocks(plan), _requests(plan), *_verdict(plan))
 
 
-def _head(plan: Plan) -> Text:
+def _head(plan: MemoryPlan) -> Text:
     sizes = plan.sizes
     where = "of the GPU's memory" if plan.question.on_cuda else "of memory"
     return Text(
@@ -51,7 +51,7 @@ def _head(plan: Plan) -> Text:
     )
 
 
-def _bar(plan: Plan) -> Text:
+def _bar(plan: MemoryPlan) -> Text:
     """A bar of the parts in proportion, at least one cell for each non-empty part."""
     total = max(1, sum(part.num_bytes for part in plan.parts))
     bar = Text("[")
@@ -61,7 +61,7 @@ def _bar(plan: Plan) -> Text:
     return bar.append("]")
 
 
-def _parts(plan: Plan) -> Table:
+def _parts(plan: MemoryPlan) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -72,7 +72,7 @@ def _parts(plan: Plan) -> Table:
     return table
 
 
-def _blocks(plan: Plan) -> Text:
+def _blocks(plan: MemoryPlan) -> Text:
     sizes = plan.sizes
     return Text(
         f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
@@ -82,7 +82,7 @@ def _blocks(plan: Plan) -> Text:
     )
 
 
-def _requests(plan: Plan) -> Table:
+def _requests(plan: MemoryPlan) -> Table:
     table = Table("tokens of a request", "at a time", title_justify="left")
     for column in table.columns:
         column.justify = "right"
@@ -92,7 +92,7 @@ def _requests(plan: Plan) -> Table:
     return table
 
 
-def _verdict(plan: Plan) -> Iterator[Text]:
+def _verdict(plan: MemoryPlan) -> Iterator[Text]:
     for problem in plan.problems:
         yield Text(f"does not fit: {problem}", style="red")
     if not plan.problems:

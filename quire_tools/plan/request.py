@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_tools.plan.fits import Plan, Question, make_plan
+from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
 from worker_svc.device.devices import CUDA_DEVICES, HOST
@@ -34,7 +34,7 @@ class Wanted:
     utilization: float
 
 
-def answered(wanted: Wanted) -> Plan:
+def answered(wanted: Wanted) -> MemoryPlan:
     """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
     settings = WorkerSettings.of(
         model=wanted.folder,
@@ -54,7 +54,7 @@ def answered(wanted: Wanted) -> Plan:
         max_model_len=settings.max_model_len,
     )
     where = _where(settings, wanted)
-    question = Question(
+    question = MemoryQuestion(
         on_cuda=where.on_cuda,
         memory_bytes=where.memory_bytes,
         free_bytes=where.free_bytes,

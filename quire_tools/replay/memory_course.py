@@ -7,7 +7,7 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.memory_view import memory_report
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MemoryCourse:
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
         """See `Watcher`."""
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
 
     def lost_worker(self, lane: int | None) -> None:

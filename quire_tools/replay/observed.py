@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from quire_tools.simulation.cost_model import StepShape
-from quire_tools.simulation.history import History
-from quire_tools.simulation.link import Answer
+from quire_tools.simulation.history import SimulationHistory
+from quire_tools.simulation.link import SimulatedAnswer
 from quire_tools.simulation.record import Recorder
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 
 _NATURAL_ENDS = ("stop", "length", "ignored")
 
 
 @dataclass(slots=True)
-class Visit:
+class RecordedRequest:
     """A request in the recording. `is_whole`: all its output is in the recording, even if it was waiting at the start."""
 
     request: Request
@@ -47,7 +47,7 @@ class Observed:
     `gaps`: from a result to the next plan.
     """
 
-    visits: dict[str, Visit] = field(default_factory=dict)
+    visits: dict[str, RecordedRequest] = field(default_factory=dict)
     samples: list[tuple[StepShape, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     overheads: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Observed:
     _core: Scheduler | None = None
 
     @property
-    def history(self) -> History:
+    def history(self) -> SimulationHistory:
         """Times of all requests, on the recorded clock."""
         assert self._recorder is not None
         return self._recorder.history
@@ -92,7 +92,9 @@ class Observed:
         self._block_size = core.state.limits.block_size
         self._recorder = Recorder(core.state.requests.values(), 0.0, self._block_size)
         self.visits = {
-            request.request_id: Visit(request, all(s.num_tokens == s.num_prompt_tokens for s in request.sequences))
+            request.request_id: RecordedRequest(
+                request, all(s.num_tokens == s.num_prompt_tokens for s in request.sequences)
+            )
             for request in core.state.requests.values()
         }
 
@@ -100,7 +102,7 @@ class Observed:
         """See `Watcher`."""
         assert self._recorder is not None
         self._recorder.arrived(at, request, is_refused=False)
-        self.visits[request.request_id] = Visit(request, is_whole=True)
+        self.visits[request.request_id] = RecordedRequest(request, is_whole=True)
 
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
@@ -124,23 +126,25 @@ class Observed:
         self._free_at[plan.lane] = at
         shape = StepShape.of(plan, self._block_size)
         error = event.why if isinstance(event, Failed) else None
-        self._recorder.answered(at, Answer(plan, StepResult(step), error, shape, started, at - started), outcome)
+        self._recorder.answered(
+            at, SimulatedAnswer(plan, StepResult(step), error, shape, started, at - started), outcome
+        )
         if sent is not None and isinstance(event, Returned):
             self.samples.append((shape, event.result.duration_s or at - started))
             if event.result.duration_s:
                 self.overheads.append(at - sent.planned_at - event.result.queued_s - event.result.duration_s)
         self._result_at = at if self._core.num_unfinished_groups else None
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
         assert self._recorder is not None
         self._recorder.ended(event.at, ended)
-        if isinstance(event, Aborted):
+        if isinstance(event, AbortEvent):
             self._left(event, ended)
         elif ended and event.name.endswith("/0"):
             self.visits[ended[0].request_id].stop_string_at = event.num_output_tokens
 
-    def _left(self, event: Aborted, ended: Iterable[EndedSequence]) -> None:
+    def _left(self, event: AbortEvent, ended: Iterable[EndedSequence]) -> None:
         for sequence in ended:
             self.visits[sequence.request_id].left_at = event.at
 

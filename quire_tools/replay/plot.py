@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from quire_tools.replay.what_if import WhatIf
-from quire_tools.simulation.history import History, RequestHistory
+from quire_tools.simulation.history import RequestHistory, SimulationHistory
 from svc_common.errors import ConfigError
 
 _BARS = (("preemptions", "num_preemptions"), ("lost tokens", "num_lost_tokens"), ("fairness (Jain)", "fairness"))
@@ -43,7 +43,7 @@ def _distribution(
     title: str,
     value: Callable[[RequestHistory], float | None],
     names: tuple[str, str],
-    histories: tuple[History, History],
+    histories: tuple[SimulationHistory, SimulationHistory],
 ) -> None:
     """Draw the share of requests with at most each value (a CDF)."""
     for name, history, colour in zip(names, histories, _COLOURS, strict=True):

@@ -9,7 +9,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import changes
 from scheduler_svc.observe.recording.changes import Change
-from scheduler_svc.observe.recording.history import History
+from scheduler_svc.observe.recording.history import ReplayHistory
 from svc_common.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class WatchedCore:
     equals the recorded one.
     """
 
-    def __init__(self, core: Scheduler, later: Sequence[Change], history: History, costs: Costs) -> None:
+    def __init__(self, core: Scheduler, later: Sequence[Change], history: ReplayHistory, costs: Costs) -> None:
         self._core = core
         self._costs: Costs | None = costs
         self._later = list(later)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire_tools.replay.observed import Observed, Visit
+from quire_tools.replay.observed import Observed, RecordedRequest
 from quire_tools.replay.recorded_tokens import RecordedTokens
 from quire_tools.replay.watched_core import WatchedCore
 from quire_tools.simulation import history as simulated
@@ -22,10 +22,10 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import changes
 from scheduler_svc.observe.recording.changes import Change
-from scheduler_svc.observe.recording.events import Added, Event, Planned
+from scheduler_svc.observe.recording.events import Added, Event, PlanEvent
 from scheduler_svc.observe.recording.history import RequestSteps
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.keys import limit_names
 from svc_common.errors import ConfigError, FailedPrecondition
@@ -45,12 +45,12 @@ class WhatIf:
     num_requests: int
     num_censored: int
     num_refused: int
-    recorded: simulated.History
-    predicted: simulated.History
+    recorded: simulated.SimulationHistory
+    predicted: simulated.SimulationHistory
     requests: dict[str, RequestSteps]
 
 
-def what_if(segments: Sequence[Segment], policy: str | None, wanted: Sequence[Change]) -> WhatIf:
+def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Sequence[Change]) -> WhatIf:
     """The prediction for `policy` (None: the recorded one) with `wanted` changes.
 
     `segments`: of one core (`one_life`). Raises ConfigError for impossible policies or changes,
@@ -110,9 +110,9 @@ def _check_identical(report: ReplayReport) -> None:
         )
 
 
-def one_life(segments: Iterable[Segment]) -> list[Segment]:
+def one_life(segments: Iterable[RecordingSegment]) -> list[RecordingSegment]:
     """The first segment, and those that continue its core."""
-    life: list[Segment] = []
+    life: list[RecordingSegment] = []
     for segment in segments:
         if life and not segment.goes_on:
             break
@@ -123,14 +123,14 @@ def one_life(segments: Iterable[Segment]) -> list[Segment]:
 class _Start:
     """The core at the step from which things may differ, and what is known of the time before and after."""
 
-    def __init__(self, segments: Sequence[Segment], policy: str | None, wanted: Sequence[Change]) -> None:
+    def __init__(self, segments: Sequence[RecordingSegment], policy: str | None, wanted: Sequence[Change]) -> None:
         first = segments[0].first_step
         steps = [first if change.step is None or policy is not None else change.step for change in wanted]
         self.from_step = max(first, min([first] if policy is not None else steps, default=first))
         observed = Observed()
         replayer = Replayer(observed)
         rest = list(replayer.run(segments, until_step=self.from_step))
-        planned = next((event for event in rest if isinstance(event, Planned)), None)
+        planned = next((event for event in rest if isinstance(event, PlanEvent)), None)
         if replayer.core is None or planned is None:
             last = first + sum(segment.num_steps for segment in segments) - 1
             raise ConfigError(
@@ -202,7 +202,9 @@ def _bound(requests: Iterable[Request], tokens: RecordedTokens) -> None:
             request.stop = replace(request.stop, max_tokens=last, min_tokens=min(request.stop.min_tokens, last))
 
 
-def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: RecordedTokens) -> Iterator[Arrival]:
+def _arrivals(
+    rest: Iterable[Event], visits: Mapping[str, RecordedRequest], tokens: RecordedTokens
+) -> Iterator[Arrival]:
     """Requests that arrived after the start, and when their clients cancelled or a stop string ended them."""
     for event in rest:
         if isinstance(event, Added) and not event.refused:
@@ -214,13 +216,13 @@ def _arrivals(rest: Iterable[Event], visits: Mapping[str, Visit], tokens: Record
 # --- histories --------------------------------------------------------------------------------------------------------
 
 
-def _joined(past: simulated.History, run: simulated.History) -> simulated.History:
+def _joined(past: simulated.SimulationHistory, run: simulated.SimulationHistory) -> simulated.SimulationHistory:
     """Both parts as one history. Requests that ended before the start keep their past."""
     requests = {name: r for name, r in past.requests.items()}
     for name, after in run.requests.items():
         before = requests.get(name)
         requests[name] = after if before is None or before.end is not None else _prolonged(before, after)
-    return simulated.History(requests, run.steps, past.start_s, run.end_s, has_stalled=run.has_stalled)
+    return simulated.SimulationHistory(requests, run.steps, past.start_s, run.end_s, has_stalled=run.has_stalled)
 
 
 def _prolonged(before: simulated.RequestHistory, after: simulated.RequestHistory) -> simulated.RequestHistory:
@@ -242,6 +244,6 @@ def _prolonged(before: simulated.RequestHistory, after: simulated.RequestHistory
     )
 
 
-def _only(history: simulated.History, names: Sequence[str]) -> simulated.History:
+def _only(history: simulated.SimulationHistory, names: Sequence[str]) -> simulated.SimulationHistory:
     """The history of these requests only; the beginning of the others is unknown."""
     return replace(history, requests={name: history.requests[name] for name in names if name in history.requests})

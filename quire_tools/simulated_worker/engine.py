@@ -24,7 +24,7 @@ from worker_svc.adapters.table import AdapterTable
 from worker_svc.engine import Finished, Progress
 from worker_svc.executor.step_results import Candidates, StepResults, Yield
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
-from worker_svc.rows.table import Limits, PackedTokens, RowTable, StepBatch
+from worker_svc.rows.table import ChangeLimits, PackedTokens, RowTable, StepBatch
 from worker_svc.sampling.draws import DrawPlan, Settled, plan_draws, settle
 
 U64Array = NDArray[np.uint64]
@@ -90,7 +90,7 @@ class SimulatedEngine:
         """Allocate the hashes."""
         s = self._settings
         self._cache = SimulatedCache(num_gpu_blocks, num_cpu_blocks, s.block_size)
-        self._rows = RowTable(Limits(s.vocab_size, s.max_model_len, s.block_size, num_gpu_blocks, num_cpu_blocks))
+        self._rows = RowTable(ChangeLimits(s.vocab_size, s.max_model_len, s.block_size, num_gpu_blocks, num_cpu_blocks))
         self._rows.guard(self._adapters.check_rows)
 
     def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class BlockMemory:
                 target.pop(destination, None)
 
 
-class NoBlocks:
+class UncountedMemory:
     """Memory for schedulers that do not account for blocks: never full and never wrong."""
 
     def move(self, swap_in: Pairs, swap_out: Pairs, copy: Pairs) -> None:

@@ -120,7 +120,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class History:
+class SimulationHistory:
     """A whole run. `requests`: by id in order of arrival; `has_stalled`: requests were left that could not make progress."""
 
     requests: dict[str, RequestHistory] = field(default_factory=dict)

@@ -23,7 +23,7 @@ _SPARE_RESULTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SimulatedAnswer:
     """A result as the scheduler gets it. `error`: the whole step failed. `started_s`, `duration_s`: the step at the worker."""
 
     plan: StepPlan
@@ -37,7 +37,7 @@ class Answer:
 class Scheduling(Protocol):
     """The scheduler's end of the stream."""
 
-    def on_answer(self, answer: Answer) -> None:
+    def on_answer(self, answer: SimulatedAnswer) -> None:
         """A plan's result arrived; once for each plan, and in order on each lane."""
 
     def on_new_epoch(self) -> None:
@@ -47,7 +47,7 @@ class Scheduling(Protocol):
         """The stream is open again."""
 
 
-class Stream(Protocol):
+class SimulatedStream(Protocol):
     """A simulation's stream to its worker. `num_repeated`: number of results received again."""
 
     num_repeated: int
@@ -78,7 +78,7 @@ class _Process:
 
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)
     last_accepted: int = 0
-    held: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
+    held: OrderedDict[int, SimulatedAnswer] = field(default_factory=OrderedDict)
     lost: int = 0
     lanes: dict[int, float] = field(default_factory=dict)
 
@@ -180,7 +180,7 @@ class Link:
         if not fails and self._happens(self._faults.row_failure):
             result = self._fail_a_row(plan, result)
         start = self._events.now
-        answer = Answer(plan, result, "the step failed" if fails else None, shape, start, duration_s)
+        answer = SimulatedAnswer(plan, result, "the step failed" if fails else None, shape, start, duration_s)
         self._events.at(start + duration_s, partial(self._done, process, step_id, answer))
 
     def _fail_a_row(self, plan: StepPlan, result: StepResult) -> StepResult:
@@ -194,7 +194,7 @@ class Link:
             part.pop(name, None)
         return replace(result, tokens=tokens, column=None, failed={name: "not finite"})
 
-    def _done(self, process: _Process, step_id: int, answer: Answer) -> None:
+    def _done(self, process: _Process, step_id: int, answer: SimulatedAnswer) -> None:
         if process is not self._process:
             return
         process.held[step_id] = answer
@@ -206,12 +206,12 @@ class Link:
 
     # --- to the scheduler ---------------------------------------------------------------------------------------------
 
-    def _upload(self, step_id: int, answer: Answer) -> None:
+    def _upload(self, step_id: int, answer: SimulatedAnswer) -> None:
         if self._is_open:
             self._last_up = max(self._last_up, self._events.now + self._cost.wire_s + self._jitter())
             self._events.at(self._last_up, partial(self._received, self._stream, step_id, answer))
 
-    def _received(self, stream: int, step_id: int, answer: Answer) -> None:
+    def _received(self, stream: int, step_id: int, answer: SimulatedAnswer) -> None:
         if stream != self._stream or not self._is_open:
             return
         if self._unanswered.pop(step_id, None) is None:

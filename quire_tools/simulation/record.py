@@ -1,10 +1,10 @@
-"""Recorder of a simulation's `History`."""
+"""Recorder of a simulation's `SimulationHistory`."""
 
 from collections.abc import Callable, Iterable
 
 from quire_tools.simulation.cost_model import first_computed
-from quire_tools.simulation.history import ENDS, History, RequestHistory
-from quire_tools.simulation.link import Answer
+from quire_tools.simulation.history import ENDS, RequestHistory, SimulationHistory
+from quire_tools.simulation.link import SimulatedAnswer
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 
@@ -17,7 +17,7 @@ class Recorder:
     def __init__(self, requests: Iterable[Request], start_s: float, block_size: int) -> None:
         """`requests`: those already in the core."""
         self._block_size = block_size
-        self.history = History(start_s=start_s)
+        self.history = SimulationHistory(start_s=start_s)
         self._reached: dict[str, int] = {}
         self._watched: dict[str, tuple[int, OnToken]] = {}
         for request in requests:
@@ -74,7 +74,7 @@ class Recorder:
         record.num_lost_tokens += max(0, min(reached, end) - start)
         self._reached[entry.name] = max(reached, end)
 
-    def answered(self, now: float, answer: Answer, outcome: StepOutcome) -> None:
+    def answered(self, now: float, answer: SimulatedAnswer, outcome: StepOutcome) -> None:
         """Record a result that was applied."""
         requests, step = self.history.requests, answer.plan.step
         self.history.steps.add(answer.plan, answer.shape, answer.started_s, answer.duration_s)

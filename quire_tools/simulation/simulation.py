@@ -16,8 +16,8 @@ from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel
 from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.faults import Faults
-from quire_tools.simulation.history import History
-from quire_tools.simulation.link import Answer, Link, Stream
+from quire_tools.simulation.history import SimulationHistory
+from quire_tools.simulation.link import Link, SimulatedAnswer, SimulatedStream
 from quire_tools.simulation.record import Recorder
 from quire_tools.simulation.token_model import TokenModel
 from quire_tools.simulation.worker import SimulatedWorker
@@ -27,7 +27,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import QuireError
 
 NewWorker = Callable[[dict[str, Request], Callable[[str], None]], SimulatedWorker]
-Connect = Callable[..., Stream]
+Connect = Callable[..., SimulatedStream]
 
 BLOCKED_S = 0.01
 _MAX_FRUITLESS = 30_000
@@ -100,7 +100,7 @@ class Simulation:
         self._requests: dict[str, Request] = dict(core.state.requests)
         self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
         make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests, complain=complain))
-        self._link: Stream = (connect or Link)(
+        self._link: SimulatedStream = (connect or Link)(
             self._events,
             self,
             partial(make, self._requests, self._complain),
@@ -118,7 +118,7 @@ class Simulation:
         for at_s, by_s in self._faults.jumps:
             self._events.at(at_s, partial(self._jump, by_s))
 
-    def run(self) -> History:
+    def run(self) -> SimulationHistory:
         """Run until all requests have ended, or up to `until_s`."""
         history = self._recorder.history
         self._wake()
@@ -188,7 +188,7 @@ class Simulation:
 
     # --- the link's scheduling end ------------------------------------------------------------------------------------
 
-    def on_answer(self, answer: Answer) -> None:
+    def on_answer(self, answer: SimulatedAnswer) -> None:
         """Apply a result; see `link.Scheduling`."""
         self._is_dry = False
         self._num_fruitless = 0

@@ -8,8 +8,8 @@ from rich.text import Text
 from quire_tools.top import panels
 from quire_tools.top.numbers import TopNumbers
 from quire_tools.top.requests_table import requests_table
-from quire_tools.top.states import State
-from quire_tools.top.view import View
+from quire_tools.top.states import TopState
+from quire_tools.top.view import TopView
 
 _QUEUES_HEIGHT = 6
 _WHY_HEIGHT = 7
@@ -28,7 +28,7 @@ class Surroundings:
     has_keys: bool = True
 
 
-def frame(state: State, view: View, around: Surroundings, width: int, height: int) -> Layout:
+def frame(state: TopState, view: TopView, around: Surroundings, width: int, height: int) -> Layout:
     """The whole screen. Everything fits into 80 x 24; larger terminals show more."""
     parts = [Layout(_head(state, view, around), size=1)]
     if state.numbers is None:
@@ -41,7 +41,7 @@ def frame(state: State, view: View, around: Surroundings, width: int, height: in
     return whole
 
 
-def _body(numbers: TopNumbers, view: View, width: int, height: int) -> list[Layout]:
+def _body(numbers: TopNumbers, view: TopView, width: int, height: int) -> list[Layout]:
     details = panels.details(numbers) if height + 2 >= _LARGE else []
     details_height = max((part.height for part in details), default=0)
     spare = max(0, height - _QUEUES_HEIGHT - _WHY_HEIGHT - details_height - _LEAST_TABLE)
@@ -66,7 +66,7 @@ def _row(height: int, *renderables: panels.Drawn) -> Layout:
     return row
 
 
-def _head(state: State, view: View, around: Surroundings) -> Text:
+def _head(state: TopState, view: TopView, around: Surroundings) -> Text:
     """Headline: source, state and time; problems in red."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("quire top ", style="bold")
@@ -100,7 +100,7 @@ def _condition(numbers: TopNumbers) -> Text:
     return text
 
 
-def _foot(view: View, around: Surroundings, width: int) -> Text:
+def _foot(view: TopView, around: Surroundings, width: int) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis", style="reverse")
     if not around.has_keys:
         line.append(" Ctrl-C ends it ")

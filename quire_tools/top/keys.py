@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class Key(enum.Enum):
+class BoundKey(enum.Enum):
     """The keys that have a function."""
 
     QUIT = "q"
@@ -26,16 +26,23 @@ class Key(enum.Enum):
 
 
 _LETTERS = {
-    "q": Key.QUIT, "Q": Key.QUIT, "\x04": Key.QUIT,
-    "p": Key.PAUSE, "P": Key.PAUSE, " ": Key.PAUSE,
-    "s": Key.SORT, "S": Key.SORT, "k": Key.UP, "j": Key.DOWN,
+    "q": BoundKey.QUIT, "Q": BoundKey.QUIT, "\x04": BoundKey.QUIT,
+    "p": BoundKey.PAUSE, "P": BoundKey.PAUSE, " ": BoundKey.PAUSE,
+    "s": BoundKey.SORT, "S": BoundKey.SORT, "k": BoundKey.UP, "j": BoundKey.DOWN,
 }  # fmt: skip
-_SEQUENCES = {"D": Key.LEFT, "C": Key.RIGHT, "A": Key.UP, "B": Key.DOWN, "5~": Key.PAGE_UP, "6~": Key.PAGE_DOWN}
+_SEQUENCES = {
+    "D": BoundKey.LEFT,
+    "C": BoundKey.RIGHT,
+    "A": BoundKey.UP,
+    "B": BoundKey.DOWN,
+    "5~": BoundKey.PAGE_UP,
+    "6~": BoundKey.PAGE_DOWN,
+}
 _ESCAPES = ("\x1b[", "\x1bO")
 _MOST_BYTES = 64
 
 
-def decode(text: str) -> list[Key]:
+def decode(text: str) -> list[BoundKey]:
     """The keys in what a terminal sent; unknown ones are skipped."""
     found, rest = [], text
     while rest:
@@ -73,7 +80,7 @@ class Keys:
             self.are_there = False
             termios.tcsetattr(number, termios.TCSADRAIN, before)
 
-    def pressed(self, within_s: float) -> list[Key]:
+    def pressed(self, within_s: float) -> list[BoundKey]:
         """Keys pressed, as soon as there are any; empty after `within_s` seconds."""
         if not self.are_there:
             time.sleep(within_s)
@@ -83,7 +90,7 @@ class Keys:
         if not readable:
             return []
         sent = os.read(number, _MOST_BYTES)
-        return decode(sent.decode("utf-8", "replace")) if sent else [Key.QUIT]
+        return decode(sent.decode("utf-8", "replace")) if sent else [BoundKey.QUIT]
 
 
 def _terminal_modes() -> tuple[Any, int] | None:

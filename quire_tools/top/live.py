@@ -8,7 +8,7 @@ from typing import Self
 
 from quire.operators.admin import AdminClient
 from quire_tools.top.numbers import Answers, PrefixTally, TopNumbers, numbers_of
-from quire_tools.top.states import Source, State
+from quire_tools.top.states import Source, TopState
 from quire_tools.top.steps import StepWindow
 from svc_common.clock import wall_ns
 from svc_common.errors import DeadlineExceeded, QuireError, ResourceExhausted, Unavailable
@@ -19,7 +19,7 @@ _MOST_LISTED = 500
 _NS_PER_S = 1e9
 
 
-class LiveSource:
+class LiveTopSource:
     """Reads through `client`, which it does not own. Costs the scheduler nothing between two reads."""
 
     def __init__(self, client: AdminClient) -> None:
@@ -27,9 +27,9 @@ class LiveSource:
         self._client = client
         self._window = StepWindow()
         self._prefixes = PrefixTally()
-        self._last = State()
+        self._last = TopState()
 
-    def read(self) -> State:
+    def read(self) -> TopState:
         """New numbers, or the last ones with the problem that prevents newer ones; permanent errors are raised."""
         try:
             self._last = self.last()
@@ -39,10 +39,10 @@ class LiveSource:
             self._last = replace(self._last, problem=error.message)
         return self._last
 
-    def last(self) -> State:
+    def last(self) -> TopState:
         """The current state; raises Unavailable, without waiting, if the scheduler is not reachable."""
         numbers = self.numbers()
-        return State(numbers, _clock(numbers.at_ns), read_s=time.monotonic())
+        return TopState(numbers, _clock(numbers.at_ns), read_s=time.monotonic())
 
     def numbers(self) -> TopNumbers:
         """The current numbers. Raises QuireError."""
@@ -60,7 +60,7 @@ def _clock(unix_ns: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_ns / _NS_PER_S))
 
 
-class Reader:
+class SourceReader:
     """Reads a source every `interval_s` seconds on its own thread, so that keys are handled while a call waits.
 
     Context manager. `state`: the latest one. `error`: what ended the reading. Set `is_paused` to suspend
@@ -68,7 +68,7 @@ class Reader:
     """
 
     def __init__(self, source: Source, interval_s: float) -> None:
-        self.state = State()
+        self.state = TopState()
         self.error: QuireError | None = None
         self.is_paused = False
         self._source, self._interval_s = source, interval_s

@@ -28,7 +28,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolNumbers:
     """Blocks of one pool: `used` by requests, `cached` = unreferenced with a reusable prefix, `free` = empty."""
 
     tier: str
@@ -39,7 +39,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitNumbers:
     """Requests of one queue that wait for the same reason. `words`: the reason in words."""
 
     queue: str
@@ -74,7 +74,7 @@ class RequestRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class TenantNumbers:
     """Load of one tenant; `name` empty = the default tenant."""
 
     name: str
@@ -130,12 +130,12 @@ class TopNumbers:
     waiting_tokens: int
     output_tokens_per_s: float
     starts_per_s: float | None
-    waits: tuple[Wait, ...]
-    pools: tuple[Pool, ...]
+    waits: tuple[WaitNumbers, ...]
+    pools: tuple[PoolNumbers, ...]
     prefixes: Prefixes
     steps: StepFigures
     workers: tuple[WorkerRow, ...]
-    tenants: tuple[Tenant, ...]
+    tenants: tuple[TenantNumbers, ...]
     requests: tuple[RequestRow, ...]
     num_left_out: int
 
@@ -188,7 +188,7 @@ def numbers_of(answers: Answers, steps: StepFigures, prefixes: Prefixes, policy:
         prefixes=prefixes,
         steps=steps,
         workers=tuple(_worker(worker) for worker in answers.workers),
-        tenants=tuple(Tenant(t.tenant, t.num_waiting, t.num_running) for t in load.tenants),
+        tenants=tuple(TenantNumbers(t.tenant, t.num_waiting, t.num_running) for t in load.tenants),
         requests=rows,
         num_left_out=answers.requests.num_left_out,
     )
@@ -206,7 +206,7 @@ def numbers_dict(numbers: Iterable[admin_pb2.Number]) -> dict[str, Any]:
     return {number.name: getattr(number, str(number.WhichOneof("value"))) for number in numbers}
 
 
-def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow]) -> tuple[Wait, ...]:
+def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow]) -> tuple[WaitNumbers, ...]:
     """The waiting entries of `counts` (queue, reason, requests), most frequent first.
 
     Each is explained with an example from `rows`.
@@ -215,17 +215,17 @@ def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow])
     for row in rows:
         examples.setdefault((row.queue, row.reason), row.numbers)
     found = [
-        Wait(queue, reason, count, sentence(reason, examples.get((queue, reason), {})))
+        WaitNumbers(queue, reason, count, sentence(reason, examples.get((queue, reason), {})))
         for queue, reason, count in counts
         if queue in WAITING_QUEUES
     ]
     return tuple(sorted(found, key=lambda wait: (-wait.num_requests, wait.reason, wait.queue)))
 
 
-def _pools(load: admin_pb2.GetLoadResponse) -> Iterable[Pool]:
+def _pools(load: admin_pb2.GetLoadResponse) -> Iterable[PoolNumbers]:
     for tier, pool, known in (("device", load.gpu, load.HasField("gpu")), ("host", load.cpu, load.HasField("cpu"))):
         if known:
-            yield Pool(tier, pool.total, pool.total - pool.free, pool.cached, pool.free - pool.cached)
+            yield PoolNumbers(tier, pool.total, pool.total - pool.free, pool.cached, pool.free - pool.cached)
 
 
 def _worker(worker: admin_pb2.Worker) -> WorkerRow:

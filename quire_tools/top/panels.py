@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quire_tools.top import bars
-from quire_tools.top.numbers import Pool, TopNumbers, Wait
+from quire_tools.top.numbers import PoolNumbers, TopNumbers, WaitNumbers
 from quire_tools.top.steps import PARTS, StepFigures
 
 Drawn = RenderableType
@@ -90,7 +90,7 @@ def pools(numbers: TopNumbers, width: int) -> Panel:
     return Panel(_lines(lines), title=legend, title_align="left", box=box.ROUNDED, border_style="bright_black")
 
 
-def _pool(pool: Pool, width: int) -> list[Text]:
+def _pool(pool: PoolNumbers, width: int) -> list[Text]:
     """Two lines for the device pool, one for the host pool."""
     parts = ((pool.used, bars.FULL, _USED), (pool.cached, bars.HALF, _CACHED), (pool.free, bars.EMPTY, _FREE))
     label = Text(f"{pool.tier:<7}")
@@ -126,7 +126,7 @@ def why(numbers: TopNumbers, width: int, height: int) -> Panel:
     return _panel(Group(_lines(lines), Text(numbers.waits[0].words, style="italic")), "why they wait")
 
 
-def _wait(wait: Wait, most: int, room: int) -> Text:
+def _wait(wait: WaitNumbers, most: int, room: int) -> Text:
     colour = QUEUE_COLOURS.get(wait.queue, "white")
     line = Text(f"{wait.num_requests:>6,} ").append(f"{wait.reason:<16} ", style=colour)
     return line.append_text(bars.filled(wait.num_requests, most, room, colour))

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from quire_tools.top.numbers import Pool, TopNumbers
+from quire_tools.top.numbers import PoolNumbers, TopNumbers
 from quire_tools.top.requests_table import duration
 from quire_tools.top.steps import PARTS
-from quire_tools.top.view import SORTS, View
+from quire_tools.top.view import SORTS, TopView
 from quire_tools.top.words import reason_text
 
 _NUM_REQUESTS = 5
 _NUM_REASONS = 5
 
 
-def plain_text(numbers: TopNumbers, view: View, at: str) -> str:
+def plain_text(numbers: TopNumbers, view: TopView, at: str) -> str:
     """One frame as text; `at` begins its first line."""
     return "\n".join([f"{at}  {_head(numbers)}", *(f"  {line}" for line in _lines(numbers, view))])
 
@@ -24,7 +24,7 @@ def _head(numbers: TopNumbers) -> str:
     return f"{state}  step {numbers.step}  policy {numbers.policy or '-'}{workers}"
 
 
-def _lines(numbers: TopNumbers, view: View) -> Iterator[str]:
+def _lines(numbers: TopNumbers, view: TopView) -> Iterator[str]:
     steps = numbers.steps
     yield f"requests: {numbers.running} running, {numbers.waiting} waiting, {numbers.swapped} swapped"
     yield from (f"worker {w.lane} at {w.address}: {w.problem}" for w in numbers.workers if not w.ready)
@@ -47,5 +47,5 @@ def _lines(numbers: TopNumbers, view: View) -> Iterator[str]:
         yield f"{row.queue} {name}: came {duration(row.age_s)} ago, {row.prompt_tokens} prompt tokens, {why}"
 
 
-def _pool(pool: Pool) -> str:
+def _pool(pool: PoolNumbers) -> str:
     return f"{pool.tier} blocks: {pool.used} used, {pool.cached} cached, {pool.free} free of {pool.total}"

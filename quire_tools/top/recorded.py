@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from block_manager.pool import PoolCounts
 from quire_tools.reasons_now import ReasonsNow
-from quire_tools.top.numbers import Pool, Prefixes, RequestRow, TopNumbers, waits_of
-from quire_tools.top.states import State
+from quire_tools.top.numbers import PoolNumbers, Prefixes, RequestRow, TopNumbers, waits_of
+from quire_tools.top.states import TopState
 from quire_tools.top.steps import StepSample, StepWindow
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Event, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 
@@ -20,7 +20,7 @@ _NS_PER_S = 1_000_000_000
 _NOT_KNOWN_PARTS = 4
 
 
-class RecordedSource:
+class RecordedTopSource:
     """Reads a recording in steps of `interval_s` recorded seconds, starting at its first plan."""
 
     def __init__(self, recording: Recording, interval_s: float) -> None:
@@ -31,7 +31,7 @@ class RecordedSource:
         self._began_s = self._until_s = self._events.next_s
         self._interval_s = interval_s
 
-    def read(self) -> State:
+    def read(self) -> TopState:
         """The next state; at the end of the recording, its last state again."""
         self._replayer.go_on(self._events.until(self._until_s))
         at_s = min(self._until_s, max(self._replayer.now, self._began_s))
@@ -41,9 +41,9 @@ class RecordedSource:
         found = self._replayer.report.first_difference
         problem = "" if found is None else f"step {found.step} cannot be replayed as recorded; `quire replay` says more"
         is_over = found is not None or self._events.are_over
-        return State(numbers, f"+{at_s - self._began_s:.1f} s", problem, time.monotonic(), is_over)
+        return TopState(numbers, f"+{at_s - self._began_s:.1f} s", problem, time.monotonic(), is_over)
 
-    def last(self) -> State:
+    def last(self) -> TopState:
         """The state at the end of the recording."""
         self._until_s = float("inf")
         return self.read()
@@ -106,7 +106,7 @@ class _Watcher:
         if plan is not None and self.core is not None:
             self._window.add(_sample(plan, event, outcome), self.core.policy)
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """See `Watcher`."""
 
     def lost_worker(self, lane: int | None) -> None:
@@ -173,8 +173,8 @@ class _Watcher:
         )
 
 
-def _pool(tier: str, counts: PoolCounts) -> Pool:
-    return Pool(tier, counts.total, counts.total - counts.free, counts.cached, counts.free - counts.cached)
+def _pool(tier: str, counts: PoolCounts) -> PoolNumbers:
+    return PoolNumbers(tier, counts.total, counts.total - counts.free, counts.cached, counts.free - counts.cached)
 
 
 def _sample(plan: StepPlan, event: Returned | Failed, outcome: StepOutcome) -> StepSample:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from quire_tools.top.numbers import RequestRow, TopNumbers
 from quire_tools.top.panels import QUEUE_COLOURS
-from quire_tools.top.view import SORTS, View
+from quire_tools.top.view import SORTS, TopView
 from quire_tools.top.words import reason_text, short_id
 
 
@@ -39,7 +39,7 @@ _COLUMNS = (
 )
 
 
-def requests_table(numbers: TopNumbers, view: View, width: int, height: int) -> Table:
+def requests_table(numbers: TopNumbers, view: TopView, width: int, height: int) -> Table:
     """Requests sorted by the view, from its offset on; the last column has reason and numbers."""
     has_tenants = any(row.tenant for row in numbers.requests)
     columns = [c for c in _COLUMNS if width >= c.least and (has_tenants or c.name != _TENANT)]

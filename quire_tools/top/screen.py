@@ -9,11 +9,11 @@ from rich.live import Live
 
 from quire_tools.top.drawing import Surroundings, frame
 from quire_tools.top.keys import Keys
-from quire_tools.top.live import Reader
+from quire_tools.top.live import SourceReader
 from quire_tools.top.numbers import numbers_json
 from quire_tools.top.plain import plain_text
-from quire_tools.top.states import Source, State
-from quire_tools.top.view import View
+from quire_tools.top.states import Source, TopState
+from quire_tools.top.view import TopView
 
 _TICK_S = 0.25
 
@@ -22,9 +22,9 @@ Write = Callable[[str], None]
 
 def show(source: Source, console: Console, *, interval_s: float) -> None:
     """Show a live screen until a key ends it. Raises the error that ended the source."""
-    keys, view = Keys(), View()
+    keys, view = Keys(), TopView()
     with (
-        Reader(source, interval_s) as reader,
+        SourceReader(source, interval_s) as reader,
         keys.ready(),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
@@ -36,7 +36,7 @@ def show(source: Source, console: Console, *, interval_s: float) -> None:
         raise reader.error
 
 
-def _turn(reader: Reader, keys: Keys, view: View, console: Console) -> View:
+def _turn(reader: SourceReader, keys: Keys, view: TopView, console: Console) -> TopView:
     """Handle keys until the screen must be redrawn: a key, new numbers, a resized terminal, or one second."""
     size, deadline_s = console.size, time.monotonic() + 1.0
     while time.monotonic() < deadline_s:
@@ -66,15 +66,15 @@ def lines(source: Source, write: Write, *, interval_s: float, as_json: bool) -> 
         time.sleep(max(0.0, began_s + interval_s - time.monotonic()) if source.is_live else 0.0)
 
 
-def _json_line(state: State) -> str:
+def _json_line(state: TopState) -> str:
     """One JSON line; without numbers, `numbers` is null and `problem` says why."""
     if state.problem or state.numbers is None:
         return json.dumps({"problem": state.problem, "numbers": None})
     return json.dumps(numbers_json(state.numbers))
 
 
-def _text(state: State, source: Source) -> str:
+def _text(state: TopState, source: Source) -> str:
     if state.problem or state.numbers is None:
         what = " is away, trying again" if source.is_live else ""
         return f"{source.title}{what}: {state.problem or 'no step'}"
-    return plain_text(state.numbers, View(), state.when)
+    return plain_text(state.numbers, TopView(), state.when)

@@ -8,7 +8,7 @@ from quire_tools.top.numbers import TopNumbers
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TopState:
     """The latest numbers, read at `read_s` (monotonic); None = none yet. `problem`: why there are no newer ones.
 
     `when`: the time they are of, as text. `is_over`: there will be no further states.
@@ -32,8 +32,8 @@ class Source(Protocol):
     title: str
     is_live: bool
 
-    def read(self) -> State:
+    def read(self) -> TopState:
         """The next state. Raises errors that a retry will not change."""
 
-    def last(self) -> State:
+    def last(self) -> TopState:
         """The newest state available now. Raises QuireError if there is none."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quire_tools.top.keys import Key
+from quire_tools.top.keys import BoundKey
 from quire_tools.top.numbers import RequestRow
 
 SORTS: dict[str, Callable[[RequestRow], tuple[float, ...]]] = {
@@ -19,7 +19,7 @@ _NAMES = tuple(SORTS)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """`sort`: one of SORTS. `offset`: rows scrolled past."""
 
     sort: str = _NAMES[0]
@@ -27,26 +27,26 @@ class View:
     is_paused: bool = False
     is_over: bool = False
 
-    def after(self, key: Key) -> "View":
+    def after(self, key: BoundKey) -> "TopView":
         """The view after a key press."""
         change = _CHANGES.get(key)
         return change(self) if change else self
 
-    def _turned(self, by: int) -> "View":
+    def _turned(self, by: int) -> "TopView":
         return replace(self, sort=_NAMES[(_NAMES.index(self.sort) + by) % len(_NAMES)], offset=0)
 
-    def _moved(self, by: int) -> "View":
+    def _moved(self, by: int) -> "TopView":
         return replace(self, offset=max(0, self.offset + by))
 
 
-_CHANGES: dict[Key, Callable[[View], View]] = {
-    Key.QUIT: lambda view: replace(view, is_over=True),
-    Key.PAUSE: lambda view: replace(view, is_paused=not view.is_paused),
-    Key.SORT: lambda view: view._turned(1),
-    Key.RIGHT: lambda view: view._turned(1),
-    Key.LEFT: lambda view: view._turned(-1),
-    Key.DOWN: lambda view: view._moved(1),
-    Key.UP: lambda view: view._moved(-1),
-    Key.PAGE_DOWN: lambda view: view._moved(10),
-    Key.PAGE_UP: lambda view: view._moved(-10),
+_CHANGES: dict[BoundKey, Callable[[TopView], TopView]] = {
+    BoundKey.QUIT: lambda view: replace(view, is_over=True),
+    BoundKey.PAUSE: lambda view: replace(view, is_paused=not view.is_paused),
+    BoundKey.SORT: lambda view: view._turned(1),
+    BoundKey.RIGHT: lambda view: view._turned(1),
+    BoundKey.LEFT: lambda view: view._turned(-1),
+    BoundKey.DOWN: lambda view: view._moved(1),
+    BoundKey.UP: lambda view: view._moved(-1),
+    BoundKey.PAGE_DOWN: lambda view: view._moved(10),
+    BoundKey.PAGE_UP: lambda view: view._moved(-10),
 }

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from quire.client.outputs import Delta, RequestOutput
 from quire.client.streams import Stream
-from quire_tools.tour.stage import Request, TourStack
+from quire_tools.tour.stage import TourRequest, TourStack
 from svc_common.errors import NotFound, QuireError
 
 _LONGEST_S = 1.5
@@ -22,7 +22,7 @@ _NO_PAUSES: Mapping[str, float] = MappingProxyType({})
 
 def one_by_one(
     stack: TourStack,
-    requests: Sequence[Request],
+    requests: Sequence[TourRequest],
     *,
     pauses_s: Mapping[str, float] = _NO_PAUSES,
     keep_errors: bool = False,

@@ -17,7 +17,7 @@ _TROUBLE_WIDTH = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class CompletedStop:
     """A completed stop. `screen`: None if it raised. `trouble`: what failed; empty = passed."""
 
     stop: Stop
@@ -51,11 +51,11 @@ class Guide:
     steps_folder: Path | None = None
     progress: Callable[[str], AbstractContextManager[object]] = lambda text: nullcontext()
 
-    def lead(self, stops: Iterable[Stop]) -> list[Visit]:
+    def lead(self, stops: Iterable[Stop]) -> list[CompletedStop]:
         """Run all stops, continuing after failures."""
         return [self._visit(stop) for stop in stops]
 
-    def _visit(self, stop: Stop) -> Visit:
+    def _visit(self, stop: Stop) -> CompletedStop:
         stage = Stage(stop.name, running=self.running, steps_folder=self.steps_folder, progress=self.progress)
         visit = _visited(stop, stage)
         self.console.print(visit.picture())
@@ -63,9 +63,9 @@ class Guide:
         return visit
 
 
-def _visited(stop: Stop, stage: Stage) -> Visit:
+def _visited(stop: Stop, stage: Stage) -> CompletedStop:
     try:
         screen = stop.show(stage)
     except Exception as error:  # any error is the verdict of this stop only; the others continue
-        return Visit(stop, None, f"{type(error).__name__}: {error}")
-    return Visit(stop, screen, screen.trouble)
+        return CompletedStop(stop, None, f"{type(error).__name__}: {error}")
+    return CompletedStop(stop, screen, screen.trouble)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 
 from quire_tools.tour.console import screen_console
-from quire_tools.tour.guide import Visit
+from quire_tools.tour.guide import CompletedStop
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -39,7 +39,7 @@ _SCREEN = '<section id="{name}">\n<h2>{name}</h2>\n<p>{summary}</p>\n{picture}\n
 _PICTURE = "<pre>{code}</pre>"
 
 
-def page(visits: Sequence[Visit]) -> str:
+def page(visits: Sequence[CompletedStop]) -> str:
     """The whole page."""
     return _PAGE.format(
         contents="\n".join(_filled(_ENTRY, visit) for visit in visits),
@@ -47,7 +47,7 @@ def page(visits: Sequence[Visit]) -> str:
     )
 
 
-def _filled(template: str, visit: Visit, picture: str = "") -> str:
+def _filled(template: str, visit: CompletedStop, picture: str = "") -> str:
     return template.format(
         name=html.escape(visit.stop.name),
         summary=html.escape(visit.stop.summary),
@@ -57,7 +57,7 @@ def _filled(template: str, visit: Visit, picture: str = "") -> str:
     )
 
 
-def _picture(visit: Visit) -> str:
+def _picture(visit: CompletedStop) -> str:
     """The screen's text with its colours, then its drawings; rich escapes HTML."""
     console = screen_console(io.StringIO(), record=True, force_terminal=True)
     console.print(visit.picture())

@@ -92,7 +92,7 @@ TIMETABLE_LEGEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A part of a bar. `sign`: the character it is drawn with, so that colours are not needed."""
 
     name: str
@@ -101,7 +101,7 @@ class Part:
     style: str
 
 
-def bar(parts: Sequence[Part], *, total: float | None = None, width: int = 60) -> Text:
+def bar(parts: Sequence[BarPart], *, total: float | None = None, width: int = 60) -> Text:
     """A stacked bar; `width` columns stand for `total` (None = the sum of the parts).
 
     Boundaries are rounded, not lengths, so the bar is never longer than its sum.
@@ -116,7 +116,7 @@ def bar(parts: Sequence[Part], *, total: float | None = None, width: int = 60) -
     return line
 
 
-def bars(rows: Mapping[str, Sequence[Part]], *, width: int = 60, unit: str | None = "") -> Table:
+def bars(rows: Mapping[str, Sequence[BarPart]], *, width: int = 60, unit: str | None = "") -> Table:
     """One labelled bar per row, all on the scale of the longest, followed by its sum (`unit` None = without)."""
     total = max((sum(part.amount for part in parts) for parts in rows.values()), default=0.0)
     table = Table.grid(padding=(0, 2))

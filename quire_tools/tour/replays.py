@@ -11,7 +11,7 @@ from quire.operators.recordings import Fetch, written
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 from svc_common.errors import Internal
@@ -42,7 +42,7 @@ class _Views:
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
         """Ignored."""
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """Ignored."""
 
     def lost_worker(self, lane: int | None) -> None:

@@ -33,7 +33,7 @@ GATE = "gate"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TourRequest:
     """A request to submit. Without tenants, its `id` is both the public id and the one in steps and tables."""
 
     id: str
@@ -108,13 +108,13 @@ class TourStack:
 
     # --- driving --------------------------------------------------------------------------------------------------
 
-    def start(self, request: Request) -> Stream:
+    def start(self, request: TourRequest) -> Stream:
         """Submit one request and return at once; iterate over the stream for its deltas."""
         return self.client.generate_stream(
             request.prompt, request.params, options=request.options, request_id=request.id
         )
 
-    def together(self, requests: Sequence[Request], *, keep_errors: bool = False) -> list[RequestOutput]:
+    def together(self, requests: Sequence[TourRequest], *, keep_errors: bool = False) -> list[RequestOutput]:
         """Submit all requests in order without waiting in between; return their outputs, in order, when all have ended.
 
         Raises the first error and ends the other requests; with `keep_errors`, errors are in the outputs'
@@ -125,7 +125,7 @@ class TourStack:
             return [_whole(stream, keep_error=keep_errors) for stream in streams]
 
     def at_once(
-        self, requests: Sequence[Request], *, gate_stays: bool = False, keep_errors: bool = False
+        self, requests: Sequence[TourRequest], *, gate_stays: bool = False, keep_errors: bool = False
     ) -> list[RequestOutput]:
         """`together`, but no step is planned before all of them wait, in order: a request GATE fills the batch meanwhile.
 
@@ -144,7 +144,7 @@ class TourStack:
                 gate.cancel()
             return [_whole(stream, keep_error=keep_errors) for stream in streams]
 
-    def _start_next(self, request: Request, opened: ExitStack, number: int) -> Stream:
+    def _start_next(self, request: TourRequest, opened: ExitStack, number: int) -> Stream:
         """Start request number `number` and wait until it is in the queue."""
         stream = opened.enter_context(self.start(request))
         self.wait(lambda: self.admin.load().num_waiting >= number, f"{request.id} to wait in the queue")
@@ -275,9 +275,9 @@ def _attached(opened: ExitStack, running: RunningStack) -> TourStack:
     return TourStack(client, admin, None, None, since)
 
 
-def _gate(places: int) -> Request:
+def _gate(places: int) -> TourRequest:
     """A request that runs until it is cancelled."""
-    return Request(GATE, [7, 8], SamplingParams(n=places, max_tokens=1_000, ignore_eos=True, temperature=0.0))
+    return TourRequest(GATE, [7, 8], SamplingParams(n=places, max_tokens=1_000, ignore_eos=True, temperature=0.0))
 
 
 def _whole(stream: Stream, *, keep_error: bool) -> RequestOutput:

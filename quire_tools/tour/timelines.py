@@ -14,7 +14,7 @@ NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """An interval in Unix ns, drawn with one sign."""
 
     start_ns: int
@@ -30,43 +30,43 @@ class Span:
 # --- a step's times, as `quire steps --json` has them --------------------------------------------------------------
 
 
-def planned(step: Step) -> Span:
+def planned(step: Step) -> TimelineSpan:
     """The step's schedule()."""
     times = step["times"]
-    return Span(times["planned_ns"], times["planned_ns"] + times["schedule_ns"], SCHEDULES)
+    return TimelineSpan(times["planned_ns"], times["planned_ns"] + times["schedule_ns"], SCHEDULES)
 
 
-def run(step: Step) -> Span:
+def run(step: Step) -> TimelineSpan:
     """The step's execution on the worker: caches, inputs, model and sampling."""
     times = step["times"]
     busy_ns = sum(times[f"{part}_ns"] for part in ("cache", "prepare", "model", "sample"))
-    return Span(times["started_ns"], times["started_ns"] + busy_ns, RUNS)
+    return TimelineSpan(times["started_ns"], times["started_ns"] + busy_ns, RUNS)
 
 
-def queued(step: Step) -> Span:
+def queued(step: Step) -> TimelineSpan:
     """The step's time in the worker's queue."""
     times = step["times"]
-    return Span(times["started_ns"] - times["queued_ns"], times["started_ns"], WAITS)
+    return TimelineSpan(times["started_ns"] - times["queued_ns"], times["started_ns"], WAITS)
 
 
-def under_way(step: Step) -> Span:
+def under_way(step: Step) -> TimelineSpan:
     """The step in flight: from its planning until its result was processed."""
-    return Span(step["times"]["planned_ns"], step["times"]["finished_ns"], RETURNS)
+    return TimelineSpan(step["times"]["planned_ns"], step["times"]["finished_ns"], RETURNS)
 
 
-def gaps(spans: Sequence[Span]) -> list[int]:
+def gaps(spans: Sequence[TimelineSpan]) -> list[int]:
     """ns between the end of each span and the start of the next; 0 if they touch or overlap."""
     ordered = sorted(spans, key=lambda span: span.start_ns)
     return [max(0, after.start_ns - before.end_ns) for before, after in pairwise(ordered)]
 
 
-def idle_share(spans: Sequence[Span]) -> float:
+def idle_share(spans: Sequence[TimelineSpan]) -> float:
     """Share of the time from first start to last end that no span covers."""
     whole = max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
     return sum(gaps(spans)) / whole if whole else 0.0
 
 
-def most_at_once(spans: Iterable[Span]) -> int:
+def most_at_once(spans: Iterable[TimelineSpan]) -> int:
     """Largest number of spans that cover one instant; spans that only touch do not overlap."""
     edges = sorted((at, change) for span in spans for at, change in ((span.start_ns, 1), (span.end_ns, -1)))
     most = here = 0
@@ -79,7 +79,7 @@ def most_at_once(spans: Iterable[Span]) -> int:
 # --- the picture ---------------------------------------------------------------------------------------------------
 
 
-def lanes(rows: Mapping[str, Sequence[Span]], start_ns: int, end_ns: int, *, width: int = 88) -> Text:
+def lanes(rows: Mapping[str, Sequence[TimelineSpan]], start_ns: int, end_ns: int, *, width: int = 88) -> Text:
     """One line per row; later spans cover earlier ones, each at least one column wide. The axis below is in ms."""
     label = max(len(name) for name in rows) + 1
     picture = Text()
@@ -92,7 +92,7 @@ def lanes(rows: Mapping[str, Sequence[Span]], start_ns: int, end_ns: int, *, wid
     return picture.append(" " * label + "0" + end.rjust(width - 1), style="dim")
 
 
-def _line(spans: Sequence[Span], start_ns: int, end_ns: int, width: int) -> list[str]:
+def _line(spans: Sequence[TimelineSpan], start_ns: int, end_ns: int, width: int) -> list[str]:
     line = [NOTHING] * width
     column = _column_of(start_ns, end_ns, width)
     for span in spans:

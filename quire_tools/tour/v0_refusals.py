@@ -9,7 +9,7 @@ from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.scene import Scene
 from quire_tools.tour.screen import Check, Number
-from quire_tools.tour.stage import Request, TourStack
+from quire_tools.tour.stage import TourRequest, TourStack
 from svc_common.errors import QuireError
 
 MAX_LORAS = 2
@@ -24,9 +24,9 @@ def ignored(stack: TourStack) -> Scene:
     """A request that never fits is queued before one that does."""
     names = ["first", "huge", "next"]
     sizes = {"first": 8, "huge": _TOO_LARGE, "next": 8}
-    requests = [Request(name, _prompt(name, sizes[name]), _params(4)) for name in names]
+    requests = [TourRequest(name, _prompt(name, sizes[name]), _params(4)) for name in names]
     outputs = dict(zip(names, arrivals.one_by_one(stack, requests, keep_errors=True), strict=True))
-    too_long = stack.together([Request("long", _prompt("long", _TOO_LONG), _params(4))], keep_errors=True)[0]
+    too_long = stack.together([TourRequest("long", _prompt("long", _TOO_LONG), _params(4))], keep_errors=True)[0]
     steps = step_facts.about(stack.steps(), names)
     starts = {name: [number for number, _ in step_facts.shares(steps, name)][:1] for name in names}
     gap = starts["next"][0] - starts["first"][0] if starts["next"] and starts["first"] else 0
@@ -56,7 +56,7 @@ def adapter_slots(stack: TourStack) -> Scene:
     """Requests of three adapters where two may run at a time."""
     numbers = {adapter.name: adapter.adapter_id for adapter in stack.admin.list_adapters()} | {"": 0}
     requests = [
-        Request(name, _prompt(name, 8), _params(length), RequestOptions(model=adapter))
+        TourRequest(name, _prompt(name, 8), _params(length), RequestOptions(model=adapter))
         for name, (adapter, length) in _USERS.items()
     ]
     arrivals.one_by_one(stack, requests)

@@ -6,7 +6,7 @@ from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.observe.recording.needs import Needs
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.timelines import Episode
+from scheduler_svc.observe.timelines import WaitEpisode
 from svc_common.clock import NS_PER_S, unix_ns
 
 
@@ -51,7 +51,7 @@ def memory_message(report: MemoryReport) -> admin_pb2.MemoryReport:
     )
 
 
-def episode_message(episode: Episode, needs: Needs) -> admin_pb2.Episode:
+def episode_message(episode: WaitEpisode, needs: Needs) -> admin_pb2.Episode:
     """One episode of a timeline, with its counterfactual: what would have ended it."""
     return admin_pb2.Episode(
         from_step=episode.from_step,

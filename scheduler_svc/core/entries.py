@@ -78,7 +78,7 @@ class BlockMoves:
 
 
 @dataclass(slots=True)
-class TokenRun:
+class SequenceTokens:
     """New output tokens of one sequence from output offset `offset` on, after stop rules; tokens behind a stop are
     cut off.
 

@@ -1,6 +1,6 @@
 """Plans in flight: the shares for which each will return results."""
 
-from scheduler_svc.core.outputs import Flight
+from scheduler_svc.core.outputs import SequenceInFlight
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
@@ -12,7 +12,7 @@ class Flights:
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
-        self._by_step: dict[int, list[Flight]] = {}
+        self._by_step: dict[int, list[SequenceInFlight]] = {}
         self._moved: dict[int, list[str]] = {}
 
     def __bool__(self) -> bool:
@@ -26,20 +26,20 @@ class Flights:
         if plan.swap_out:
             self._moved[plan.step] = list(plan.swap_out_moves.by_request)
         self._by_step[plan.step] = [
-            Flight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
+            SequenceInFlight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
             for e in draft.entries.values()
         ]
 
-    def land(self, step: int) -> list[Flight]:
+    def land(self, step: int) -> list[SequenceInFlight]:
         """Remove and return the shares of a finished plan; its fast-decode rows stay until they are applied."""
         self._moved.pop(step, None)
         return self._by_step.pop(step, [])
 
-    def land_as_objects(self, step: int) -> list[Flight]:
+    def land_as_objects(self, step: int) -> list[SequenceInFlight]:
         """Remove and return all shares of a plan when its result will not be applied; its rows become objects."""
         self._state.steady.dissolve()
         left = self._state.steady.land(step)
-        rows = [Flight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
+        rows = [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*self.land(step), *rows], key=lambda flight: flight.ticket)
 
     def clear(self) -> None:
@@ -63,7 +63,7 @@ class Flights:
             self._by_step[step] = [flight for flight in flights if flight.sequence.name not in names]
         self._state.steady.discard([sequence.group for sequence in sequences])
 
-    def groups_built_on(self, failed: list[Flight]) -> list[Group]:
+    def groups_built_on(self, failed: list[SequenceInFlight]) -> list[Group]:
         """Other groups, in order, that may depend on the KV that these shares were to compute.
 
         They are in plans still in flight, hold blocks that were to be filled, or may have copies of such blocks
@@ -90,7 +90,7 @@ class Flights:
         rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
         return {group.sequences[0].name for group in [*groups, *rows]}
 
-    def _blocks_to_fill(self, flights: list[Flight]) -> set[int]:
+    def _blocks_to_fill(self, flights: list[SequenceInFlight]) -> set[int]:
         ledger = self._state.cache.ledger
         return {
             block

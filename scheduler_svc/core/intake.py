@@ -10,7 +10,7 @@ from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange
 Grouping = Callable[[Request], None]
 
 
-class Intake:
+class RequestIntake:
     """Validates a request and groups its samples.
 
     `refuses_misfits`: reject at once what can never run (v1); otherwise it ends as ignored when it reaches the

@@ -2,12 +2,12 @@
 
 import functools
 
-from scheduler_svc.core.reasons import NOTHING, Event, Numbers, Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.reasons import NOTHING, CoreEvent, Numbers, Reason
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 
 # A NamedTuple's own constructor takes several times as long, and events are made in every step.
-_event = functools.partial(tuple.__new__, Event)
-_WAITING, _RUNNING = Place.WAITING.value, Place.RUNNING.value
+_event = functools.partial(tuple.__new__, CoreEvent)
+_WAITING, _RUNNING = QueueKind.WAITING.value, QueueKind.RUNNING.value
 _ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status in SequenceStatus}
 
 
@@ -24,16 +24,16 @@ class Journal:
     def __init__(self) -> None:
         self.step = 1
         self.now = 0.0
-        self._events: list[Event] = []
-        self._heads: dict[Place, tuple[str, int, Reason]] = {}
+        self._events: list[CoreEvent] = []
+        self._heads: dict[QueueKind, tuple[str, int, Reason]] = {}
         self._num_heads = 0
-        self._numbers: dict[Place, Numbers] = {}
+        self._numbers: dict[QueueKind, Numbers] = {}
 
     def begin(self, step: int, now: float) -> None:
         """Attribute later events to the plan of that step."""
         self.step, self.now = step, now
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[CoreEvent]:
         """Remove and return the events so far, in order."""
         taken, self._events = self._events, []
         return taken
@@ -44,8 +44,10 @@ class Journal:
 
     def arrived(self, group: Group) -> None:
         """A group arrived; the next plan may examine it."""
-        self._numbers.pop(Place.WAITING, None)
-        self._heads.pop(Place.WAITING, None)  # the reason for the whole queue is recorded again, to cover the new group
+        self._numbers.pop(QueueKind.WAITING, None)
+        self._heads.pop(
+            QueueKind.WAITING, None
+        )  # the reason for the whole queue is recorded again, to cover the new group
         group.waits_for = None
         request = group.request
         self._events.append(
@@ -79,7 +81,7 @@ class Journal:
             group.waits_for, group.seen_heads = reason, self._num_heads
             self._tell(group, reason, numbers, of_queue=True)
 
-    def stop_all(self, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+    def stop_all(self, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """No group of that queue was examined."""
         self._numbers[place] = numbers
         if self._heads.get(place) != ("", 0, reason):
@@ -92,7 +94,7 @@ class Journal:
         numbers = {"computed_tokens": computed_tokens} if computed_tokens else NOTHING
         self._moves(group, _RUNNING, Reason.RUNNING, numbers)
 
-    def leaves(self, group: Group, place: Place, reason: Reason, **numbers: int | float | str) -> None:
+    def leaves(self, group: Group, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """The group was running, or about to be resumed, and waits again in the queue of that place."""
         self._moves(group, place.value, reason, numbers)
 

@@ -6,7 +6,7 @@ Preemption to free blocks for others is in `parts/preemption.py`.
 from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 
 
@@ -88,6 +88,6 @@ def restart(group: Group, state: CoreState) -> None:
         sequence.num_placeholders = 0
         sequence.draft_token_ids = []
         sequence.restart()
-    group.place = Place.WAITING
+    group.place = QueueKind.WAITING
     state.waiting.push_front(group)
-    state.journal.leaves(group, Place.WAITING, Reason.WORKER_LOST)
+    state.journal.leaves(group, QueueKind.WAITING, Reason.WORKER_LOST)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from scheduler_svc.core import beam_search
 from scheduler_svc.core.parts.interfaces import Progress
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult, TokenRun
-from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepResult
+from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
 
@@ -18,7 +18,7 @@ Children = dict[str, list[tuple[int, float]]]
 
 
 @dataclass(slots=True)
-class Flight:
+class SequenceInFlight:
     """One sequence's share of a plan in flight. `ticket`: its group's at that time; ascending within plans of v1."""
 
     sequence: Sequence
@@ -41,7 +41,7 @@ class OutputRules(Protocol):
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
         """Handle pending ends before a step is planned; returns the sequences that ended."""
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply the result of a plan."""
 
     def set_aside(self, group: Group, state: CoreState) -> bool:
@@ -75,7 +75,7 @@ class AtOnce:
     def reset(self) -> None:
         """No-op: no result is ever pending."""
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply a result group by group, in scheduled order. Sequences that are gone are skipped."""
         outcome = StepOutcome()
         for group, members in by_group(flights):
@@ -90,7 +90,9 @@ class AtOnce:
                 self._continue(alive, result, state, outcome)
         return outcome
 
-    def _children(self, group: Group, flights: list[Flight], result: StepResult, state: CoreState) -> Children:
+    def _children(
+        self, group: Group, flights: list[SequenceInFlight], result: StepResult, state: CoreState
+    ) -> Children:
         """The group's branches: those in the result, or those that beam search chooses from its candidates."""
         names = [flight.sequence.name for flight in flights]
         if any(name in result.candidates for name in names):
@@ -102,7 +104,9 @@ class AtOnce:
                 children[name] = list(zip(tokens, result.logprobs.get(name) or [0.0] * len(tokens), strict=True))
         return children
 
-    def _continue(self, flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> None:
+    def _continue(
+        self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
+    ) -> None:
         """Append tokens to all sequences of a group, then end those that stop."""
         ended = []
         for flight in flights:
@@ -111,16 +115,16 @@ class AtOnce:
                 status = append(sequence, tokens, result, state, outcome)
                 taken = len(outcome.entries[-1].token_ids)
                 self._progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
-                if sequence.group.place is Place.RUNNING:
+                if sequence.group.place is QueueKind.RUNNING:
                     self._progress.settle(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
         outcome.ended += [state.retire(sequence, status) for sequence, status in ended]
 
 
-def by_group(flights: list[Flight]) -> list[tuple[Group, list[Flight]]]:
+def by_group(flights: list[SequenceInFlight]) -> list[tuple[Group, list[SequenceInFlight]]]:
     """Unfinished sequences by group, ordered by the first sequence of each."""
-    groups: dict[int, tuple[Group, list[Flight]]] = {}
+    groups: dict[int, tuple[Group, list[SequenceInFlight]]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:
             group = flight.sequence.group
@@ -147,10 +151,10 @@ def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOut
     """Report the tokens of a sequence from output offset `offset` on, and add their logprobs to its total."""
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
     sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
-    outcome.entries.append(TokenRun(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
+    outcome.entries.append(SequenceTokens(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
 
 
-def note_first_tokens(flights: list[Flight], outcome: StepOutcome, now: float) -> None:
+def note_first_tokens(flights: list[SequenceInFlight], outcome: StepOutcome, now: float) -> None:
     """Set `first_token_time` of requests that got their first token with this result."""
     without = [f.sequence.request for f in flights if f.sequence.request.first_token_time is None]
     given = {run.request_id for run in outcome.entries} if without else ()
@@ -159,7 +163,9 @@ def note_first_tokens(flights: list[Flight], outcome: StepOutcome, now: float) -
             request.first_token_time = now
 
 
-def end_failed(flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> list[Flight]:
+def end_failed(
+    flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
+) -> list[SequenceInFlight]:
     """End the sequences that failed (beams: all, as they compete). Returns the shares of the others."""
     why = next((result.failed[f.sequence.name] for f in flights if f.sequence.name in result.failed), None)
     if why is None:
@@ -221,5 +227,5 @@ def _offspring(
         child.cumulative_logprob += logprob
         source = None if child is parent else parent.name
         request_id = parent.request.request_id
-        outcome.entries.append(TokenRun(child.name, request_id, child.index, offset, [token], source))
+        outcome.entries.append(SequenceTokens(child.name, request_id, child.index, offset, [token], source))
     return [(child, parent) for child in [*family[1:], parent]]

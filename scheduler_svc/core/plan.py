@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
 
-from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, TokenRun
+from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, SequenceTokens
 from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints
 from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns, SteadyShare
-from scheduler_svc.core.reasons import Event, Numbers
+from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [
     "BlockMoves",
     "EndedSequence",
     "ScheduledSequence",
+    "SequenceTokens",
     "StepOutcome",
     "StepPlan",
     "StepResult",
-    "TokenRun",
 ]
 
 
@@ -74,7 +74,7 @@ class StepPlan:
     num_swapped: int = 0
     free_gpu: int = 0
     free_cpu: int = 0
-    events: list[Event] = field(default_factory=list)
+    events: list[CoreEvent] = field(default_factory=list)
     head_numbers: Mapping[str, Numbers] = field(default_factory=dict)
 
     @property
@@ -173,7 +173,7 @@ class StepOutcome:
     those.
     """
 
-    entries: list[TokenRun] = field(default_factory=list)
+    entries: list[SequenceTokens] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     steady: SteadyRuns | None = None
@@ -185,7 +185,7 @@ class StepOutcome:
         return bool(self.entries) or (self.steady is not None and len(self.steady.rows) > 0)
 
     @property
-    def runs(self) -> list[TokenRun]:
+    def runs(self) -> list[SequenceTokens]:
         """All runs in the plan's order; fast-decode rows are expanded."""
         if self.steady is None:
             return self.entries

@@ -81,7 +81,7 @@ KEYS: dict[Reason, tuple[str, ...]] = {
 """Settings that would have to be larger to admit it, most likely first. Reasons not listed depend on no setting."""
 
 
-class Event(NamedTuple):
+class CoreEvent(NamedTuple):
     """A change of state or reason, in the step that decided it. `now`: seconds on the clock of `schedule`.
 
     `queue`: the group's queue from then on, "" = finished. `sample`: index of the group within its request.

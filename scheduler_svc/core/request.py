@@ -143,7 +143,7 @@ class Sequence:
         )
 
 
-class Place(enum.Enum):
+class QueueKind(enum.Enum):
     """The queue that holds a group."""
 
     WAITING = "waiting"
@@ -172,7 +172,7 @@ class Group:
     request: "Request"
     sequences: list[Sequence] = field(default_factory=list)
     width: int = 1
-    place: Place = Place.NOWHERE
+    place: QueueKind = QueueKind.NOWHERE
     num_fruitless: int = 0
     num_indexes: int = 1
     ticket: int = -1

@@ -17,15 +17,15 @@ from scheduler_svc.core import lost_work
 from scheduler_svc.core.composition.policy import Phase
 from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.flights import Flights
-from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.deadlines import Deadlines
-from scheduler_svc.core.parts.interfaces import Placement, Progress, View
+from scheduler_svc.core.parts.interfaces import InspectablePart, Placement, Progress
 from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.request import Place, Request, Sequence, SequenceStatus
+from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 from svc_common.errors import InvalidArgument, ResourceExhausted
@@ -42,14 +42,14 @@ class Scheduler:
         self,
         spec: PolicySpec,
         state: CoreState,
-        intake: Intake,
+        intake: RequestIntake,
         phases: list[Phase],
         placement: Placement,
         progress: Progress,
         outputs: OutputRules,
-        views: Iterable[View] = (),
+        views: Iterable[InspectablePart] = (),
     ) -> None:
-        """`presets.build` supplies the parts; `views`: those of them that implement `View`."""
+        """`presets.build` supplies the parts; `views`: those of them that implement `InspectablePart`."""
         self.spec = spec
         self._state = state
         self.step = 0
@@ -122,7 +122,7 @@ class Scheduler:
         for group in request.groups:
             if group.is_finished:
                 continue
-            group.place = Place.WAITING
+            group.place = QueueKind.WAITING
             self._state.num_wide += group.width > 1
             self._state.journal.arrived(group)
             self._state.waiting.push(group)

@@ -14,7 +14,7 @@ from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
 from scheduler_svc.core.reasons import Numbers
-from scheduler_svc.core.request import Group, Place, Request, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
 
 
 @dataclass(slots=True)
@@ -67,13 +67,13 @@ class CoreState:
 
     def take_out(self, group: Group) -> None:
         """Remove a group from its queue."""
-        if group.place is Place.RUNNING:
+        if group.place is QueueKind.RUNNING:
             self.running.remove(group)
-        elif group.place is Place.SWAPPED:
+        elif group.place is QueueKind.SWAPPED:
             self.swapped.remove(group)
-        elif group.place is Place.WAITING:
+        elif group.place is QueueKind.WAITING:
             self.waiting.remove(group)
-        group.place = Place.NOWHERE
+        group.place = QueueKind.NOWHERE
 
     def leave_worker(self, sequence: Sequence) -> None:
         """Have the worker forget a sequence with the next plan."""
@@ -82,7 +82,7 @@ class CoreState:
 
     def start(self, group: Group, now: float) -> None:
         """Mark a waiting group that was given blocks as running. The caller appends it to `running`."""
-        group.place = Place.RUNNING
+        group.place = QueueKind.RUNNING
         group.ticket = self.num_started
         self.num_started += 1
         for sequence in group.live:

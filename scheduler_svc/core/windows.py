@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from block_manager.cache_rules import CachedSequence
-from scheduler_svc.core.outputs import Flight, OutputRules
+from scheduler_svc.core.outputs import OutputRules, SequenceInFlight
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
@@ -44,7 +44,7 @@ class BehindWindow:
         """Delegate to the inner rules."""
         self._inner.reset()
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply the result by the inner rules, then free the blocks before the window of the finished step."""
         outcome = self._inner.apply(flights, result, state)
         for flight in flights:

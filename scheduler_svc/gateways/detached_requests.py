@@ -17,7 +17,7 @@ class _Held:
     handle: int
 
 
-class Holding:
+class DetachedRequests:
     """Owner of the detached requests; those without a reader for the grace time are ended. `call_later(seconds, callback)`."""
 
     def __init__(self, book: RequestBook, grace_s: float, call_later: CallLater) -> None:

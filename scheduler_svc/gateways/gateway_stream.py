@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.gateways.detached_requests import Holding
+from scheduler_svc.gateways.detached_requests import DetachedRequests
 from scheduler_svc.gateways.output_messages import (
     TokenRuns,
     finished_message,
@@ -47,12 +47,12 @@ class Attachment:
 class Frontend:
     """One connected gateway: its handles and what is to be written to it.
 
-    Resumable requests without a reader, because its stream ended or it detached, are held (`Holding`). An
+    Resumable requests without a reader, because its stream ended or it detached, are held (`DetachedRequests`). An
     Attach from any gateway reads such a request from its beginning; its own gateway's Submit of the same id,
     from the tokens that the gateway has.
     """
 
-    def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: Holding) -> None:
+    def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: DetachedRequests) -> None:
         self.frontend_id = frontend_id
         self.attachment: Attachment | None = None
         self._book = book

@@ -3,7 +3,7 @@
 import logging
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.gateways.detached_requests import CallLater, Holding
+from scheduler_svc.gateways.detached_requests import CallLater, DetachedRequests
 from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
 from scheduler_svc.gateways.output_messages import queue_message
 from scheduler_svc.loop.readiness import Readiness
@@ -25,7 +25,7 @@ class FrontendTable:
     ) -> None:
         self._book = book
         self._readiness = readiness
-        self._holding = Holding(book, grace_s, call_later)
+        self._holding = DetachedRequests(book, grace_s, call_later)
         self._frontends: dict[str, Frontend] = {}
         readiness.listen(self._tell_all)
         book.room.listen(self._tell_of_queue)

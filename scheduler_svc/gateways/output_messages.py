@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores
+from scheduler_svc.requests.choice_output import ChoiceOutput, PromptLogprobs
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.workers.result import Top
@@ -101,7 +101,7 @@ def put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
         message.prompt_logprobs.append(prompt_logprobs_message(outlet.handle, output.prompt))
 
 
-def prompt_logprobs_message(handle: int, prompt: PromptScores) -> engine_pb2.PromptLogprobs:
+def prompt_logprobs_message(handle: int, prompt: PromptLogprobs) -> engine_pb2.PromptLogprobs:
     """Log probabilities of a prompt's tokens."""
     return engine_pb2.PromptLogprobs(
         handle=handle,

@@ -2,12 +2,12 @@
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.live_request import LiveRequest, Reader
+from scheduler_svc.requests.live_request import LiveRequest, OutputReader
 from scheduler_svc.requests.submission import Submission
 from svc_common.errors import Aborted, AlreadyExists, NotFound
 
 
-def meant_by_submit(book: RequestBook, submission: Submission, reader: Reader) -> LiveRequest | None:
+def meant_by_submit(book: RequestBook, submission: Submission, reader: OutputReader) -> LiveRequest | None:
     """The existing request that a Submit of `reader` refers to; None = it is new.
 
     Raises AlreadyExists for an id in use for something else, and Aborted if another reader took the request
@@ -49,7 +49,7 @@ def attached_elsewhere() -> Aborted:
     return Aborted("another reader attached to this request", reason="ATTACHED_ELSEWHERE")
 
 
-def _check_not_lost(live: LiveRequest, reader: Reader) -> None:
+def _check_not_lost(live: LiveRequest, reader: OutputReader) -> None:
     outlet = live.outlet
     if outlet is not None and not outlet.end_written and outlet.reader is not reader:
         raise attached_elsewhere()

@@ -11,7 +11,7 @@ from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.workers.cache_agreement import CacheCounts, least
 from scheduler_svc.workers.cost_meter import CostMeter
-from scheduler_svc.workers.link import Ownership
+from scheduler_svc.workers.link import OwnedStream
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Workers:
     compute_beside_us: bool
 
     @classmethod
-    def of(cls, owned: Sequence[Ownership]) -> "Workers":
+    def of(cls, owned: Sequence[OwnedStream]) -> "Workers":
         """Common properties of these workers."""
         on_cpu = any(each.device == _CPU for each in owned)
         return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]), on_cpu)
@@ -67,7 +67,7 @@ class CoreKeeper:
         self._meter = CostMeter()
         self._last_step = 0
 
-    def build(self, owned: Sequence[Ownership]) -> AnyCore:
+    def build(self, owned: Sequence[OwnedStream]) -> AnyCore:
         """Build a new core for these workers; it replaces the previous one."""
         step = self.core.step if self.core is not None else self._last_step
         self._meter = CostMeter()

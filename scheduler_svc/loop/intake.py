@@ -11,12 +11,12 @@ from scheduler_svc.core.stop_rules import check_stop
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.choice_output import Ending
-from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from scheduler_svc.requests.submission import to_core
 from svc_common.errors import QuireError, Unavailable
 
 
-class Intake:
+class LoopIntake:
     """Moves inputs from the book into the core. `core` arguments are None while there is no core.
 
     `adapter_id(name)` raises NotFound or FailedPrecondition.
@@ -60,7 +60,7 @@ class Intake:
     def fail_without_adapter(self, core: AnyCore | None) -> None:
         """After a change of workers, fail requests in the core that use an adapter which a worker lacks."""
         for live in self._book.live():
-            if live.place is not Place.IN_CORE:
+            if live.place is not RequestStage.IN_CORE:
                 continue  # looked at when it enters
             try:
                 self._adapter_id(live.submission.adapter)
@@ -70,7 +70,7 @@ class Intake:
 
     def leave_core(self, live: LiveRequest, core: AnyCore | None) -> None:
         """Remove a request from the core, if it is there. The caller reports its end or requeues it."""
-        if live.place is Place.IN_CORE and core is not None:
+        if live.place is RequestStage.IN_CORE and core is not None:
             core.abort([live.core_id])
 
     def _enter(self, live: LiveRequest, core: AnyCore, limits: common_pb2.ModelLimits) -> None:

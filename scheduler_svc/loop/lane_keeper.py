@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
-from scheduler_svc.loop.intake import Intake
+from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
 from svc_common.errors import Unavailable
@@ -38,7 +38,7 @@ class LaneKeeper:
         lanes: Sequence[WorkerLane],
         keeper: CoreKeeper,
         book: RequestBook,
-        intake: Intake,
+        intake: LoopIntake,
         step_log: StepLog,
         readiness: Readiness,
     ) -> None:
@@ -165,7 +165,7 @@ class LaneKeeper:
         self._keeper.discard()
         self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
         for live in self._book.live():
-            live.num_losses += live.place is Place.IN_CORE
+            live.num_losses += live.place is RequestStage.IN_CORE
         for lane in self.lanes:
             lane.lose(WorkerLostError(why, refused=True))
         self._readiness.stop()
@@ -195,7 +195,7 @@ class LaneKeeper:
             self.core.reset_sequences_of_lost_worker(lane.number if self.core.has_worker_per_lane else None)
 
     def _runs_on(self, live: LiveRequest, lane: WorkerLane) -> bool:
-        if live.place is not Place.IN_CORE:
+        if live.place is not RequestStage.IN_CORE:
             return False
         if self.core is None or not self.core.has_worker_per_lane or live.request is None:
             return True

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.plan import SequenceTokens, StepOutcome, StepPlan, StepResult
 from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
 
 
 class Readers(Protocol):
     """Receiver of outputs, by request id in the core."""
 
-    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+    def put_tokens(self, run: SequenceTokens, step: int, extras: TokenExtras | None) -> None:
         """Append new output tokens of a sequence."""
 
     def put_prompt(self, core_id: str, run: PromptRun) -> None:

@@ -15,14 +15,14 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.loop import policy_change
 from scheduler_svc.loop.coarse_timer import Alarm
 from scheduler_svc.loop.core_keeper import CoreKeeper
-from scheduler_svc.loop.intake import Intake
+from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.lane_keeper import LaneKeeper
 from scheduler_svc.loop.publishing import count_drafts, publish
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.request_trace import Moment
+from scheduler_svc.observe.request_trace import PlanMoment
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
@@ -68,7 +68,7 @@ class StepLoop:
         self._log = step_log
         self._readiness = readiness
         self._explanations = explanations
-        self._intake = Intake(book, adapter_id)
+        self._intake = LoopIntake(book, adapter_id)
         self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, step_log, readiness)
         self._alarm = Alarm(self._lanes.on_news)
         self._unserved_since_ns: int | None = None
@@ -286,7 +286,7 @@ class StepLoop:
             self._intake.fail_unserved(self.core, too_long_ns, self._readiness.reason)
 
 
-def _moment(plan: StepPlan, lane: WorkerLane, began_ns: int) -> Moment:
+def _moment(plan: StepPlan, lane: WorkerLane, began_ns: int) -> PlanMoment:
     """Trace context of a plan about to be sent to that lane's worker."""
     step_id = lane.planner.last_step_id + 1
-    return Moment(plan.step, unix_ns(began_ns), step_id, lane.planner.epoch, lane.number, lane.boot_id)
+    return PlanMoment(plan.step, unix_ns(began_ns), step_id, lane.planner.epoch, lane.number, lane.boot_id)

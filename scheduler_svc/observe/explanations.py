@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Numbers, Reason
 from scheduler_svc.loop.readiness import Readiness
-from scheduler_svc.observe.timelines import Episode, Timelines, note_heads, now_of
+from scheduler_svc.observe.timelines import Timelines, WaitEpisode, note_heads, now_of
 from scheduler_svc.requests.book import RequestBook
-from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import NotFound
 from svc_common.public_ids import meanings
@@ -41,7 +41,7 @@ class Explanations:
             lambda core_id: book.in_core(core_id) is not None, num_logged=num_logged, num_heads=num_logged
         )
         self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
-        self._heads: dict[str, Event] = {}
+        self._heads: dict[str, CoreEvent] = {}
         self._note_readiness()
         readiness.listen(self._note_readiness)
 
@@ -55,7 +55,7 @@ class Explanations:
 
     def reason_of(self, live: LiveRequest) -> tuple[str, Reason, Numbers]:
         """Current queue, reason and numbers of a live request; of several samples, the one with the latest event counts."""
-        event = live.last_event if live.place is Place.IN_CORE else None
+        event = live.last_event if live.place is RequestStage.IN_CORE else None
         queue = event.queue if event is not None else "waiting"
         if queue in WAITING_QUEUES and not self._readiness.serving:
             return queue, Reason.NO_WORKER, {"why": self._readiness.reason}
@@ -90,7 +90,7 @@ class Explanations:
         name = live.core_id if live is not None else f"{tenant}:{request_id}" if tenant else request_id
         return name if name in self._timelines or self._book.in_core(name) is not None else ""
 
-    def episodes(self, core_id: str) -> list[Episode]:
+    def episodes(self, core_id: str) -> list[WaitEpisode]:
         """Timeline of a request, oldest first, sample by sample; before it reaches the core, only its wait."""
         if core_id in self._timelines:
             own = self._timelines.episodes(core_id)
@@ -101,14 +101,14 @@ class Explanations:
         if live is None:
             return []
         arrived_s = live.time.arrival_ns / NS_PER_S
-        return list(self._with_outages(Episode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
+        return list(self._with_outages(WaitEpisode("waiting", Reason.ARRIVED, 0, 0, None, arrived_s, None)))
 
-    def _outside(self, core_id: str, last: Episode) -> Iterator[Episode]:
+    def _outside(self, core_id: str, last: WaitEpisode) -> Iterator[WaitEpisode]:
         """The wait of a request that was removed from the core as a suspect, since its removal."""
         live = self._book.in_core(core_id)
-        if live is not None and live.place is Place.PENDING and last.to_time is not None:
+        if live is not None and live.place is RequestStage.PENDING and last.to_time is not None:
             numbers = {"losses": live.num_losses}
-            yield Episode("waiting", Reason.WORKER_LOST, 0, last.to_step or 0, None, last.to_time, None, numbers)
+            yield WaitEpisode("waiting", Reason.WORKER_LOST, 0, last.to_step or 0, None, last.to_time, None, numbers)
 
     def _note_readiness(self) -> None:
         now = monotonic_ns() / NS_PER_S
@@ -117,7 +117,7 @@ class Explanations:
         if not self._readiness.serving:
             self._outages.append(_Outage(self._readiness.reason, now))
 
-    def _with_outages(self, episode: Episode) -> Iterator[Episode]:
+    def _with_outages(self, episode: WaitEpisode) -> Iterator[WaitEpisode]:
         """Split a wait into parts with and without a worker, since no plan could end it during an outage."""
         rest = episode
         for outage in self._outages if episode.is_wait else ():

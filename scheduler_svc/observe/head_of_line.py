@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from scheduler_svc.core.reasons import WAITING_QUEUES, Event
+from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent
 
 _NUM_HEADS = 4_096
 
-Numbered = tuple[int, Event]
+Numbered = tuple[int, CoreEvent]
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class QueueHeads:
         self._queues = {queue: _Heads() for queue in WAITING_QUEUES}
         self.position = 0
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: CoreEvent) -> None:
         """Add the event of a queue's head; called in order."""
         self.position += 1
         heads, numbered = self._queues[event.queue], (self.position, event)
@@ -41,7 +41,7 @@ class QueueHeads:
             heads.turns.append(numbered)
         heads.all.append(numbered)
 
-    def since(self, queue: str, position: int, not_in_step: int) -> Iterator[Event]:
+    def since(self, queue: str, position: int, not_in_step: int) -> Iterator[CoreEvent]:
         """The first head after `position`, and later ones with a changed reason; none of the step `not_in_step`."""
         heads = self._queues[queue]
         first = next((n for n in _after(heads.all, position) if n[1].step != not_in_step), None)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from scheduler_svc.core.reasons import KEYS, Reason
 from scheduler_svc.observe.recording.file_format import RecordingWriter
-from scheduler_svc.observe.recording.inquiry import Question, as_json
+from scheduler_svc.observe.recording.inquiry import WaitQuestion, as_json
 from scheduler_svc.observe.recording.needs import Needs
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.timelines import Episode
+from scheduler_svc.observe.timelines import WaitEpisode
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class Inquirer:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._lock = asyncio.Lock()
-        self._known: OrderedDict[Question, Needs] = OrderedDict()
+        self._known: OrderedDict[WaitQuestion, Needs] = OrderedDict()
 
-    async def needs(self, core_id: str, episodes: Sequence[Episode]) -> tuple[dict[int, Needs], int]:
+    async def needs(self, core_id: str, episodes: Sequence[WaitEpisode]) -> tuple[dict[int, Needs], int]:
         """Counterfactuals by position of the episode, and the number of waits that could not be searched in time.
 
         A counterfactual maps knobs to values that would have let the request in at the episode's first step.
@@ -53,7 +53,7 @@ class Inquirer:
         found = {i: self._known[question] for i, question in waits.items() if question in self._known}
         return {i: needs for i, needs in found.items() if needs}, len(waits) - len(found)
 
-    async def _ask(self, questions: list[Question]) -> None:
+    async def _ask(self, questions: list[WaitQuestion]) -> None:
         with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".rec") as file:
             await asyncio.to_thread(self._write, Path(file.name), min(q.step for q in questions))
             process = await asyncio.create_subprocess_exec(
@@ -76,7 +76,7 @@ class Inquirer:
                         process.kill()
                     await process.wait()
 
-    async def _read(self, process: asyncio.subprocess.Process, questions: list[Question]) -> None:
+    async def _read(self, process: asyncio.subprocess.Process, questions: list[WaitQuestion]) -> None:
         assert process.stdin is not None and process.stdout is not None
         rounds = [questions[i : i + _NUM_IN_ROUND] for i in range(0, len(questions), _NUM_IN_ROUND)]
         process.stdin.write(as_json(rounds).encode())
@@ -105,23 +105,23 @@ class Inquirer:
             writer.finish(num_segments=num_segments, num_steps=num_steps)
 
 
-def by_worth(episodes: Sequence[Episode]) -> list[int]:
+def by_worth(episodes: Sequence[WaitEpisode]) -> list[int]:
     """Positions of the waits that some number could have ended: waits for blocks or token budget first, longest first."""
     waits = [i for i, episode in enumerate(episodes) if _hangs_on_a_knob(episode)]
     return sorted(waits, key=lambda i: (episodes[i].reason not in _PLAIN, -_length_s(episodes[i])))
 
 
-def _length_s(episode: Episode) -> float:
+def _length_s(episode: WaitEpisode) -> float:
     """Duration; infinite for a wait that is not over."""
     return math.inf if episode.to_time is None else episode.to_time - episode.from_time
 
 
-def _question(core_id: str, episode: Episode) -> Question:
+def _question(core_id: str, episode: WaitEpisode) -> WaitQuestion:
     head = str(episode.numbers.get("head_reason", ""))
-    return Question(core_id, episode.sample, episode.from_step, episode.reason.value, head)
+    return WaitQuestion(core_id, episode.sample, episode.from_step, episode.reason.value, head)
 
 
-def _hangs_on_a_knob(episode: Episode) -> bool:
+def _hangs_on_a_knob(episode: WaitEpisode) -> bool:
     """True for a wait of at least one step that some number could have ended."""
     if not episode.is_wait or episode.from_step == episode.to_step:
         return False

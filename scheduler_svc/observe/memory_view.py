@@ -1,9 +1,9 @@
 """Memory report of a scheduler core: paged use and what contiguous allocation would need (`block_manager`)."""
 
 from block_manager import contiguous
-from block_manager.contiguous import Demand, Tenant
+from block_manager.contiguous import ContiguousDemand, ContiguousRequest
 from block_manager.memory_report import HeldSequence, MemoryReport, PagedMemory, paged_memory
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 
 
@@ -16,8 +16,8 @@ def memory_report(state: CoreState) -> MemoryReport:
     """
     ledger = state.cache.ledger
     groups = [group for request in state.requests.values() for group in request.groups if not group.is_finished]
-    tenants = [_tenant(state, group) for group in groups if group.place is Place.RUNNING]
-    waiting = [_demand(state, group) for group in groups if group.place is not Place.RUNNING]
+    tenants = [_tenant(state, group) for group in groups if group.place is QueueKind.RUNNING]
+    waiting = [_demand(state, group) for group in groups if group.place is not QueueKind.RUNNING]
     num_slots = ledger.gpu.num_usable * ledger.block_size
     return MemoryReport(paged(state), contiguous.place(tenants, waiting, num_slots))
 
@@ -33,13 +33,13 @@ def paged(state: CoreState) -> PagedMemory:
     return paged_memory(held, ledger.block_size, nobodys_blocks=ledger.gpu.reserved)
 
 
-def _demand(state: CoreState, group: Group) -> Demand:
+def _demand(state: CoreState, group: Group) -> ContiguousDemand:
     request = group.request
     longest = len(request.prompt_token_ids) + request.stop.max_tokens
-    return Demand(group.max_num_running_seqs, min(longest, state.limits.max_model_len))
+    return ContiguousDemand(group.max_num_running_seqs, min(longest, state.limits.max_model_len))
 
 
-def _tenant(state: CoreState, group: Group) -> Tenant:
+def _tenant(state: CoreState, group: Group) -> ContiguousRequest:
     ledger, demand = state.cache.ledger, _demand(state, group)
     held = tuple(
         min(
@@ -47,4 +47,4 @@ def _tenant(state: CoreState, group: Group) -> Tenant:
         )
         for s in group.live
     )
-    return Tenant(demand, held, demand.max_length)
+    return ContiguousRequest(demand, held, demand.max_length)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
-from scheduler_svc.core.reasons import Event
+from scheduler_svc.core.reasons import CoreEvent
 from svc_common import trace_names as names
 from svc_common.errors import QuireError
 from svc_common.telemetry import Telemetry, set_error
@@ -20,7 +20,7 @@ Values = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PlanMoment:
     """A plan in terms of spans. `step_id`: the worker's number for it within `epoch`; `at_ns`: Unix time of planning."""
 
     step: int
@@ -37,13 +37,13 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Wait:
+class WaitingSample:
     """A waiting sample. `event`: its own last event; `position`: number of queue head events at that time.
 
     `told`: the last reason noted on the span, including the head's if the sample waits behind one.
     """
 
-    event: Event
+    event: CoreEvent
     position: int
     told: tuple[object, ...] = ()
 
@@ -73,7 +73,7 @@ class RequestTrace:
     has_token: bool = False
     mode: str = ""
     place: dict[str, Value] = field(default_factory=dict)
-    waits: dict[int, Wait] = field(default_factory=dict)
+    waits: dict[int, WaitingSample] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     blocks: dict[str, int] = field(default_factory=dict)
     blocks_max: int = 0
@@ -89,7 +89,7 @@ class RequestTrace:
         own = {names.REQUEST_ID: self.request_id, **attributes}
         self.span = self.telemetry.span(name, parent=self.parent, attributes=own, start_ns=at_ns)
 
-    def start(self, name: str, moment: Moment, attributes: Values) -> None:
+    def start(self, name: str, moment: PlanMoment, attributes: Values) -> None:
         """Open the span of a phase that runs on a worker from the plan of `moment` on."""
         self.planned_step = moment.step
         self.place = {names.WORKER_ID: moment.worker_id, names.LANE: moment.lane, names.EPOCH: moment.epoch}

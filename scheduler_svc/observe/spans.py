@@ -13,9 +13,9 @@ from scheduler_svc.core.entries import ScheduledSequence
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
-from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Reason
+from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Reason
 from scheduler_svc.observe.head_of_line import QueueHeads
-from scheduler_svc.observe.request_trace import Moment, RequestTrace, Value, Wait
+from scheduler_svc.observe.request_trace import PlanMoment, RequestTrace, Value, WaitingSample
 from scheduler_svc.observe.timelines import BETWEEN_PLANS, behind
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common import trace_names as names
@@ -37,7 +37,7 @@ class RequestSpans:
         self._outage = outage
         self._traces: dict[str, RequestTrace] = {}
         self._heads = QueueHeads()
-        self._moment = Moment(0, 0)
+        self._moment = PlanMoment(0, 0)
 
     # --- requests arriving --------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class RequestSpans:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: StepPlan, make_moment: Callable[[], Moment]) -> None:
+    def planned(self, plan: StepPlan, make_moment: Callable[[], PlanMoment]) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
         if not self._traces:
             return
@@ -86,7 +86,7 @@ class RequestSpans:
             # An error in telemetry must not fail the step.
             log.exception("no spans for step %d", plan.step)
 
-    def _take_plan(self, plan: StepPlan, moment: Moment) -> None:
+    def _take_plan(self, plan: StepPlan, moment: PlanMoment) -> None:
         for event in plan.events:
             if event.of_queue:
                 self._heads.observe(event)
@@ -107,7 +107,7 @@ class RequestSpans:
             if (trace := self._traces.get(sequence.request.request_id)) is not None:
                 trace.hold(sequence.name, 1, anew=False)
 
-    def _take_share(self, entry: ScheduledSequence, moment: Moment) -> None:
+    def _take_share(self, entry: ScheduledSequence, moment: PlanMoment) -> None:
         trace = self._traces.get(entry.request_id)
         if trace is None:
             return
@@ -124,7 +124,7 @@ class RequestSpans:
         }
         trace.event(names.CHUNK, moment.at_ns, attributes, entry.index)
 
-    def _take(self, trace: RequestTrace, event: Event, moment: Moment) -> None:
+    def _take(self, trace: RequestTrace, event: CoreEvent, moment: PlanMoment) -> None:
         if event.sample in trace.waits:
             self._catch_up(trace, event.sample)
         if event.queue not in WAITING_QUEUES:
@@ -137,7 +137,7 @@ class RequestSpans:
         if event.reason is Reason.PREEMPTED or event.sample in trace.running:
             _leaves(trace, event, moment)
         told = trace.waits[event.sample].told if event.sample in trace.waits else ()
-        trace.waits[event.sample] = wait = Wait(event, self._heads.position, told)
+        trace.waits[event.sample] = wait = WaitingSample(event, self._heads.position, told)
         _tell(trace, wait, event, event.sample)
 
     def _catch_up(self, trace: RequestTrace, sample: int) -> None:
@@ -192,7 +192,7 @@ class RequestSpans:
         trace.fail(Cancelled("", reason="CANCELLED"))
 
 
-def _runs(trace: RequestTrace, event: Event, moment: Moment) -> None:
+def _runs(trace: RequestTrace, event: CoreEvent, moment: PlanMoment) -> None:
     """Note that a sample runs; the first one begins a phase on a worker."""
     trace.running.add(event.sample)
     if trace.name not in (names.QUEUE, names.REQUEUED):
@@ -206,7 +206,7 @@ def _runs(trace: RequestTrace, event: Event, moment: Moment) -> None:
         trace.start(names.PREFILL, moment, {names.CACHED_TOKENS: cached, names.RECOMPUTES: came_back})
 
 
-def _leaves(trace: RequestTrace, event: Event, moment: Moment) -> None:
+def _leaves(trace: RequestTrace, event: CoreEvent, moment: PlanMoment) -> None:
     """Note that a running sample was preempted or lost its worker, and waits again."""
     trace.running.discard(event.sample)
     trace.mode = str(event.numbers.get("mode", ""))
@@ -219,14 +219,14 @@ def _leaves(trace: RequestTrace, event: Event, moment: Moment) -> None:
     _requeue(trace, event.reason, moment)
 
 
-def _ended(trace: RequestTrace, sample: int, moment: Moment) -> None:
+def _ended(trace: RequestTrace, sample: int, moment: PlanMoment) -> None:
     """Note that a sample ended; if the others all wait, the request waits again."""
     trace.running.discard(sample)
     if trace.waits:
         _requeue(trace, next(iter(trace.waits.values())).event.reason, moment)
 
 
-def _requeue(trace: RequestTrace, reason: Reason, moment: Moment) -> None:
+def _requeue(trace: RequestTrace, reason: Reason, moment: PlanMoment) -> None:
     """Open a requeued span if no sample of the request runs any more."""
     if trace.running or trace.name not in (names.PREFILL, names.DECODE):
         return
@@ -236,7 +236,7 @@ def _requeue(trace: RequestTrace, reason: Reason, moment: Moment) -> None:
     trace.open(names.REQUEUED, at_ns, {**why, names.MODE: trace.mode} if trace.mode else why)
 
 
-def _tell(trace: RequestTrace, wait: Wait, event: Event, sample: int) -> None:
+def _tell(trace: RequestTrace, wait: WaitingSample, event: CoreEvent, sample: int) -> None:
     """Add an event for a reason to wait, with its numbers, if it differs from the last: `quire why` shows these as episodes."""
     told = (event.queue, event.reason, event.numbers.get("head_reason") if event.reason is Reason.BEHIND else None)
     if told == wait.told:

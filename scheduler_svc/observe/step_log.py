@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.workers.result import Sampled, WorkerResult
+from scheduler_svc.workers.result import SampledColumns, WorkerResult
 from scheduler_svc.workers.row_failures import NOT_FINITE
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
@@ -262,7 +262,7 @@ class StepLog:
         record = self._open.get(result.result.step)
         if record is None:
             return
-        sampled = Sampled.of({**(runs or {}), **result.result.tokens}) if result.branches else result.sampled
+        sampled = SampledColumns.of({**(runs or {}), **result.result.tokens}) if result.branches else result.sampled
         who = sampled.names, sampled.counts
         if who != self._last_sampled:
             self._last_sampled = who

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.reasons import WAITING_QUEUES, Event, Numbers, Reason
+from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Numbers, Reason
 
-Numbered = tuple[int, Event]
+Numbered = tuple[int, CoreEvent]
 _SWEEP = 1_024
 BETWEEN_PLANS = (Reason.ARRIVED, Reason.WORKER_LOST)
 """Reasons that the next plan may replace in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class WaitEpisode:
     """One reason of one sample, from the step that found it to the step that changed it; `to_step` None: it still holds.
 
     `from_time`, `to_time`: seconds on the core's clock. `sample`: index of the request's sample.
@@ -58,14 +58,14 @@ class Timelines:
     ) -> None:
         self.num_logged, self._num_events = num_logged, num_events
         self._is_live = is_live
-        self._log: deque[tuple[int, Sequence[Event]]] = deque()
+        self._log: deque[tuple[int, Sequence[CoreEvent]]] = deque()
         self._count = self._num_in_log = 0
         self._old: dict[str, list[Numbered]] = {}
         self._old_heads: dict[str, deque[Numbered]] = {queue: deque(maxlen=num_heads) for queue in WAITING_QUEUES}
         self._next_sweep = _SWEEP
         self._index = _Index(0, {}, {})
 
-    def observe(self, events: Sequence[Event]) -> None:
+    def observe(self, events: Sequence[CoreEvent]) -> None:
         """Append events in their order; takes ownership of the sequence."""
         if events:
             self._log.append((self._count, events))
@@ -77,7 +77,7 @@ class Timelines:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._old or request_id in self._indexed().of_requests
 
-    def episodes(self, request_id: str) -> list[Episode]:
+    def episodes(self, request_id: str) -> list[WaitEpisode]:
         """Episodes of a request, sample by sample. Raises KeyError if it is unknown or too old."""
         known = [*self._old.get(request_id, ()), *self._indexed().of_requests.get(request_id, ())]
         events = _last_life(known)
@@ -88,7 +88,7 @@ class Timelines:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _leave_log(self, count: int, events: Sequence[Event]) -> None:
+    def _leave_log(self, count: int, events: Sequence[CoreEvent]) -> None:
         """Drop events from the log, keeping those of queue heads and of live requests."""
         self._num_in_log -= len(events)
         for number, event in enumerate(events, count + 1):
@@ -112,9 +112,9 @@ class Timelines:
                 self._index.take(count, events)
         return self._index
 
-    def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[Episode]:
+    def _of_sample(self, sample: int, events: list[Numbered]) -> Iterator[WaitEpisode]:
         own = [(number, event) for number, event in events if event.sample == sample]
-        episode: Episode | None = None
+        episode: WaitEpisode | None = None
         for event in self._with_heads(own):
             new = _episode(event, sample)
             if episode is not None and (new.queue, new.reason, _head_reason(new)) == (
@@ -131,7 +131,7 @@ class Timelines:
         if episode is not None and episode.reason is not Reason.ENDED:
             yield episode
 
-    def _with_heads(self, own: list[Numbered]) -> Iterator[Event]:
+    def _with_heads(self, own: list[Numbered]) -> Iterator[CoreEvent]:
         """A sample's own events, merged with what held up the head of its queue between them."""
         for i, (number, event) in enumerate(own):
             yield event
@@ -142,7 +142,7 @@ class Timelines:
                 same = head.request_id == event.request_id and head.sample == event.sample
                 yield event if same else behind(head)
 
-    def _heads_between(self, queue: str, after: int, before: int) -> Iterator[Event]:
+    def _heads_between(self, queue: str, after: int, before: int) -> Iterator[CoreEvent]:
         for heads in (self._old_heads.get(queue, ()), self._indexed().of_queues.get(queue, ())):
             for i in range(bisect.bisect_right(heads, after, key=itemgetter(0)), len(heads)):
                 if heads[i][0] >= before:
@@ -158,7 +158,7 @@ class _Index:
     of_requests: dict[str, list[Numbered]]
     of_queues: dict[str, list[Numbered]]
 
-    def take(self, count: int, events: Sequence[Event]) -> None:
+    def take(self, count: int, events: Sequence[CoreEvent]) -> None:
         """Add the events after number `count`."""
         for number, event in enumerate(events, count + 1):
             if event.of_queue:
@@ -181,7 +181,7 @@ def _last_life(events: list[Numbered]) -> list[Numbered]:
     return events[start:]
 
 
-def now_of(own: Event, head: Event | None) -> Event:
+def now_of(own: CoreEvent, head: CoreEvent | None) -> CoreEvent:
     """The current state of a request: its own last event, or the later one of its queue's `head`.
 
     A request's own event of a step holds for that step, whatever held up the head.
@@ -194,7 +194,7 @@ def now_of(own: Event, head: Event | None) -> Event:
     return behind(head) if is_later else own
 
 
-def note_heads(heads: dict[str, Event], plan: StepPlan) -> None:
+def note_heads(heads: dict[str, CoreEvent], plan: StepPlan) -> None:
     """Update what holds up the head of each queue: its last event, with the numbers of this plan."""
     heads.update((event.queue, event) for event in plan.events if event.of_queue)
     for queue, numbers in plan.head_numbers.items():
@@ -202,21 +202,21 @@ def note_heads(heads: dict[str, Event], plan: StepPlan) -> None:
             heads[queue] = heads[queue]._replace(numbers=numbers)
 
 
-def behind(head: Event) -> Event:
+def behind(head: CoreEvent) -> CoreEvent:
     """The head's event as it applies to requests behind it. Without a head request, the reason applies to them directly."""
     if not head.request_id:
         return head
     numbers: Numbers = {"head": head.request_id, "head_reason": head.reason.value, **head.numbers}
-    return Event(head.step, head.now, head.queue, Reason.BEHIND, of_queue=True, numbers=numbers)
+    return CoreEvent(head.step, head.now, head.queue, Reason.BEHIND, of_queue=True, numbers=numbers)
 
 
-def _episode(event: Event, sample: int) -> Episode:
-    return Episode(event.queue, event.reason, sample, event.step, None, event.now, None, event.numbers)
+def _episode(event: CoreEvent, sample: int) -> WaitEpisode:
+    return WaitEpisode(event.queue, event.reason, sample, event.step, None, event.now, None, event.numbers)
 
 
-def _ended(episode: Episode, event: Event) -> Episode:
+def _ended(episode: WaitEpisode, event: CoreEvent) -> WaitEpisode:
     return replace(episode, to_step=event.step, to_time=max(event.now, episode.from_time))
 
 
-def _head_reason(episode: Episode) -> object:
+def _head_reason(episode: WaitEpisode) -> object:
     return episode.numbers.get("head_reason") if episode.reason is Reason.BEHIND else None

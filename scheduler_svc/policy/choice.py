@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.composition.knob_uses import unused_knobs, without_effect
 from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
@@ -137,7 +137,7 @@ class PolicyChoice:
             return self
         return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
 
-    def build(self, limits: CoreLimits, rename: Rename | None = None) -> Scheduler:
+    def build(self, limits: CoreLimits, rename: HashRename | None = None) -> Scheduler:
         """Build the core. `rename`: as in `presets.build`."""
         return presets.build(self.spec, limits, rename=rename)
 

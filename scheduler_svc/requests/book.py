@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.parts.deadlines import EXPIRED
-from scheduler_svc.core.plan import EndedSequence, StepPlan, TokenRun
-from scheduler_svc.core.reasons import Event
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepPlan
+from scheduler_svc.core.reasons import CoreEvent
 from scheduler_svc.core.request import SequenceStatus
-from scheduler_svc.observe.request_trace import Moment
+from scheduler_svc.observe.request_trace import PlanMoment
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
 from scheduler_svc.requests.listener import RequestListener
-from scheduler_svc.requests.live_request import LiveRequest, Place, Timeline
+from scheduler_svc.requests.live_request import LiveRequest, RequestStage, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
 from scheduler_svc.requests.retention import Retention
 from scheduler_svc.requests.sequence_errors import sequence_error
@@ -141,9 +141,9 @@ class RequestBook:
 
     def cancel(self, live: LiveRequest) -> None:
         """End a request before the next plan, or at once if it is not in the core. No-op if it is over."""
-        if live.place is Place.PENDING:
+        if live.place is RequestStage.PENDING:
             self.finish(live, common_pb2.FINISH_REASON_CANCELLED)
-        elif live.place is Place.IN_CORE:
+        elif live.place is RequestStage.IN_CORE:
             self.inputs.cancel(live)
 
     def abandon(self, live: LiveRequest) -> None:
@@ -170,7 +170,7 @@ class RequestBook:
         if live.is_over or live.output.ranked or choice >= len(choices) or choices[choice].ending is not None:
             return
         offset = min(token_offset, len(choices[choice].tokens))
-        if live.place is Place.PENDING:
+        if live.place is RequestStage.PENDING:
             self.stopped(live, choice, offset)
         else:
             self.inputs.stop(live, choice, offset)
@@ -187,14 +187,14 @@ class RequestBook:
 
     def entered(self, live: LiveRequest) -> None:
         """Mark a request as being in the core."""
-        live.place = Place.IN_CORE
+        live.place = RequestStage.IN_CORE
 
     def back_to_pending(self, live: LiveRequest) -> None:
         """Queue a request again after its core was discarded; it keeps its tokens and its queued stops and cancels."""
-        live.place = Place.PENDING
+        live.place = RequestStage.PENDING
         self.inputs.enter(live)
 
-    def planned(self, plan: StepPlan, moment: Callable[[], Moment]) -> None:
+    def planned(self, plan: StepPlan, moment: Callable[[], PlanMoment]) -> None:
         """Record a plan in the request spans; `moment` is called only if a request is traced."""
         self._spans.planned(plan, moment)
 
@@ -219,7 +219,7 @@ class RequestBook:
             live.time.num_preemptions += 1
             live.time.preempted_since_ns = self._clock()
 
-    def explained(self, event: Event) -> None:
+    def explained(self, event: CoreEvent) -> None:
         """Keep the core's latest event (state or waiting reason) of the request."""
         live = self._by_core_id.get(event.request_id)
         if live is not None:
@@ -237,7 +237,7 @@ class RequestBook:
         self.inputs.lost(live)
         return live.num_losses < self._settings.max_worker_losses
 
-    def put_tokens(self, run: TokenRun, step: int, extras: TokenExtras | None) -> None:
+    def put_tokens(self, run: SequenceTokens, step: int, extras: TokenExtras | None) -> None:
         """Append new output tokens of a sequence."""
         live = self._by_core_id[run.request_id]
         if live.time.first_token_ns is None:
@@ -333,7 +333,7 @@ class RequestBook:
             return
         if live.is_waiting:
             self._room.leave(live.submission.tenant, len(live.submission.prompt))
-        live.account_at_end, live.place = live.account(self._clock()), Place.ENDED
+        live.account_at_end, live.place = live.account(self._clock()), RequestStage.ENDED
         self._by_core_id.pop(live.core_id, None)
         self.inputs.ended(live)
         self._spans.ended(live, error)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
-from scheduler_svc.core.plan import TokenRun
+from scheduler_svc.core.plan import SequenceTokens
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.workers.result import PromptRun, TokenExtras
 from svc_common.errors import Internal
@@ -80,7 +80,7 @@ class ChoiceOutput:
 
 
 @dataclass(slots=True)
-class PromptScores:
+class PromptLogprobs:
     """Log probabilities of all prompt tokens but the first, filled in chunk by chunk. Row i is prompt token i + 1."""
 
     logprobs: NDArray[np.float32]
@@ -88,7 +88,7 @@ class PromptScores:
     top_logprobs: NDArray[np.float32]
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, num_top: int) -> "PromptScores":
+    def of(cls, num_prompt_tokens: int, num_top: int) -> "PromptLogprobs":
         """Zero-filled arrays for a prompt of that length and `num_top` alternatives per token."""
         size = num_prompt_tokens - 1
         return cls(
@@ -104,13 +104,13 @@ class PromptScores:
 
 
 @dataclass(slots=True)
-class RequestOutput:
+class ChoiceOutputs:
     """All choices of a request. If `ranked`, they are known at the end only; until then `sequences` has the output by index."""
 
     choices: list[ChoiceOutput]
     ranked: bool = False
     sequences: dict[int, ChoiceOutput] = field(default_factory=dict)
-    prompt: PromptScores | None = None
+    prompt: PromptLogprobs | None = None
     embedding: bytes = b""
 
     @property
@@ -118,7 +118,7 @@ class RequestOutput:
         """Number of output tokens in all."""
         return sum(choice.num_tokens for choice in (self.sequences.values() if self.ranked else self.choices))
 
-    def put(self, run: TokenRun, extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
+    def put(self, run: SequenceTokens, extras: TokenExtras | None, *, logprobs: bool, tops: bool) -> None:
         """Append new tokens of a sequence. Raises Internal if they do not follow those that it has."""
         if self.ranked and run.forked_from is not None:
             parent = self.sequences[int(run.forked_from.rpartition("/")[2])]

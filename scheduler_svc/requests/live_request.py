@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.reasons import Event
+from scheduler_svc.core.reasons import CoreEvent
 from scheduler_svc.core.request import Request
 from scheduler_svc.observe.request_trace import RequestTrace
-from scheduler_svc.requests.choice_output import RequestOutput
+from scheduler_svc.requests.choice_output import ChoiceOutputs
 from scheduler_svc.requests.submission import Submission
 from svc_common.log_context import LogContext
 
 
-class Place(enum.Enum):
+class RequestStage(enum.Enum):
     """Where a request is: PENDING is not in the core (yet, or again), ENDED has its terminal message."""
 
     PENDING = enum.auto()
@@ -25,7 +25,7 @@ class Place(enum.Enum):
     ENDED = enum.auto()
 
 
-class Reader(Protocol):
+class OutputReader(Protocol):
     """The gateway stream that a request's output goes to."""
 
     def touch(self, outlet: "Outlet") -> None:
@@ -42,7 +42,7 @@ class Outlet:
     `ends_written`: choices with a written end.
     """
 
-    reader: Reader
+    reader: OutputReader
     handle: int
     live: "LiveRequest"
     cursors: list[int] = field(default_factory=list)
@@ -78,8 +78,8 @@ class LiveRequest:
     core_id: str
     submission: Submission
     time: Timeline
-    output: RequestOutput
-    place: Place = Place.PENDING
+    output: ChoiceOutputs
+    place: RequestStage = RequestStage.PENDING
     request: Request | None = None
     outlet: Outlet | None = None
     cached_prompt_tokens: int = 0
@@ -91,7 +91,7 @@ class LiveRequest:
     retain_until_ns: int = 0
     trace: RequestTrace | None = field(default=None, repr=False)
     worker_id: str = ""
-    last_event: Event | None = None
+    last_event: CoreEvent | None = None
 
     @property
     def is_waiting(self) -> bool:

@@ -7,7 +7,7 @@ core has one suspect at a time, in order of arrival, until it yields a token (cl
 
 from collections.abc import Iterable
 
-from scheduler_svc.requests.live_request import LiveRequest, Place
+from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 
 NUM_LOSSES = 2
 """Worker losses since a request's last token that make it a suspect; a single loss has no consequence."""
@@ -36,14 +36,14 @@ class Suspects:
 
         If no other suspect is in the core, the earliest of them may stay.
         """
-        lost = [live for live in self._lost if live.place is Place.IN_CORE]
+        lost = [live for live in self._lost if live.place is RequestStage.IN_CORE]
         self._lost = []
-        others = any(live.place is Place.IN_CORE and live not in lost for live in self._found.values())
+        others = any(live.place is RequestStage.IN_CORE and live not in lost for live in self._found.values())
         return sorted(lost, key=_arrival)[0 if others else 1 :]
 
     def may_enter(self, waiting: Iterable[LiveRequest]) -> list[LiveRequest]:
         """The requests of `waiting`, in its order, that may enter the core: at most one suspect, none while one is in the core."""
-        has_suspect, found = any(live.place is Place.IN_CORE for live in self._found.values()), []
+        has_suspect, found = any(live.place is RequestStage.IN_CORE for live in self._found.values()), []
         for live in waiting:
             is_suspect = live.core_id in self._found
             if not (is_suspect and has_suspect):

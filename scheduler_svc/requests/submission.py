@@ -15,7 +15,7 @@ from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.requests import sampling_limits
-from scheduler_svc.requests.choice_output import ChoiceOutput, PromptScores, RequestOutput
+from scheduler_svc.requests.choice_output import ChoiceOutput, ChoiceOutputs, PromptLogprobs
 from scheduler_svc.workers.result import TokenExtras
 from scheduler_svc.workers.row_messages import RowSampling
 from svc_common import wire_arrays
@@ -88,15 +88,15 @@ class Submission:
             return replace(sampling, end_ids=(*sampling.end_ids, *limits.eos_token_ids))
         return sampling
 
-    def new_output(self) -> RequestOutput:
+    def new_output(self) -> ChoiceOutputs:
         """Initial output: the committed tokens."""
         choices = [ChoiceOutput() for _ in range(self.num_choices)]
         wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
         for choice, tokens, extras in zip(choices, self.committed, self.committed_extras, strict=False):
             choice.extend(tokens.tolist(), extras, **wants)
-        output = RequestOutput(choices, ranked=self.is_ranked)
+        output = ChoiceOutputs(choices, ranked=self.is_ranked)
         if self.num_prompt_logprobs is not None:
-            output.prompt = PromptScores.of(len(self.prompt), self.num_prompt_logprobs)
+            output.prompt = PromptLogprobs.of(len(self.prompt), self.num_prompt_logprobs)
         return output
 
 
@@ -136,7 +136,7 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
 
 
 def to_core(
-    submission: Submission, core_id: str, output: RequestOutput, limits: common_pb2.ModelLimits, lora_id: int = 0
+    submission: Submission, core_id: str, output: ChoiceOutputs, limits: common_pb2.ModelLimits, lora_id: int = 0
 ) -> Request:
     """The core's request, continuing after the output delivered so far.
 

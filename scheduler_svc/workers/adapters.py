@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from scheduler_svc.adapter_names import Adapter, AdapterNames
+from scheduler_svc.adapter_names import AdapterEntry, AdapterNames
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class AdapterHost(Protocol):
         ...
 
 
-class AdapterTable:
+class AdapterRegistry:
     """Owner of the adapters and of which worker failed to load one. `on_change`: called when the names change.
 
     `num_users(id)`: number of requests that use an adapter; `model()`: the base model's name, empty while
@@ -59,7 +59,7 @@ class AdapterTable:
         """Names of the adapters."""
         return self._adapters.names
 
-    def all(self) -> list[tuple[Adapter, int]]:
+    def all(self) -> list[tuple[AdapterEntry, int]]:
         """Adapters by name, with the number of requests that use each."""
         return [(adapter, self._num_users(adapter.adapter_id)) for adapter in self._adapters]
 
@@ -75,7 +75,7 @@ class AdapterTable:
         self._adapters.put(self._adapters.new(name, path))
         self._on_change()
 
-    async def load(self, name: str, path: str) -> Adapter:
+    async def load(self, name: str, path: str) -> AdapterEntry:
         """Load an adapter at all connected workers, after which requests may name it.
 
         Raises InvalidArgument, AlreadyExists or a worker's error; then no worker keeps it. With a known name
@@ -90,7 +90,7 @@ class AdapterTable:
                 await _load_at(host, known)
             return known
 
-    async def _load(self, adapter: Adapter) -> Adapter:
+    async def _load(self, adapter: AdapterEntry) -> AdapterEntry:
         told: list[AdapterHost] = []
         try:
             for host in self._hosts:
@@ -111,7 +111,7 @@ class AdapterTable:
         async with self._changing:
             await self._unload(self._adapters.find(name))
 
-    async def _unload(self, adapter: Adapter) -> None:
+    async def _unload(self, adapter: AdapterEntry) -> None:
         num_users = self._num_users(adapter.adapter_id)
         if num_users:
             raise FailedPrecondition(
@@ -155,6 +155,6 @@ class AdapterTable:
             adapter.problems.pop(host, None)
 
 
-async def _load_at(host: AdapterHost, adapter: Adapter) -> None:
+async def _load_at(host: AdapterHost, adapter: AdapterEntry) -> None:
     adapter.num_bytes, adapter.rank = await host.load_adapter(adapter.adapter_id, adapter.path)
     adapter.problems.pop(host, None)

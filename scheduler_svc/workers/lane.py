@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.readiness import WorkerReadiness
-from scheduler_svc.workers.link import Ownership, WorkerLink, WorkerLostError
+from scheduler_svc.workers.link import OwnedStream, WorkerLink, WorkerLostError
 from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_planner import RowPlanner, SamplingLookup
 from svc_common.clock import NS_PER_S, monotonic_ns
@@ -42,7 +42,7 @@ class WorkerLane:
 
     def __init__(self, number: int, link: WorkerLink, readiness: WorkerReadiness) -> None:
         self.number = number
-        self.owned: Ownership | None = None
+        self.owned: OwnedStream | None = None
         self.planner = RowPlanner(0)
         self.in_flight: deque[Sent] = deque()
         self.is_here = False
@@ -51,7 +51,7 @@ class WorkerLane:
         self.since_ns = monotonic_ns()
         self._link = link
         self._readiness = readiness
-        self._attaching: asyncio.Task[Ownership] | None = None
+        self._attaching: asyncio.Task[OwnedStream] | None = None
         self._num_breaks = 0
 
     @property
@@ -101,7 +101,7 @@ class WorkerLane:
             self._attaching = asyncio.create_task(self._link.attach(), name=f"attach-worker-{self.number}")
             self._attaching.add_done_callback(lambda task: self._link.on_news())
 
-    def take_ownership(self) -> Ownership | None:
+    def take_ownership(self) -> OwnedStream | None:
         """The ownership once attached, else None. The caller must call `resume` or `begin` next."""
         if self._attaching is None or not self._attaching.done():
             return None

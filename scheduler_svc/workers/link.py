@@ -20,7 +20,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.loop.readiness import WorkerReadiness
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.workers.adapters import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
 from scheduler_svc.workers.loading import LoadedWorker, WorkerLoader
 from svc_common import rpc
@@ -46,7 +46,7 @@ class WorkerLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class OwnedStream:
     """An open Run stream. `resumed`: the worker holds the rows of this epoch, and the results after the last one read.
 
     `device`: what it computes on, as it reports itself ("cpu", for example).
@@ -76,7 +76,7 @@ class WorkerLink:
         choice: PolicyChoice,
         readiness: WorkerReadiness,
         agreement: CacheAgreement,
-        adapters: AdapterTable,
+        adapters: AdapterRegistry,
         peers: Peers,
     ) -> None:
         self.address = address
@@ -98,7 +98,7 @@ class WorkerLink:
 
     # --- attaching ------------------------------------------------------------------------------------------------
 
-    async def attach(self) -> Ownership:
+    async def attach(self) -> OwnedStream:
         """Attach, retrying until it succeeds with pauses that grow to `reconnect_backoff_s`; failures are logged and reported."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
@@ -116,7 +116,7 @@ class WorkerLink:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.reconnect_backoff_s)
 
-    async def _attach_once(self) -> Ownership:
+    async def _attach_once(self) -> OwnedStream:
         stub = self._connect()
         answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._settings.connect_timeout_s)
         rpc.check_peer(answer.identity, f"the worker at {self.address}")
@@ -137,7 +137,7 @@ class WorkerLink:
             self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 
-    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: LoadedWorker) -> Ownership:
+    async def _own(self, stub: worker_pb2_grpc.WorkerServiceStub, loaded: LoadedWorker) -> OwnedStream:
         hello = worker_pb2.RunHello(
             identity=self._identity.message(),
             epoch=self._epoch,
@@ -158,7 +158,7 @@ class WorkerLink:
         self._epoch = welcome.epoch
         self._results = deque()
         self._reader = asyncio.create_task(self._read_results(self._results), name="worker-results")
-        return Ownership(
+        return OwnedStream(
             epoch=welcome.epoch,
             resumed=welcome.resumed,
             worker_boot_id=loaded.boot_id,

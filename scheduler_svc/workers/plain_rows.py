@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.workers.result import Sampled
+from scheduler_svc.workers.result import SampledColumns
 from scheduler_svc.workers.row_messages import Row
 from svc_common import wire_arrays
 
@@ -37,14 +37,14 @@ class PlainRows:
             places=np.searchsorted([row.index for row in listed], [row.index for row in rows]),
         )
 
-    def read(self, message: worker_pb2.WorkerOutputs) -> tuple[Sampled, NDArray[np.int64]] | None:
+    def read(self, message: worker_pb2.WorkerOutputs) -> tuple[SampledColumns, NDArray[np.int64]] | None:
         """Tokens as listed, and as int64 in the plan's order; None if the message has anything but one token per row."""
         if message.rows != self.rows or message.num_tokens != self.counts or message.flags != self.flags:
             return None
         if message.incarnations != self.incarnations or _says_more(message):
             return None
         listed = wire_arrays.unpack(message.token_ids, "token_ids", length=len(self.names), minimum=0)
-        return Sampled(self.names, self.counts, message.token_ids), listed.astype(np.int64)[self.places]
+        return SampledColumns(self.names, self.counts, message.token_ids), listed.astype(np.int64)[self.places]
 
 
 def _says_more(message: worker_pb2.WorkerOutputs) -> bool:

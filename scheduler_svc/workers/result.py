@@ -42,7 +42,7 @@ class PromptRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledColumns:
     """Tokens by sequence name as columns: `counts` and `token_ids` are int32 bytes."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Sampled:
     token_ids: bytes
 
     @classmethod
-    def of(cls, tokens: Mapping[str, Sequence[int]]) -> "Sampled":
+    def of(cls, tokens: Mapping[str, Sequence[int]]) -> "SampledColumns":
         """Columns for a mapping of names to tokens."""
         runs = tokens.values()
         counts = wire_arrays.pack([len(run) for run in runs])
@@ -75,12 +75,12 @@ class WorkerResult:
     prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
     embeddings: dict[str, bytes] = field(default_factory=dict)
     error: common_pb2.ErrorStatus | None = None
-    plain: Sampled | None = None
+    plain: SampledColumns | None = None
 
     @property
-    def sampled(self) -> Sampled:
+    def sampled(self) -> SampledColumns:
         """Tokens that continue their sequences."""
-        return self.plain or Sampled.of(self.result.tokens)
+        return self.plain or SampledColumns.of(self.result.tokens)
 
     @property
     def branches(self) -> bool:

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from block_manager import contiguous
-from block_manager.contiguous import BuddyAllocator, ContiguousMemory, ContiguousServer, Demand, Tenant
+from block_manager.contiguous import (
+    BuddyAllocator,
+    ContiguousDemand,
+    ContiguousMemory,
+    ContiguousRequest,
+    ContiguousServer,
+)
 from block_manager.memory_report import HeldSequence, PagedMemory, paged_memory
 
 
@@ -65,10 +71,10 @@ def test_buddies_never_overlap_and_come_back_whole(num_slots: int, moves: list[t
 def test_contiguous_memory_in_its_four_parts() -> None:
     """R209: 32 slots, a request of 10 that will stop at 6 and holds 2: 2 used, 4 reserved, 10 of 16 never used; the other
     16 are lost only when nobody who waits fits in."""
-    tenant = Tenant(Demand(1, 10), (2,), 6)
+    tenant = ContiguousRequest(ContiguousDemand(1, 10), (2,), 6)
     assert contiguous.place([tenant], [], 32) == ContiguousMemory(2, 4, 10, 0, 1)
-    assert contiguous.place([tenant], [Demand(1, 16)], 32).external == 0
-    lost = contiguous.place([tenant], [Demand(1, 17), Demand(2, 16)], 32)
+    assert contiguous.place([tenant], [ContiguousDemand(1, 16)], 32).external == 0
+    lost = contiguous.place([tenant], [ContiguousDemand(1, 17), ContiguousDemand(2, 16)], 32)
     assert lost == ContiguousMemory(2, 4, 10, 16, 1)
     assert lost.shares() == {"used": 2 / 32, "reserved": 4 / 32, "internal": 10 / 32, "external": 16 / 32}
     assert set(ContiguousMemory(0, 0, 0, 0).shares().values()) == {0.0}
@@ -78,29 +84,32 @@ def test_holes_between_regions_are_external() -> None:
     """R209: 16 slots are free in two holes of 8, and a request of 9 fits into neither."""
     server = ContiguousServer(32)
     for name in "abcd":
-        assert server.enter(name, Demand(1, 8))
+        assert server.enter(name, ContiguousDemand(1, 8))
     server.leave("a")
     server.leave("c")
-    staying = [Tenant(Demand(1, 8), (8,), 8)] * 2
-    assert server.report(staying, [Demand(1, 9)]).external == 16
-    assert server.report(staying, [Demand(1, 9), Demand(2, 8)]).external == 0
+    staying = [ContiguousRequest(ContiguousDemand(1, 8), (8,), 8)] * 2
+    assert server.report(staying, [ContiguousDemand(1, 9)]).external == 16
+    assert server.report(staying, [ContiguousDemand(1, 9), ContiguousDemand(2, 8)]).external == 0
     server.leave("b")
-    assert server.enter("e", Demand(1, 9))
+    assert server.enter("e", ContiguousDemand(1, 9))
 
 
 def test_samples_enter_together_or_not_at_all() -> None:
     """R209: a request needs a region for each sample; what finds no place is left out and waits."""
     server = ContiguousServer(32)
-    assert not server.enter("a", Demand(3, 16)) and server.enter("b", Demand(1, 32))
-    tenants = [Tenant(Demand(1, 16), (3,), 16), Tenant(Demand(2, 16), (1, 1), 16)]
+    assert not server.enter("a", ContiguousDemand(3, 16)) and server.enter("b", ContiguousDemand(1, 32))
+    tenants = [
+        ContiguousRequest(ContiguousDemand(1, 16), (3,), 16),
+        ContiguousRequest(ContiguousDemand(2, 16), (1, 1), 16),
+    ]
     assert contiguous.place(tenants, [], 32) == ContiguousMemory(3, 13, 0, 16, 1, num_left_out=2)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)), max_size=8), st.integers(1, 400))
 def test_shares_add_up_to_one(requests: list[tuple[int, int, int]], num_slots: int) -> None:
     """R209: every slot that is taken or lost is counted in exactly one of the four, and no more than there are."""
-    tenants = [Tenant(Demand(n, max(a, b)), (min(a, b),) * n, max(a, b)) for n, a, b in requests]
-    memory = contiguous.place(tenants, [Demand(1, 7)], num_slots)
+    tenants = [ContiguousRequest(ContiguousDemand(n, max(a, b)), (min(a, b),) * n, max(a, b)) for n, a, b in requests]
+    memory = contiguous.place(tenants, [ContiguousDemand(1, 7)], num_slots)
     assert min(memory.used, memory.reserved, memory.internal, memory.external) >= 0
     assert memory.num_slots <= num_slots
     assert sum(memory.shares().values()) == pytest.approx(1.0 if memory.num_slots else 0.0)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
 from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
-from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import DeadlineExceeded, OutOfRange
 from tests.core.random_policies import Setting
@@ -266,7 +266,11 @@ class Life:
         """After everything that happens: the ledger adds up (R200), queues and places agree."""
         state = self.core.state
         assert self.core.check_integrity() == []
-        placed = {Place.WAITING: list(state.waiting), Place.RUNNING: state.running, Place.SWAPPED: state.swapped}
+        placed = {
+            QueueKind.WAITING: list(state.waiting),
+            QueueKind.RUNNING: state.running,
+            QueueKind.SWAPPED: state.swapped,
+        }
         seen = [id(g) for groups in placed.values() for g in groups]
         assert len(set(seen)) == len(seen)
         for place, groups in placed.items():
@@ -276,7 +280,7 @@ class Life:
         for request in state.requests.values():
             for group in request.groups:
                 if not group.is_finished:
-                    assert id(group) in seen or (group.place is Place.NOWHERE and id(group) in late)
+                    assert id(group) in seen or (group.place is QueueKind.NOWHERE and id(group) in late)
         assert state.num_wide == sum(
             g.width > 1 and not g.is_finished for r in state.requests.values() for g in r.groups
         )
@@ -355,7 +359,7 @@ class Life:
             self._dropped.add(name)
         self._note_ended(outcome.ended)
 
-    def _check_run(self, run: TokenRun, source: str, result: StepResult, taken: dict[str, list[int]]) -> None:
+    def _check_run(self, run: SequenceTokens, source: str, result: StepResult, taken: dict[str, list[int]]) -> None:
         """The tokens are the model's for that past, and each child has one of its own."""
         request, seed = self.requests[run.request_id], self._seeds[run.request_id]
         position = len(request.prompt_token_ids) + run.offset

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.request import Place, SequenceStatus
+from scheduler_svc.core.request import QueueKind, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules
 from tests.core.task_builders import Tasks, ids
 
@@ -39,7 +39,7 @@ def test_an_evicted_task_starts_anew_with_its_tokens() -> None:
     tasks.step()
     group = tasks.group("c")
     [sequence] = group.live
-    assert (group.in_prefill, group.lane, group.place) == (True, None, Place.WAITING)
+    assert (group.in_prefill, group.lane, group.place) == (True, None, QueueKind.WAITING)
     assert (sequence.num_computed_tokens, sequence.prefill_end, sequence.num_output_tokens) == (0, 9, 1)
     assert "c/0" not in tasks.core.block_tables() and tasks.plans[0].left == ["c/0"]
     again = [share for step in tasks.run() for share in step if share[0] == "c"]

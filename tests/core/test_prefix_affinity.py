@@ -3,7 +3,7 @@
 import random
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.reasons import Event, Reason
+from scheduler_svc.core.reasons import CoreEvent, Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from tests.core.task_builders import Tasks
@@ -19,7 +19,7 @@ class Ranks(Tasks):
         given = {"max_reqs": 16 * dp_size, "max_num_seqs": 32, "prefix_caching": True, **knobs}
         super().__init__("chitu-dp", dp_size=dp_size, **given)
         self.owner: dict[str, int] = {}
-        self.events: list[Event] = []
+        self.events: list[CoreEvent] = []
 
     def ask(self, name: str, prompt: list[int], max_tokens: int = 8, n: int = 1) -> None:
         """A task with that prompt."""

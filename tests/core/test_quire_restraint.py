@@ -9,7 +9,7 @@ from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.workloads import WORKLOADS
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts.admission_forecast import Demand
+from scheduler_svc.core.parts.admission_forecast import BlockDemand
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
@@ -57,9 +57,9 @@ def test_experience_is_bounded_and_the_oldest_goes() -> None:
 def test_the_peak_is_when_the_next_to_end_is_at_its_end() -> None:
     """Blocks of 4; one with 8 tokens to come and one with 16, each holding 2 full blocks of its own: 2 + 2 now, at most
     2 + 2 + 4 when the first ends, then 2 + 4; and half a block each."""
-    demand = Demand(floats(8, 8), floats(2, 2), floats(2, 2), floats(8, 16), floats(1, 1))
+    demand = BlockDemand(floats(8, 8), floats(2, 2), floats(2, 2), floats(8, 16), floats(1, 1))
     assert demand.peak(4, 4) == 4 + 2 + 2 + 2 / 2
-    alone = Demand(floats(8), floats(2), floats(2), floats(16), floats(1))
+    alone = BlockDemand(floats(8), floats(2), floats(2), floats(16), floats(1))
     assert alone.peak(2, 4) == 2 + 4 + 1 / 2
 
 

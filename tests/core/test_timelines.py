@@ -10,11 +10,11 @@ import pytest
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.reasons import Event, Reason
-from scheduler_svc.core.request import Place, Request
+from scheduler_svc.core.reasons import CoreEvent, Reason
+from scheduler_svc.core.request import QueueKind, Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.timelines import Episode, Timelines
+from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from tests.core.lives import Life
 from tests.core.random_policies import Setting, random_setting
 from tests.core.test_properties import POLICIES, happen
@@ -32,7 +32,7 @@ class WatchedLife(Life):
         self.timelines = Timelines(self.lives)
         self.places: Places = {}
         self.heads: dict[int, set[str]] = {}
-        self.shortages: list[Event] = []
+        self.shortages: list[CoreEvent] = []
 
     def lives(self, request_id: str) -> bool:
         return request_id in self.core.state.requests
@@ -51,7 +51,7 @@ class WatchedLife(Life):
             return  # the plans of all ranks are made at once
         for request in self.core.state.requests.values():
             for sample, group in enumerate(request.groups):
-                if group.place is not Place.NOWHERE:
+                if group.place is not QueueKind.NOWHERE:
                     key = (request.request_id, sample)
                     self.places.setdefault(key, []).append((plan.step, group.place.value))
 
@@ -66,7 +66,7 @@ def lives(policy: str, seeds: range, num_logged: int | None = None) -> Iterator[
         yield life
 
 
-def queue_at(episodes: list[Episode], step: int) -> list[str]:
+def queue_at(episodes: list[WaitEpisode], step: int) -> list[str]:
     return [e.queue for e in episodes if e.from_step <= step and (e.to_step is None or step < e.to_step)]
 
 
@@ -232,7 +232,7 @@ def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
     timelines = Timelines(lambda _: True, num_logged=2, num_events=8)
     for step in range(100):
         reason = Reason.NEED_BLOCKS if step % 2 else Reason.TOKEN_BUDGET
-        timelines.observe([Event(step, float(step), "waiting", reason if step else Reason.ARRIVED, "a")])
+        timelines.observe([CoreEvent(step, float(step), "waiting", reason if step else Reason.ARRIVED, "a")])
     steps = [e.from_step for e in timelines.episodes("a")]
     assert len(steps) <= 10
     assert (steps[0], steps[-3:]) == (0, [97, 98, 99])

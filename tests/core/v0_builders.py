@@ -6,7 +6,7 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.request import Group, Place, Request, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from tests.core.builders import EOS, hash_free, next_token
@@ -106,7 +106,7 @@ def move_to_host(core: Scheduler, request_id: str) -> None:
     core.state.take_out(group)
     for sequence in group.live:
         sequence.status = SequenceStatus.SWAPPED
-    group.place = Place.SWAPPED
+    group.place = QueueKind.SWAPPED
     core.state.swapped.append(group)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 from tests.e2e.commands import quire, steps
@@ -57,7 +57,7 @@ class Replayed:
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
         self._under_way.discard(event.result.step if isinstance(event, Returned) else event.step)
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         for name in dict.fromkeys(end.request_id for end in ended):
             (self.left_running if name in self._started else self.left_waiting).append(name)
 

@@ -4,7 +4,7 @@ from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from quire_tools.top.live import LiveSource
+from quire_tools.top.live import LiveTopSource
 from quire_tools.top.steps import PARTS
 
 _LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -13,7 +13,7 @@ _LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 def test_top_sees_what_runs(stack: LocalStack, client: Client) -> None:
     """A request that runs is listed under its public id, with its tokens; steps have times; parts of the pool add up."""
     with AdminClient(stack.admin_address) as admin:
-        source = LiveSource(admin)
+        source = LiveTopSource(admin)
         with client.generate_stream("import os", _LONG, request_id="seen-by-top") as stream:
             deltas = iter(stream)
             next(deltas), next(deltas)

@@ -19,7 +19,7 @@ from quire_tools.tour import route
 from quire_tools.tour.console import screen_console
 from quire_tools.tour.guide import Guide
 from quire_tools.tour.screen import HEIGHT, WIDTH
-from quire_tools.tour.stage import GATE, Request, RunningStack, Stage
+from quire_tools.tour.stage import GATE, RunningStack, Stage, TourRequest
 from tests.e2e.tour_numbers import RECOMPUTED
 from tests.repo.tree import ROOT
 
@@ -79,7 +79,7 @@ def test_requests_that_come_at_once(stack: LocalStack) -> None:
     names = ["x", "y", "z", "w"]
     params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.0)
     with Stage("at-once", running=RunningStack(stack.grpc_address, stack.admin_address)).stack() as own:
-        outputs = own.at_once([Request(name, [50 + ord(name), 7, 9], params) for name in names])
+        outputs = own.at_once([TourRequest(name, [50 + ord(name), 7, 9], params) for name in names])
         steps = own.steps()
         assert [output.request_id for output in outputs] == names
         prompts = [[g["id"] for g in s["scheduled"] if g["prefill"] and g["id"] != GATE] for s in steps]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from gateway_svc.chat.parsing import ChatParsing
-from gateway_svc.text.parts import OutputParser, PartKind, Span
+from gateway_svc.text.parts import OutputParser, PartKind, TextSpan
 
 NAMES = ("get_weather", "add")
 
@@ -29,13 +29,13 @@ def parsed(make: Callable[[], OutputParser | None], texts: Sequence[str]) -> Par
     """The parts of an output that comes in these texts. Its characters are all told of, once, in order."""
     parser = make()
     assert parser is not None
-    spans: list[Span] = [span for text in texts for span in parser.feed(text)] + parser.end()
+    spans: list[TextSpan] = [span for text in texts for span in parser.feed(text)] + parser.end()
     whole = "".join(texts)
     assert sum(span.num_chars for span in spans) == len(whole)
     return merged(spans, whole)
 
 
-def merged(spans: Sequence[Span], text: str) -> Parts:
+def merged(spans: Sequence[TextSpan], text: str) -> Parts:
     """Spans of an output as parts; those of markup alone are left out."""
     parts: Parts = []
     names: dict[int, str] = {}

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_svc.access.quota import TenantQuota, estimated_tokens, used_tokens
-from gateway_svc.access.tenants_file import Limits
+from gateway_svc.access.tenants_file import TenantLimits
 from gateway_svc.access.terms import TenantTerms
 from gateway_svc.engine.engine_request import EngineRequest
-from gateway_svc.engine.token_runs import TokenRun
+from gateway_svc.engine.token_runs import ChoiceTokens
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
@@ -33,7 +33,7 @@ class Clock:
 
 def terms(clock: Clock, **limits: object) -> tuple[TenantTerms, TenantQuota]:
     """Of one tenant."""
-    made = Limits.model_validate(limits)
+    made = TenantLimits.model_validate(limits)
     quota = TenantQuota("acme", made, clock)
     return TenantTerms("acme", made, quota), quota
 
@@ -56,7 +56,7 @@ def running(message: engine_pb2.Submit, *num_tokens: int) -> EngineRequest:
     request = EngineRequest(message, monotonic_ns() + 10**12)
     request.start(engine_pb2.Started())
     for choice, num in enumerate(num_tokens):
-        request.add_tokens(choice, TokenRun(0, list(range(num))))
+        request.add_tokens(choice, ChoiceTokens(0, list(range(num))))
     return request
 
 
@@ -219,7 +219,7 @@ def test_salts_keep_tenants_apart() -> None:
     """operations.md 5.5: equal only for one tenant and one wish, or where both share; short enough for the scheduler."""
     clock = Clock()
     acme, shared, also_shared = terms(clock)[0], terms(clock, shared_cache=True)[0], terms(clock, shared_cache=True)[0]
-    other = TenantTerms("acm", Limits(), TenantQuota("acm", Limits(), clock))
+    other = TenantTerms("acm", TenantLimits(), TenantQuota("acm", TenantLimits(), clock))
     long = "s" * 512
     wishes = ("", "a", "e", long, acme.cache_salt(""))
     salts = [made.cache_salt(wish) for made in (acme, other, shared) for wish in wishes]

@@ -7,7 +7,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2
 
-from gateway_svc.engine.admission import Admission
+from gateway_svc.engine.admission import GatewayCapacity
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.settings import GatewaySettings
@@ -132,7 +132,7 @@ async def test_prompts_that_wait_for_a_scheduler_are_bounded_in_tokens() -> None
 def test_a_flood_leaves_room_for_others() -> None:
     """A gateway full of one tenant's requests, in number or in bytes, still takes another's up to that one's share."""
     for limits in ({"max_live_requests": 4}, {"max_live_bytes": 400}):
-        admission = Admission(GatewaySettings(**limits))
+        admission = GatewayCapacity(GatewaySettings(**limits))
         taken = {
             tenant: sum(_takes(admission, tenant, 100) for _ in range(10)) for tenant in ("flood", "quiet", "third")
         }
@@ -145,7 +145,7 @@ def test_a_flood_leaves_room_for_others() -> None:
         assert _takes(admission, "third", 100), "what the scheduler says of one tenant is of no other"
 
 
-def _takes(admission: Admission, tenant: str, num_bytes: int) -> bool:
+def _takes(admission: GatewayCapacity, tenant: str, num_bytes: int) -> bool:
     try:
         admission.take(tenant, num_bytes, is_known=False)
     except ResourceExhausted as error:

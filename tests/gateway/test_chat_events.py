@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
 from gateway_svc.engine.engine_request import ChoiceUpdate
-from gateway_svc.engine.token_runs import TokenRun
+from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
 from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.text_stream import TextStream
@@ -107,7 +107,7 @@ def fed(
         end = engine_pb2.Finished(reason=reason, num_output_tokens=len(ids)) if b == len(ids) else None
         if end is not None and reason == common_pb2.FINISH_REASON_STOP:
             end.stop_token_id = ids[-1]
-        run = TokenRun(a, list(ids[a:b]), [float(i) for i in range(a, b)])
+        run = ChoiceTokens(a, list(ids[a:b]), [float(i) for i in range(a, b)])
         yield from choice.take(ChoiceUpdate(run, finished=end))
         if end is not None:
             return
@@ -163,7 +163,7 @@ def test_reading_on_at_every_boundary() -> None:
         for i, token_id in enumerate(ids):
             if len(heard.token_ids) >= place:
                 break
-            for event in choice.take(ChoiceUpdate(TokenRun(i, [token_id], [float(i)]))):
+            for event in choice.take(ChoiceUpdate(ChoiceTokens(i, [token_id], [float(i)]))):
                 heard.take(event)
         assert len(heard.token_ids) == place
         heard, later, _ = hear(ids, heard=heard)

@@ -11,7 +11,7 @@ from gateway_svc.chat.guard import GuardedParser
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.call_parser import MAX_HELD_CHARS
 from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
-from gateway_svc.text.parts import CONTENT, REASONING, PartKind, Span
+from gateway_svc.text.parts import CONTENT, REASONING, PartKind, TextSpan
 from svc_common.errors import InvalidArgument
 from tests.gateway.chat_outputs import Parts, cut, parsed, parsing
 
@@ -300,15 +300,15 @@ class Failing:
         self._raises = raises
         self._num = 0
 
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[TextSpan]:
         self._num += 1
         if self._num < 3:
-            return [Span(1, REASONING)]
+            return [TextSpan(1, REASONING)]
         if self._raises:
             raise ZeroDivisionError(text)
-        return [Span(99, CONTENT)]
+        return [TextSpan(99, CONTENT)]
 
-    def end(self) -> list[Span]:
+    def end(self) -> list[TextSpan]:
         return []
 
 

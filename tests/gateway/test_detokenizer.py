@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.text.detokenizer import Segment
+from gateway_svc.text.detokenizer import TextSegment
 from tests.gateway import models
 
 TOKENS = st.lists(st.integers(0, 4095), max_size=60)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
-def segments(text_model: models.TextModel, ids: list[int]) -> list[Segment]:
+def segments(text_model: models.TextModel, ids: list[int]) -> list[TextSegment]:
     detokenizer = text_model.detokenizer()
     found = [detokenizer.push(token_id) for token_id in ids]
     return [segment for segment in [*found, detokenizer.flush()] if segment is not None]
@@ -56,7 +56,7 @@ def test_a_silent_token_has_no_text() -> None:
     """A stop token counts as a token and shows no text."""
     ids = models.tiny().encode("end")
     detokenizer = models.tiny().detokenizer()
-    assert detokenizer.push(ids[0], silent=True) == Segment([ids[0]], [0], "")
+    assert detokenizer.push(ids[0], silent=True) == TextSegment([ids[0]], [0], "")
 
 
 @given(st.lists(st.sampled_from(["▁Hello", "▁world", "lo", "é", "!", "日本"]), max_size=20))

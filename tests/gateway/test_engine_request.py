@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import MAX_SUBMIT_BYTES, Outbox
 from gateway_svc.engine.request_table import MESSAGES_PER_BACKLOG_CHECK, RequestTable
-from gateway_svc.engine.token_runs import TokenRun
+from gateway_svc.engine.token_runs import ChoiceTokens
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
@@ -32,7 +32,7 @@ def test_each_token_is_read_exactly_once_in_order(runs: list[tuple[int, int, boo
     async def play() -> None:
         request, read, known = new_request(), [], 0
         for offset, count, read_now in runs:
-            taken = request.add_tokens(0, TokenRun(offset, list(range(offset, offset + count))))
+            taken = request.add_tokens(0, ChoiceTokens(offset, list(range(offset, offset + count))))
             assert taken == (offset <= known)
             known = max(known, offset + count) if taken else known
             if read_now and request.num_unread_tokens:
@@ -51,7 +51,7 @@ def test_each_token_is_read_exactly_once_in_order(runs: list[tuple[int, int, boo
 async def test_tokens_come_before_the_error_and_the_first_end_wins() -> None:
     """What was made can still be read; then the error, every time."""
     request = new_request()
-    request.add_tokens(0, TokenRun(0, [1, 2]))
+    request.add_tokens(0, ChoiceTokens(0, [1, 2]))
     request.fail(Internal("first"))
     request.fail(Internal("second"))
     request.finish(engine_pb2.Finished(last=True))
@@ -67,7 +67,7 @@ async def test_a_reader_that_is_cancelled_leaves_nothing_behind() -> None:
     request = new_request()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(request.next(), 0.01)
-    request.add_tokens(0, TokenRun(0, [7]))
+    request.add_tokens(0, ChoiceTokens(0, [7]))
     assert (await request.next()).choices[0].run.token_ids == [7]
     assert await request.next(0.01) is None
 

@@ -7,7 +7,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway_svc.openai.answer import Answer
+from gateway_svc.openai.answer import HttpAnswer
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.outputs import Prompt
 from gateway_svc.openai.shapes import ChatShape, CompletionShape
@@ -19,9 +19,11 @@ HEAD = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": "f"}
 PROMPT = tiny().encode("once upon")
 
 
-def answer(shape: Any = None, options: AnswerOptions | None = None, *, num_choices: int = 1, **prompt: Any) -> Answer:
+def answer(
+    shape: Any = None, options: AnswerOptions | None = None, *, num_choices: int = 1, **prompt: Any
+) -> HttpAnswer:
     prompts = [Prompt(len(PROMPT), PROMPT, **prompt)]
-    return Answer(shape or ChatShape(), HEAD, tiny(), prompts, options or AnswerOptions(), num_choices=num_choices)
+    return HttpAnswer(shape or ChatShape(), HEAD, tiny(), prompts, options or AnswerOptions(), num_choices=num_choices)
 
 
 def finished(reason: int, choice: int = 0) -> pb.Finished:

@@ -15,7 +15,7 @@ import pytest
 from gateway_svc import stalled_clients
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import MAX_UNREAD_BYTES
-from gateway_svc.engine.token_runs import TokenRun
+from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.openai import http_server
 from gateway_svc.openai.http_server import listen
 from protos.engine.v1 import engine_pb2
@@ -222,10 +222,10 @@ async def test_what_is_unread_is_counted_and_small() -> None:
     """Four bytes for a token, more with what is beside it; reading empties it."""
     request = EngineRequest(engine_pb2.Submit(handle=1, request_id="r"), deadline_ns=0)
     for i in range(96):
-        assert request.add_tokens(0, TokenRun(500 * i, list(RUN)))
+        assert request.add_tokens(0, ChoiceTokens(500 * i, list(RUN)))
     assert request.num_unread_tokens == 48_000 and request.num_unread_bytes == 192_000 <= MAX_UNREAD_BYTES
     update = await request.next()
     assert update is not None and update.choices[0].run.token_ids == RUN * 96
     assert request.num_unread_bytes == 0
-    assert request.add_tokens(0, TokenRun(48_000, [1, 2], [0.5, 0.5]))
+    assert request.add_tokens(0, ChoiceTokens(48_000, [1, 2], [0.5, 0.5]))
     assert request.num_unread_bytes > 2 * 4

@@ -7,7 +7,7 @@ from typing import Any
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult, TokenRun
+from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
@@ -73,7 +73,7 @@ class _Given:
         is_last = num_output == len(outputs) - 1
         return _END if is_last and self.data["n"] > 1 else outputs[num_output]
 
-    def learn(self, runs: list[TokenRun]) -> None:
+    def learn(self, runs: list[SequenceTokens]) -> None:
         """Forks got their names: in the order in which they were asked for."""
         for run in runs:
             if expected := self.expected.get(run.forked_from or run.name):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from paged_kernels.backend import AttentionRule, CacheShape
-from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, Operator, Place, Program, Rows
+from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, Operator, Program, RotateAndStore, Rows
 from tests.kernels.programs import Bench, Cache, moves, random
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -139,7 +139,7 @@ def test_place(compiled, dtypes, rotary, one_plus):
     angles = None if rotary is None else tuple(random(50, rotary, dtype=dtype, seed=seed) for seed in (5, 6))
     weights = [random(dim, dtype=dtype, seed=seed) for seed in (1, 2)]
     norm = None if one_plus is None else HeadNorm(*weights, EPS, one_plus)
-    place = Place(1, *(angles or (None, None)), norm)
+    place = RotateAndStore(1, *(angles or (None, None)), norm)
     found = bench.run([bench.moved(STREAM, HEADS), place, bench.moved(HEADS, STREAM)], stream, cache, batch)
     assert torch.equal(found[14:], stream[14:]), "padding is not turned"
     given = stream[:14].view(14, -1, dim)
@@ -216,7 +216,7 @@ def layers_of(compiled, shape, heads, dtype, rule, *, width=48, num_layers=2):
         operators += [
             norm(STREAM, NORMED),
             Linear(NORMED, HEADS, packed(widths[HEADS], width)),
-            Place(layer, angle.cos().to(dtype), angle.sin().to(dtype)),
+            RotateAndStore(layer, angle.cos().to(dtype), angle.sin().to(dtype)),
             Attend(layer, rule),
             Linear(ATTENDED, STREAM, packed(width, heads * dim), adds=True),
             norm(STREAM, NORMED),
@@ -323,7 +323,7 @@ def in_torch(compiled, operators, stream, heads, cache, batch):
         elif isinstance(op, Gated):
             gates, ups = (compiled.decoder.linear(rows[op.source], w) for w in (op.gate, op.up))
             rows[op.target] = ACTIVATIONS[op.activation](gates) * ups
-        elif isinstance(op, Place):
+        elif isinstance(op, RotateAndStore):
             given = rows[HEADS].view(len(stream), -1, dim)
             moved = turned(given[:, : heads + kv_heads], batch.positions, (op.cosines, op.sines))
             rows[HEADS] = torch.cat([moved, given[:, heads + kv_heads :]], 1)

@@ -19,7 +19,7 @@ from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.cpu_builds import BUILDS
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
-from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, Place, Rows
+from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, RotateAndStore, Rows
 from tests.kernels.programs import Bench, Cache, random
 
 START = """
@@ -61,7 +61,7 @@ def layer(backend: CompiledCpuBackend, dtype: torch.dtype, stored: str) -> torch
     operators = [
         Norm(Rows.STREAM, Rows.NORMED, norms[0], 1e-6),
         Linear(Rows.NORMED, Rows.HEADS, weights["heads"]),
-        Place(0, *angles, HeadNorm(norms[1], norms[1], 1e-6, False)),
+        RotateAndStore(0, *angles, HeadNorm(norms[1], norms[1], 1e-6, False)),
         Attend(0, AttentionRule(dim**-0.5, None, 30.0)),
         Linear(Rows.ATTENDED, Rows.STREAM, weights["out"], adds=True),
         Norm(Rows.STREAM, Rows.NORMED, norms[0], 1e-6, one_plus=True),

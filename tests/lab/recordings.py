@@ -7,7 +7,7 @@ import httpx
 from gateway_svc.calls import EverybodyIsTheDefaultTenant
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
-from quire_tools.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedLabSource
 from scheduler_svc.observe.recording.file_format import Recording
 from tests.scheduler.recording.recorded_lives import recorded
 
@@ -21,7 +21,7 @@ def recording(folder: Path, policy: str = "quire", seed: int = 1) -> Recording:
     return Recording(path)
 
 
-def client(source: RecordedSource, *names: str) -> httpx.AsyncClient:
+def client(source: RecordedLabSource, *names: str) -> httpx.AsyncClient:
     """Of the lab of a recording, in this process. `names`: hosts by which it may be called."""
     guarded = LabGuard(lab_app(source), EverybodyIsTheDefaultTenant(), names)
     return httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url=URL)

@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 from gateway_svc.lab.guard import CONTENT_SECURITY_POLICY, LabGuard
 from gateway_svc.openai.http_server import HttpServer
 from protos.inference.v1 import inference_pb2 as pb
-from quire_tools.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedLabSource
 from tests.gateway.access_keys import bearer, tenants_file
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.lab.recordings import URL, client, recording
@@ -21,13 +21,13 @@ EVIL = "https://evil.example"
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> RecordedSource:
+def source(tmp_path_factory: pytest.TempPathFactory) -> RecordedLabSource:
     """A recording's."""
-    return RecordedSource(recording(tmp_path_factory.mktemp("guard")))
+    return RecordedLabSource(recording(tmp_path_factory.mktemp("guard")))
 
 
 @asynchronous
-async def test_browsers_are_told_what_the_page_may_do(source: RecordedSource) -> None:
+async def test_browsers_are_told_what_the_page_may_do(source: RecordedLabSource) -> None:
     """Every answer, refusals too: nothing but the page's own files, in no frame, and nobody guesses types."""
     assert "unsafe" not in CONTENT_SECURITY_POLICY and "default-src 'none'" in CONTENT_SECURITY_POLICY
     async with client(source) as http:
@@ -59,7 +59,9 @@ async def test_browsers_are_told_what_the_page_may_do(source: RecordedSource) ->
         ("", False),
     ],
 )
-async def test_names_that_somebody_else_may_have_are_refused(source: RecordedSource, host: str, allowed: bool) -> None:
+async def test_names_that_somebody_else_may_have_are_refused(
+    source: RecordedLabSource, host: str, allowed: bool
+) -> None:
     """DNS rebinding: a site's own name that leads here. Addresses, localhost and the operator's own names are nobody else's."""
     async with client(source, "lab.example") as http:
         for path in ("/", "/lab/about", "/page/js/main.js"):
@@ -87,7 +89,7 @@ async def test_names_that_somebody_else_may_have_are_refused(source: RecordedSou
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
     ],
 )
-async def test_other_sites_pages_are_refused(source: RecordedSource, headers: dict[str, str], allowed: bool) -> None:
+async def test_other_sites_pages_are_refused(source: RecordedLabSource, headers: dict[str, str], allowed: bool) -> None:
     """By Origin and Sec-Fetch-Site, whatever the path; a link to the page itself is fine."""
     async with client(source) as http:
         answer = await http.get("/lab/about", headers=headers)
@@ -99,7 +101,7 @@ async def test_other_sites_pages_are_refused(source: RecordedSource, headers: di
 
 
 @asynchronous
-async def test_what_changes_something_says_where_it_comes_from(source: RecordedSource) -> None:
+async def test_what_changes_something_says_where_it_comes_from(source: RecordedLabSource) -> None:
     """Without an Origin of its own nothing but reading; a recording has no playground."""
     async with client(source) as http:
         for headers in ({}, {"origin": EVIL}, {"sec-fetch-site": "same-origin"}):
@@ -110,7 +112,7 @@ async def test_what_changes_something_says_where_it_comes_from(source: RecordedS
 
 
 @asynchronous
-async def test_only_the_pages_own_files_are_served(source: RecordedSource) -> None:
+async def test_only_the_pages_own_files_are_served(source: RecordedLabSource) -> None:
     """Nothing beside the folder, whatever the path says."""
     async with client(source) as http:
         for path in ("/page/../guard.py", "/page/%2e%2e/guard.py", "/page//etc/passwd", "/page/", "/page", "/guard.py"):

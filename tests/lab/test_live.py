@@ -14,7 +14,7 @@ from gateway_svc.calls import EverybodyIsTheDefaultTenant
 from gateway_svc.lab import translation
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
-from gateway_svc.lab.live import LiveSource
+from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.lab.stream import MAX_PAGES
 from gateway_svc.openai.http_server import HttpServer
 from protos.inference.v1 import admin_pb2 as pb
@@ -49,7 +49,7 @@ class Counted:
 async def lab(running: Stack) -> AsyncIterator[tuple[httpx.AsyncClient, Counted]]:
     """The lab over a real listener: streams must break when their readers go."""
     asked = Counted(running.admin_address)
-    source = LiveSource(asked, title="here", can_generate=False)
+    source = LiveLabSource(asked, title="here", can_generate=False)
     server = HttpServer(LabGuard(lab_app(source), EverybodyIsTheDefaultTenant()), 1.0)
     url = f"http://127.0.0.1:{server.bind('127.0.0.1', 0, option='')}"
     serving = asyncio.create_task(server.run_bound())

@@ -13,7 +13,7 @@ import pytest
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from quire_tools.lab import server
-from quire_tools.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedLabSource
 from tests.lab.chromium import Chromium, chromium
 from tests.lab.load import load
 from tests.lab.recordings import recording
@@ -39,7 +39,7 @@ def browser() -> Iterator[Chromium]:
 
 
 @contextmanager
-def served(source: RecordedSource) -> Iterator[str]:
+def served(source: RecordedLabSource) -> Iterator[str]:
     """The URL of a recording's lab, served by a thread."""
     urls: list[str] = []
     is_ready = threading.Event()
@@ -77,24 +77,24 @@ def go_until(page: Any, key: str, condition: str, at_most: int) -> bool:
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> tuple[RecordedSource, list[int]]:
+def life(tmp_path: Path) -> tuple[RecordedLabSource, list[int]]:
     """A recording and the numbers of its steps; before the browser, as that has an event loop of its own."""
-    source = RecordedSource(recording(tmp_path, "vllm-v0"))
+    source = RecordedLabSource(recording(tmp_path, "vllm-v0"))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     return source, overview.step
 
 
 @pytest.fixture
-def swapping(tmp_path: Path) -> tuple[RecordedSource, int]:
+def swapping(tmp_path: Path) -> tuple[RecordedLabSource, int]:
     """A recording that swaps, and the number of its first step that preempts."""
-    source = RecordedSource(recording(tmp_path, "vllm-2023"))
+    source = RecordedLabSource(recording(tmp_path, "vllm-2023"))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     return source, next(step for step, count in zip(overview.step, overview.num_preempted, strict=True) if count)
 
 
-def test_a_recording_is_stepped_through(life: tuple[RecordedSource, list[int]], browser: Chromium) -> None:
+def test_a_recording_is_stepped_through(life: tuple[RecordedLabSource, list[int]], browser: Chromium) -> None:
     """Forward and back by key and button, a request chosen and explained, its table with arrows."""
     source, numbers = life
     with served(source) as url, browser.page(url) as page:
@@ -125,7 +125,7 @@ def test_a_recording_is_stepped_through(life: tuple[RecordedSource, list[int]], 
         page.wait_for_selector(".hint")
 
 
-def test_a_recording_opens_at_its_first_preemption(swapping: tuple[RecordedSource, int], browser: Chromium) -> None:
+def test_a_recording_opens_at_its_first_preemption(swapping: tuple[RecordedLabSource, int], browser: Chromium) -> None:
     """Where there is something to see; the step keeps its number in the lanes, and squares take the room there is."""
     source, first = swapping
     with served(source) as url, browser.page(url) as page:
@@ -140,7 +140,7 @@ def test_a_recording_opens_at_its_first_preemption(swapping: tuple[RecordedSourc
 
 def test_a_host_pool_without_blocks_is_a_line(tmp_path: Path, browser: Chromium) -> None:
     """Thousands of empty squares say nothing."""
-    source = RecordedSource(recording(tmp_path, seed=5))
+    source = RecordedLabSource(recording(tmp_path, seed=5))
     with served(source) as url, browser.page(url) as page:
         page.wait_for_selector(".card")
         host = page.locator("[data-tier=c]")

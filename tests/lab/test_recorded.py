@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from gateway_svc.lab.source import Step
 from gateway_svc.lab.values import encode
 from quire_tools.commands import lab as command
-from quire_tools.lab.recorded import RecordedSource
+from quire_tools.lab.recorded import RecordedLabSource
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Aborted, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 from scheduler_svc.observe.timelines import Timelines
@@ -65,7 +65,7 @@ class Course:
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
         """As above."""
 
-    def ended(self, event: Aborted | StoppedAt, ended: list[EndedSequence]) -> None:
+    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         """As above."""
 
     def lost_worker(self, lane: int | None) -> None:
@@ -89,7 +89,7 @@ def rebuilt(steps: list[Step]) -> dict[int, dict[str, list[str]]]:
 def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, tmp_path: Path) -> None:
     """Tables, cached blocks, queues and reasons as a replay from the beginning has them; asked for in any order, in any pieces."""
     found = recording(tmp_path, policy)
-    course, source, rng = Course(found), RecordedSource(found), random.Random(policy)
+    course, source, rng = Course(found), RecordedLabSource(found), random.Random(policy)
     numbers = asyncio.run(source.about()).overview.step  # type: ignore[union-attr]
     assert numbers == sorted(course.tables) and len(numbers) > 20
     told, with_reasons = 0, [number for number in numbers if course.reasons[number]]
@@ -110,7 +110,7 @@ def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, tmp_path
 
 def test_steps_have_their_results(tmp_path: Path) -> None:
     """Tokens that came are counted; times go forward; the overview says the same as the steps."""
-    source = RecordedSource(recording(tmp_path))
+    source = RecordedLabSource(recording(tmp_path))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     steps = asyncio.run(source.steps(0, 200))
@@ -125,7 +125,7 @@ def test_steps_have_their_results(tmp_path: Path) -> None:
 
 def test_a_request_says_why_it_waited(tmp_path: Path) -> None:
     """Episodes follow each other without gaps; who is not in the recording is not known."""
-    source = RecordedSource(recording(tmp_path, "vllm-v0"))
+    source = RecordedLabSource(recording(tmp_path, "vllm-v0"))
     steps = asyncio.run(source.steps(0, 200))
     ids = {share.id for step in steps for share in step.shares}
     waited = 0
@@ -142,7 +142,7 @@ def test_a_request_says_why_it_waited(tmp_path: Path) -> None:
 @asynchronous
 async def test_the_routes_of_a_recording(tmp_path: Path) -> None:
     """What the page asks, over HTTP: everything is JSON; wrong questions are 400, unknown requests 404."""
-    source = RecordedSource(recording(tmp_path))
+    source = RecordedLabSource(recording(tmp_path))
     async with client(source) as http:
         about = (await http.get("/lab/about")).json()
         assert about["mode"] == "recording" and not about["can_generate"] and about["title"] == "quire-1.rec"

@@ -15,30 +15,30 @@ from quire.built_in_model import default_model
 from quire.cli import main
 from quire.client.connections import Credentials
 from quire_tools.doctor import findings, installation, machine, model, service
-from quire_tools.doctor.findings import Finding, State
+from quire_tools.doctor.findings import Finding, Severity
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated, Unavailable
 
 
-def states(found: list[Finding]) -> dict[str, State]:
+def states(found: list[Finding]) -> dict[str, Severity]:
     """By name."""
     return {finding.name: finding.state for finding in found}
 
 
 def test_a_sound_folder_and_a_broken_one(tmp_path: Path) -> None:
     """Nothing of a model is loaded: names, JSON, and the lengths that headers promise."""
-    assert set(states(list(model.folder(default_model()))).values()) == {State.OK}
+    assert set(states(list(model.folder(default_model()))).values()) == {Severity.OK}
     broken = tmp_path / "broken"
     shutil.copytree(default_model(), broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     (broken / "tokenizer.json").write_text("[")
     found = list(model.folder(broken))
-    assert states(found) == {"model": State.OK, "tokenizer": State.PROBLEM, "weights": State.PROBLEM}
+    assert states(found) == {"model": Severity.OK, "tokenizer": Severity.PROBLEM, "weights": Severity.PROBLEM}
     assert any("1000 B too short" in finding.what for finding in found)
     weights.rename(broken / "pytorch_model.bin")
     [finding] = [finding for finding in model.folder(broken) if finding.name == "weights"]
     assert "quire convert" in finding.to_do
-    assert states(list(model.folder(tmp_path / "none"))) == {"model": State.PROBLEM}
+    assert states(list(model.folder(tmp_path / "none"))) == {"model": Severity.PROBLEM}
 
 
 def test_packages_out_of_range_and_in_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,12 +48,12 @@ def test_packages_out_of_range_and_in_conflict(monkeypatch: pytest.MonkeyPatch) 
     def version(name: str) -> str:
         return {"grpcio": "1.50.0", "xds-protos": "1.0"}.get(name) or real(name)
 
-    assert State.PROBLEM not in states(list(installation.packages())).values()
-    assert states(list(installation.conflicts())) == {"conflicting packages": State.OK}
+    assert Severity.PROBLEM not in states(list(installation.packages())).values()
+    assert states(list(installation.conflicts())) == {"conflicting packages": Severity.OK}
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert states(list(installation.packages()))["packages"] is State.PROBLEM
+    assert states(list(installation.packages()))["packages"] is Severity.PROBLEM
     [finding] = installation.conflicts()
-    assert finding.state is State.PROBLEM and finding.to_do == "pip uninstall xds-protos"
+    assert finding.state is Severity.PROBLEM and finding.to_do == "pip uninstall xds-protos"
 
 
 def test_which_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,14 @@ def test_which_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cpu_library, "PREBUILT", tmp_path)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     [finding] = installation.kernels()
-    assert finding.state is State.OK and "g++, when a worker first starts" in finding.what
+    assert finding.state is Severity.OK and "g++, when a worker first starts" in finding.what
     monkeypatch.setenv("PATH", str(tmp_path))
     [finding] = installation.kernels()
-    assert finding.state is State.WARNING and "several times slower" in finding.what
+    assert finding.state is Severity.WARNING and "several times slower" in finding.what
     assert "install Quire's wheel for this platform" in finding.to_do
     build = cpu_library.runs_here()[0]
     (tmp_path / build.file_name).touch()
-    assert list(installation.kernels()) == [Finding(State.OK, "CPU kernels", f"prebuilt for {build.name}")]
+    assert list(installation.kernels()) == [Finding(Severity.OK, "CPU kernels", f"prebuilt for {build.name}")]
 
 
 def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +79,13 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         [finding] = machine.ports({"--http-port": taken.getsockname()[1]})
-    assert finding.state is State.WARNING and "--http-port 0" in finding.to_do
+    assert finding.state is Severity.WARNING and "--http-port 0" in finding.to_do
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 1 << 20))
     [finding] = machine.open_files()
-    assert finding.state is State.PROBLEM and finding.to_do == "ulimit -n 65536"
-    assert states(list(machine.clock())) == {"clock": State.OK}
+    assert finding.state is Severity.PROBLEM and finding.to_do == "ulimit -n 65536"
+    assert states(list(machine.clock())) == {"clock": Severity.OK}
     monkeypatch.setattr("time.time", lambda: 1.0)
-    assert states(list(machine.clock())) == {"clock": State.PROBLEM}
+    assert states(list(machine.clock())) == {"clock": Severity.PROBLEM}
 
 
 def test_nobody_listens() -> None:
@@ -94,9 +94,9 @@ def test_nobody_listens() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     [finding] = service.health("gateway", address, Credentials())
-    assert finding.state is State.PROBLEM and address in finding.what
+    assert finding.state is Severity.PROBLEM and address in finding.what
     [finding] = service.scheduler(address, Credentials())
-    assert finding.state is State.PROBLEM
+    assert finding.state is Severity.PROBLEM
 
 
 @pytest.mark.parametrize("refusal", [Unauthenticated, PermissionDenied])
@@ -109,8 +109,8 @@ def test_who_is_refused_is_told_of_keys(refusal: type[QuireError]) -> None:
 def test_another_release_is_told() -> None:
     """Another protocol revision cannot work, another release should not be."""
     ours = [finding.state for finding in service._build("worker", extras.version("quire") or "", 0)]
-    assert ours == [State.PROBLEM]
-    assert [f.state for f in service._build("worker", "0.0.1", service.PROTOCOL_REVISION)] == [State.WARNING]
+    assert ours == [Severity.PROBLEM]
+    assert [f.state for f in service._build("worker", "0.0.1", service.PROTOCOL_REVISION)] == [Severity.WARNING]
 
 
 def test_a_check_that_fails_is_a_finding() -> None:
@@ -120,7 +120,7 @@ def test_a_check_that_fails_is_a_finding() -> None:
         raise RuntimeError("odd")
 
     found = list(findings.findings([("odd thing", fails), ("Python", installation.python)]))
-    assert states(found) == {"odd thing": State.WARNING, "Python": State.OK}
+    assert states(found) == {"odd thing": Severity.WARNING, "Python": Severity.OK}
 
 
 def test_status_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from quire.built_in_model import default_model
 from quire.cli import main
-from quire_tools.plan.fits import Plan, Question, make_plan
+from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import ModelSizes, model_sizes
 from tests.checkpoints import FAMILIES, make_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
@@ -22,13 +22,13 @@ def sizes_of(path: Path, **options: object) -> ModelSizes:
     return model_sizes(path, **{"dtype": "auto", "kv_cache_dtype": "auto", "max_model_len": None, **options})  # type: ignore[arg-type]
 
 
-def asked(**changes: object) -> Question:
+def asked(**changes: object) -> MemoryQuestion:
     """On a CPU with 8 GiB free."""
     values = {
         "on_cuda": False, "memory_bytes": 8 * GIB, "cache_bytes": None, "swap_bytes": GIB // 4, "block_size": 16,
         "max_num_seqs": 256, "max_num_batched_tokens": 2048, "utilization": 0.9, **changes,
     }  # fmt: skip
-    return Question(**values)  # type: ignore[arg-type]
+    return MemoryQuestion(**values)  # type: ignore[arg-type]
 
 
 def of_worker(path: Path, **settings: object) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def of_worker(path: Path, **settings: object) -> tuple[int, ...]:
     return said.weight_bytes, said.block_bytes, said.num_gpu_blocks, said.num_cpu_blocks
 
 
-def of_plan(plan: Plan) -> tuple[int, ...]:
+def of_plan(plan: MemoryPlan) -> tuple[int, ...]:
     """The same of a plan."""
     return plan.sizes.weight_bytes, plan.block_bytes, plan.num_gpu_blocks, plan.num_cpu_blocks
 

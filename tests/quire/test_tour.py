@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from quire_tools.commands import tour as command
 from quire_tools.tour import pictures, route
 from quire_tools.tour.console import screen_console
-from quire_tools.tour.guide import Guide, Visit
+from quire_tools.tour.guide import CompletedStop, Guide
 from quire_tools.tour.page import page
 from quire_tools.tour.screen import HEIGHT, Check, Number, Screen, Stop
 from quire_tools.tour.stage import Stage
@@ -52,7 +52,7 @@ def broken(stage: Stage) -> Screen:
 STOPS = [stop("good", good), stop("broken", broken), stop("bad", bad), stop("unchecked", unchecked), stop("last", good)]
 
 
-def led(stops: list[Stop]) -> tuple[list[Visit], list[str]]:
+def led(stops: list[Stop]) -> tuple[list[CompletedStop], list[str]]:
     printed = io.StringIO()
     visits = Guide(screen_console(printed)).lead(stops)
     return visits, printed.getvalue().splitlines()
@@ -139,7 +139,7 @@ def test_a_timetable_has_a_row_for_each_request() -> None:
 @pytest.mark.parametrize("amounts", [(1, 1, 1), (0, 3, 0.2), (0, 0, 0), (1e-6, 1, 1e6), (33, 33, 34)])
 def test_a_bar_is_never_longer_than_what_it_stands_for(amounts: tuple[float, ...]) -> None:
     """Rounding does not add up: the whole is the whole width, a part of it at most that."""
-    parts = [pictures.Part(sign, amount, sign, "") for sign, amount in zip("abc", amounts, strict=True)]
+    parts = [pictures.BarPart(sign, amount, sign, "") for sign, amount in zip("abc", amounts, strict=True)]
     assert len(pictures.bar(parts, width=50)) == (50 if sum(amounts) else 0)
     assert len(pictures.bar(parts, total=2 * sum(amounts), width=50)) == (25 if sum(amounts) else 0)
 

@@ -14,7 +14,7 @@ from quire_tools.tour import step_facts, timelines, tiny_adapters
 from quire_tools.tour.plots import Plot, Series
 from quire_tools.tour.stops import skew
 from quire_tools.tour.stops.chitu_threshold import OUTPUT_TOKENS, thresholds_of
-from quire_tools.tour.timelines import Span
+from quire_tools.tour.timelines import TimelineSpan
 
 
 def step(number: int, *groups: tuple[str, int, int, bool], left: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
@@ -51,17 +51,20 @@ def test_a_steps_times_become_spans() -> None:
 
 def test_gaps_and_what_is_at_once() -> None:
     """Touching spans have no gap between them and are not at the same time; the order in which they are given is of no account."""
-    spans = [Span(40, 60, "b"), Span(0, 30, "a"), Span(60, 100, "c")]
+    spans = [TimelineSpan(40, 60, "b"), TimelineSpan(0, 30, "a"), TimelineSpan(60, 100, "c")]
     assert timelines.gaps(spans) == [10, 0]
     assert timelines.idle_share(spans) == pytest.approx(0.1)
     assert timelines.most_at_once(spans) == 1
-    assert timelines.most_at_once([*spans, Span(50, 70, "d")]) == 2
-    assert timelines.idle_share([Span(5, 5, "a")]) == 0
+    assert timelines.most_at_once([*spans, TimelineSpan(50, 70, "d")]) == 2
+    assert timelines.idle_share([TimelineSpan(5, 5, "a")]) == 0
 
 
 def test_lanes_are_as_wide_as_they_say_and_short_spans_are_seen() -> None:
     """Each row has its columns, what lies outside is left out, a span of no width takes one column."""
-    rows = {"one": [Span(0, 50, "1"), Span(50, 100, "2")], "two": [Span(99, 99, "x"), Span(200, 300, "y")]}
+    rows = {
+        "one": [TimelineSpan(0, 50, "1"), TimelineSpan(50, 100, "2")],
+        "two": [TimelineSpan(99, 99, "x"), TimelineSpan(200, 300, "y")],
+    }
     lines = timelines.lanes(rows, 0, 100, width=20).plain.splitlines()
     assert lines[0] == "one " + "1" * 10 + "2" * 10
     assert lines[1] == "two " + " " * 19 + "x"

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.compare import sse, wires
 from benchmarks.compare.offline import child
 from quire_tools.bench.measure import Record
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 
 
 async def asked(reply: bytes, path: str, ask: Any) -> tuple[Any, bytes]:
@@ -65,7 +65,7 @@ def test_events_are_cut_out_of_chunks() -> None:
     assert asyncio.run(asked(refusal, "/health", lambda port: sse.get_status("127.0.0.1", port, "/health")))[0] == 503
 
 
-PLANNED = Planned(0, 0.0, "", (5, 6), 3)
+PLANNED = PlannedRequest(0, 0.0, "", (5, 6), 3)
 WIRES: dict[str, tuple[Any, list[dict[str, Any]], dict[str, Any]]] = {
     "/v1/completions": (
         lambda port: wires.OpenAIWire("127.0.0.1", port, "m", {"return_token_ids": True}),

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.compare import checkpoints, limits, shapes, tokens, workloads
 from benchmarks.compare.workloads import DEFAULTS, Workload
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 from tests.repo.compare_cases import BIG, VOCAB, workload
 
 # The rates at which the published limits of W1, W3 and W4 were computed.
@@ -97,7 +97,7 @@ def test_limits_are_those_published(name: str, tokens_per_s: float) -> None:
 def test_a_limit_by_hand() -> None:
     """Two requests, one shorter: the prompt's step, then steps of two and of one, each at its rate."""
     shape = shapes.ModelShape(100, 8, 16, 2, 2, 1, 4)
-    two = Workload("two", (Planned(0, 0.0, "", (5, 6, 7), 3), Planned(1, 0.0, "", (8, 9), 2)))
+    two = Workload("two", (PlannedRequest(0, 0.0, "", (5, 6, 7), 3), PlannedRequest(1, 0.0, "", (8, 9), 2)))
     rates = limits.Rates(1.0, 10.0, 1e4, 1.0)
     prompt = (5 * shape.body_flops + 2 * shape.head_flops + shape.attention_flops(1) * (4.5 + 2)) / 1e4
     weights = shape.step_weight_bytes / 10

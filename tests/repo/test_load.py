@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks import load
 from quire_tools.bench.measure import Record, finish, summarise
-from quire_tools.bench.workloads import Length, Shape, WorkloadKind, plan
+from quire_tools.bench.workloads import Length, LoadShape, WorkloadKind, plan
 from tests.repo.openai_like import OpenAILike
 
 
@@ -80,12 +80,12 @@ def test_lengths() -> None:
 def test_plans_are_reproducible_and_shaped() -> None:
     """Equal seeds give equal plans; Poisson gaps have the rate's mean; prefixes are shared by every n-th request."""
     length = Length.parse("5")
-    poisson = Shape(WorkloadKind.POISSON, 2000, length, length, seed=3, rate=50.0)
+    poisson = LoadShape(WorkloadKind.POISSON, 2000, length, length, seed=3, rate=50.0)
     planned = plan(poisson)
     assert planned == plan(poisson)
     assert planned[0].at_s == 0.0
     assert 1999 / planned[-1].at_s == pytest.approx(50, rel=0.1)
-    shared = plan(Shape(WorkloadKind.SHARED_PREFIX, 6, length, length, prefix_len=20, num_prefixes=2))
+    shared = plan(LoadShape(WorkloadKind.SHARED_PREFIX, 6, length, length, prefix_len=20, num_prefixes=2))
     heads = [p.text.split()[:20] for p in shared]
     assert heads[0] == heads[2] == heads[4] != heads[1] == heads[3] == heads[5]
     assert len({p.text for p in shared}) == 6

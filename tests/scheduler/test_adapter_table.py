@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from scheduler_svc.settings import adapter_paths
-from scheduler_svc.workers.adapters import AdapterTable
+from scheduler_svc.workers.adapters import AdapterRegistry
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, QuireError, Unavailable
 from tests.scheduler.harness import run_async
 
@@ -32,8 +32,8 @@ class Host:
         self.held.pop(adapter_id, None)
 
 
-async def table_of(*hosts: Host, num_users: int = 0) -> AdapterTable:
-    table = AdapterTable(lambda: None, lambda adapter_id: num_users)
+async def table_of(*hosts: Host, num_users: int = 0) -> AdapterRegistry:
+    table = AdapterRegistry(lambda: None, lambda adapter_id: num_users)
     for host in hosts:
         await table.join(host)
     return table

@@ -10,7 +10,7 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.plan import TokenRun
+from scheduler_svc.core.plan import SequenceTokens
 from scheduler_svc.gateways.gateway_table import FrontendTable
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.spans import RequestSpans
@@ -139,14 +139,14 @@ async def test_one_message_carries_everything_new() -> None:
     book.entered(live)
     book.scheduled("r", 1, 0, "worker-1")
     for step in range(1_000):
-        book.put_tokens(TokenRun("r/0", "r", 0, step, [step]), step, None)
+        book.put_tokens(SequenceTokens("r/0", "r", 0, step, [step]), step, None)
     assert attachment.wake.is_set()
     written = frontend.collect()
     assert written is not None
     assert wire_arrays.unpack(written.tokens.token_ids, "").tolist() == list(range(1_000))
     assert wire_arrays.unpack(written.tokens.counts, "").tolist() == [1_000]
     assert len(written.started) == 1 and frontend.collect() is None
-    book.put_tokens(TokenRun("r/0", "r", 0, 1_000, [7]), 1_001, None)
+    book.put_tokens(SequenceTokens("r/0", "r", 0, 1_000, [7]), 1_001, None)
     written = frontend.collect()
     assert written is not None and wire_arrays.unpack(written.tokens.token_offsets, "").tolist() == [1_000]
 

@@ -13,7 +13,7 @@ from scheduler_svc.core.reasons import Reason
 from scheduler_svc.observe.inquirer import by_worth
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.probe import StepProbe
-from scheduler_svc.observe.timelines import Episode
+from scheduler_svc.observe.timelines import WaitEpisode
 from tests.scheduler.harness import run_async, stack
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}
@@ -70,7 +70,7 @@ def test_plain_waits_are_searched_first_and_long_ones_before_short_ones() -> Non
     reasons = [Reason.MAX_SEQS, Reason.NEED_BLOCKS, Reason.RESULT_PENDING, Reason.TOKEN_BUDGET, Reason.NEED_BLOCKS]
     lengths = [9.0, 1.0, 9.0, 2.0, None]
     episodes = [
-        Episode("waiting", reason, 0, i, i + 1, 0.0, length)
+        WaitEpisode("waiting", reason, 0, i, i + 1, 0.0, length)
         for i, (reason, length) in enumerate(zip(reasons, lengths, strict=True))
     ]
     assert by_worth(episodes) == [4, 3, 1, 0]

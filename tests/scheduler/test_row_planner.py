@@ -17,7 +17,7 @@ from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument
 from tests.core.builders import answer, make_core, make_request
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 
 BLOCK = 4
 SAMPLING = RowSampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**63 + 1)
@@ -25,7 +25,7 @@ SAMPLING = RowSampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**63 + 1)
 
 def make_table() -> RowTable:
     return RowTable(
-        Limits(vocab_size=2_000, max_model_len=512, block_size=BLOCK, num_gpu_blocks=100_000, num_cpu_blocks=8)
+        ChangeLimits(vocab_size=2_000, max_model_len=512, block_size=BLOCK, num_gpu_blocks=100_000, num_cpu_blocks=8)
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quire_tools.simulation.arrivals import Arrival
-from quire_tools.simulation.block_memory import BlockMemory, NoBlocks
-from quire_tools.simulation.history import History
+from quire_tools.simulation.block_memory import BlockMemory, UncountedMemory
+from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import TokenModel
 from quire_tools.simulation.worker import SimulatedWorker
@@ -41,7 +41,7 @@ def run(scenario: Scenario) -> Verdict:
     )
 
 
-def counts_of(transcript: Transcript, history: History, violations: list[str]) -> Counter[str]:
+def counts_of(transcript: Transcript, history: SimulationHistory, violations: list[str]) -> Counter[str]:
     """How often what happened."""
     counts = Counter(
         scenarios=1,
@@ -57,7 +57,7 @@ def counts_of(transcript: Transcript, history: History, violations: list[str]) -
     return counts
 
 
-def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, History]:
+def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, SimulationHistory]:
     """One run with a worker that looks at what its blocks hold."""
     setting, tokens = scenario.setting, scenario.tokens()
     core = presets.build(setting.spec, setting.limits)
@@ -78,7 +78,7 @@ def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, H
     return transcript, history
 
 
-def what_is_left(core: Scheduler, history: History, num_rows: int) -> Left:
+def what_is_left(core: Scheduler, history: SimulationHistory, num_rows: int) -> Left:
     """The last fact of a run."""
     pool = core.pool_report()
     return Left(
@@ -98,7 +98,7 @@ def _worker(
     return SimulatedWorker(
         tokens,
         requests,
-        NoBlocks() if spec.cache == "none" else BlockMemory(limits.block_size),
+        UncountedMemory() if spec.cache == "none" else BlockMemory(limits.block_size),
         window=None if spec.cache == "vllm_2023" else spec.sliding_window,
         block_size=limits.block_size,
         max_num_rows=limits.max_num_seqs,

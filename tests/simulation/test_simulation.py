@@ -7,7 +7,7 @@ import pytest
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel
 from quire_tools.simulation.faults import Faults
-from quire_tools.simulation.history import History
+from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import EOS, ListedTokens, PseudoTokens
 from quire_tools.simulation.workloads import WORKLOADS
@@ -145,7 +145,7 @@ def test_shared_history_is_found_in_the_cache(name: str) -> None:
     assert history.figures().num_computed_tokens < 0.6 * without.figures().num_computed_tokens
 
 
-def serve(name: str, **limits: int) -> History:
+def serve(name: str, **limits: int) -> SimulationHistory:
     workload = WORKLOADS[name](1, 40, 4.0)
     sizes = {"block_size": 16, "max_model_len": 8_192, "max_num_seqs": 64, "max_num_batched_tokens": 2_048}
     core = core_of("vllm-v1", **{**sizes, **limits})

@@ -17,7 +17,7 @@ from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from quire_tools.simulation.cost_model import CostModel, StepShape
 from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.faults import Faults
-from quire_tools.simulation.link import Answer, Scheduling
+from quire_tools.simulation.link import Scheduling, SimulatedAnswer
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
@@ -25,7 +25,7 @@ from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from worker_svc.executor.step_results import StepResults
 from worker_svc.rows.table import RowTable, StepBatch
-from worker_svc.shell.ownership import Hello, Ownership, Verdict
+from worker_svc.shell.ownership import Hello, Ownership, StepVerdict
 
 Results = Ownership[bytes]
 OURS, RIVAL = "scheduler", "rival"
@@ -145,9 +145,9 @@ class WireLink:
         except QuireError as error:
             self._complain(f"a step of ours was refused: {error}")
             return
-        if verdict is Verdict.RUN:
+        if verdict is StepVerdict.RUN:
             self._queue(process, message)
-        elif verdict is Verdict.ANSWERED:
+        elif verdict is StepVerdict.ANSWERED:
             self._upload(process.ownership.result(message.step_id))
 
     def _queue(self, process: _Process, message: worker_pb2.SchedulerOutputs) -> None:
@@ -204,7 +204,7 @@ class WireLink:
         start, duration_s = self._spent.pop(plan.step)
         shape = StepShape.of(plan, self._block_size)
         why = None if error is None else error.message
-        self._scheduling.on_answer(Answer(plan, decoded.result, why, shape, start, duration_s))
+        self._scheduling.on_answer(SimulatedAnswer(plan, decoded.result, why, shape, start, duration_s))
 
     # --- faults -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from quire_tools.simulated_worker.bundle import END_OF_TEXT
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.faults import Faults
-from quire_tools.simulation.history import History
+from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
@@ -86,7 +86,7 @@ def _single(request: Request) -> Request:
     )
 
 
-def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple[Transcript, History]:
+def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple[Transcript, SimulationHistory]:
     """One run with at most `depth` plans under way."""
     setting, limits, transcript = given.setting, given.setting.limits, Transcript()
     core = presets.build(setting.spec, limits)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.cli import main
 from quire_tools.doctor import model as doctor
-from quire_tools.doctor.findings import State
+from quire_tools.doctor.findings import Severity
 from quire_tools.plan.model_sizes import model_sizes
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
@@ -161,7 +161,7 @@ def test_other_methods_are_refused_before_weights_are_read(name: str, plain: Pat
     with pytest.raises(ConfigError) as planned:
         model_sizes(plain, dtype="auto", kv_cache_dtype="auto", max_model_len=None)
     assert planned.value.message == message
-    [finding] = [found for found in doctor.folder(plain) if found.state is State.PROBLEM]
+    [finding] = [found for found in doctor.folder(plain) if found.state is Severity.PROBLEM]
     assert finding.what in message and "unquantized" in finding.to_do
 
 

@@ -17,7 +17,7 @@ from worker_svc.adapters.config import refused
 from worker_svc.adapters.files import AdapterFolder, open_adapter
 from worker_svc.adapters.layers import AdapterLayers, LoraAdapter, LowRank, ProductRules
 from worker_svc.adapters.table import AdapterTable
-from worker_svc.adapters.targets import Target
+from worker_svc.adapters.targets import AdaptedLinear
 from worker_svc.rows.table import RowTable
 
 # Ranks are zero-padded to multiples of this: products with few columns are summed in different orders.
@@ -98,7 +98,7 @@ class Adapters:
         rank = max(shapes.down[0] for shapes in folder.pairs.values())
         return LoraAdapter(changes, rank, num_bytes, folder.digest())
 
-    def _target(self, name: str) -> Target:
+    def _target(self, name: str) -> AdaptedLinear:
         return self._layers.targets.by_name[name]
 
     def _check_memory(self, folder: AdapterFolder) -> None:
@@ -124,7 +124,7 @@ def _padded(rank: int) -> int:
     return -(-rank // _RANK_UNIT) * _RANK_UNIT
 
 
-def _filled(stored: torch.Tensor, shape: tuple[int, int], target: Target) -> torch.Tensor:
+def _filled(stored: torch.Tensor, shape: tuple[int, int], target: AdaptedLinear) -> torch.Tensor:
     """The matrix in the module's dtype and on its device, zero-padded to `shape`."""
     made = torch.zeros(shape, dtype=target.dtype, device=target.device)
     made[: stored.shape[0], : stored.shape[1]] = stored

@@ -16,7 +16,7 @@ from worker_svc.model.fused.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AdaptedLinear:
     """A linear module that adapters may change.
 
     It sees every packed token once and in order; if `of_logits`, the tokens that need logits.
@@ -44,7 +44,7 @@ class Targets:
     """Target modules by name, found by `probed`. `kinds`: class of every module, for messages."""
 
     _model: PreTrainedModel
-    by_name: dict[str, Target] = field(default_factory=dict)
+    by_name: dict[str, AdaptedLinear] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -73,7 +73,9 @@ class Targets:
             self.kinds[name] = type(module).__name__
             sizes = _sizes(module)
             if sizes is not None and module in reached:
-                self.by_name[name] = Target(module, *sizes, module is head, self._model.dtype, self._model.device)
+                self.by_name[name] = AdaptedLinear(
+                    module, *sizes, module is head, self._model.dtype, self._model.device
+                )
 
     def check(self, folder: AdapterFolder, max_rank: int) -> None:
         """Raise InvalidArgument, naming module and shapes, if the adapter is for another base or its rank is too high."""
@@ -117,7 +119,7 @@ class Targets:
         ]
 
 
-def _check_shapes(folder: AdapterFolder, name: str, shapes: PairShapes, target: Target) -> None:
+def _check_shapes(folder: AdapterFolder, name: str, shapes: PairShapes, target: AdaptedLinear) -> None:
     rank = folder.config.rank_of(name)
     wanted = PairShapes((rank, target.num_in), (target.num_out, rank))
     if shapes != wanted:

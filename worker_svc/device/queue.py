@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker_svc.device.streams import DeviceStreams, Event, device_errors
+from worker_svc.device.streams import DeviceStreams, StreamEvent, device_errors
 
 Array = NDArray[Any]
 
@@ -104,7 +104,7 @@ class _Copying:
 
     sources: Mapping[str, torch.Tensor]
     copies: Mapping[str, torch.Tensor]
-    copied: Event
+    copied: StreamEvent
     is_ready: bool = False
 
     def wait(self) -> None:
@@ -126,7 +126,7 @@ class _InputBuffer:
     """
 
     memory: torch.Tensor
-    read: Event | None = None
+    read: StreamEvent | None = None
     used: int = 0
     full: list[torch.Tensor] = field(default_factory=list)
 

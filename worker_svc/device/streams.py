@@ -12,7 +12,7 @@ import torch
 from worker_svc.engine import DeviceLost
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream."""
 
     def synchronize(self) -> None:
@@ -31,7 +31,7 @@ class DeviceStreams(Protocol):
         """Compute stream: copy `source`, part of a host buffer, to the device. It is read later: see `record_inputs`."""
         ...
 
-    def record_inputs(self) -> Event:
+    def record_inputs(self) -> StreamEvent:
         """Compute stream: record an event after all queued work."""
         ...
 
@@ -43,7 +43,7 @@ class DeviceStreams(Protocol):
         """Copy stream: write `destination`, part of a host buffer. Done later: see `record_copies`."""
         ...
 
-    def record_copies(self) -> Event:
+    def record_copies(self) -> StreamEvent:
         """Copy stream: record an event after all queued work."""
         ...
 
@@ -63,7 +63,7 @@ class CudaStreams:
         """See DeviceStreams."""
         return source.to(self._device, non_blocking=True)
 
-    def record_inputs(self) -> Event:
+    def record_inputs(self) -> StreamEvent:
         """See DeviceStreams."""
         return self._recorded(self._compute)
 
@@ -76,7 +76,7 @@ class CudaStreams:
         with torch.cuda.stream(self._copies):
             destination.copy_(source, non_blocking=True)
 
-    def record_copies(self) -> Event:
+    def record_copies(self) -> StreamEvent:
         """See DeviceStreams."""
         return self._recorded(self._copies)
 
@@ -84,7 +84,7 @@ class CudaStreams:
     def _compute(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _recorded(self, stream: torch.cuda.Stream) -> Event:
+    def _recorded(self, stream: torch.cuda.Stream) -> StreamEvent:
         # Blocking: a waiting thread sleeps and leaves the processor to the thread that prepares the next
         # step.
         event = torch.cuda.Event(blocking=True)

@@ -18,7 +18,7 @@ from worker_svc.device.tokens import LastTokens
 from worker_svc.executor.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.packed_model import PackedModel
-from worker_svc.model.pooling import Pools
+from worker_svc.model.pooling import PoolingSums
 from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling import prompt_scores
@@ -53,7 +53,7 @@ class Computed:
         """Rows with non-finite logits at any prompt token."""
         return {row for scores in self.prompts for row in scores.bad_rows}
 
-    def vectors(self, pools: Pools) -> list[tuple[int, NDArray[np.float32]]]:
+    def vectors(self, pools: PoolingSums) -> list[tuple[int, NDArray[np.float32]]]:
         """Add the hidden states to `pools` and return (row, vector) of each row with a complete embedding."""
         found = self.hidden
         return [] if found is None else pools.step(found.states, found.rows, found.offsets, found.reaches_end)
@@ -71,7 +71,7 @@ class Forward:
     model: PackedModel
     table: RowTable
     rule: RowRule
-    pools: Pools
+    pools: PoolingSums
     queue: DeviceQueue
     last_tokens: LastTokens
 

@@ -22,7 +22,7 @@ from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
 from worker_svc.settings import WorkerSettings
@@ -120,7 +120,7 @@ class ModelEngine:
         self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
         self._cache.expect(0)
         self._rows = RowTable(
-            Limits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
+            ChangeLimits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
         )
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)

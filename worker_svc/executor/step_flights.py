@@ -19,7 +19,7 @@ Vectors = Sequence[tuple[int, NDArray[np.float32]]]
 
 
 @dataclass(slots=True)
-class Flight:
+class StepInFlight:
     """One decode step in flight.
 
     `lives`: incarnations of the batch's rows. `wants_logprobs`: per row of the batch. `drawing`: None if
@@ -69,7 +69,7 @@ class StepUnderWay:
     begun_ns: int
     timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
     results: StepResults = field(default_factory=StepResults)
-    flights: list[Flight] = field(default_factory=list)
+    flights: list[StepInFlight] = field(default_factory=list)
     error: Exception | None = None
     """The error that made the step fail after its launch."""
 

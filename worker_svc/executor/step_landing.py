@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
-from worker_svc.executor.step_flights import Flight
+from worker_svc.executor.step_flights import StepInFlight
 from worker_svc.executor.step_results import Candidates, StepResults, Yield
 from worker_svc.rows.options import IntArray
 from worker_svc.sampling.draws import Settled, settle
@@ -27,7 +27,7 @@ class Landed:
         return self.drawn.token_ids[self.settled.kept]
 
 
-def landed(flight: Flight) -> Landed:
+def landed(flight: StepInFlight) -> Landed:
     """The outcome of `flight`; waits for its results."""
     plan = flight.plan
     drawn = flight.drawing.drawn() if flight.drawing is not None else NOTHING
@@ -45,7 +45,7 @@ def landed(flight: Flight) -> Landed:
     return Landed(drawn, settled, np.array(sorted(failed), np.int32))
 
 
-def report(flight: Flight, landed: Landed, results: StepResults) -> None:
+def report(flight: StepInFlight, landed: Landed, results: StepResults) -> None:
     """Add tokens, failures, candidates and embeddings to the step's results."""
     plan, drawn, settled = flight.plan, landed.drawn, landed.settled
     yields = (settled.counts > 0) | (settled.flags > 0)
@@ -75,7 +75,7 @@ def report(flight: Flight, landed: Landed, results: StepResults) -> None:
             results.add_embedding(row, int(flight.lives_of(np.array([row]))[0]), vector)
 
 
-def promised_tokens(flight: Flight, landed: Landed) -> tuple[IntArray, NDArray[np.bool_]]:
+def promised_tokens(flight: StepInFlight, landed: Landed) -> tuple[IntArray, NDArray[np.bool_]]:
     """For each row of the flight's promise: the first token it drew, and whether it drew any."""
     assert flight.promise is not None
     settled = landed.settled

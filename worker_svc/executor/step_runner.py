@@ -22,7 +22,7 @@ from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward, lap
 from worker_svc.executor.invariance import RowRule
-from worker_svc.executor.step_flights import Flight, PendingStep, StepUnderWay
+from worker_svc.executor.step_flights import PendingStep, StepInFlight, StepUnderWay
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.model import pooling
 from worker_svc.model.cache_engine import CacheEngine
@@ -65,10 +65,10 @@ class StepRunner:
         self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, choose)
         self._proposer = proposer or NgramProposer()
-        self._pools = pooling.Pools(model.hidden_size, device)
+        self._pools = pooling.PoolingSums(model.hidden_size, device)
         self._last_tokens = LastTokens(device)
         self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
-        self._flying: deque[tuple[StepUnderWay, Flight]] = deque()
+        self._flying: deque[tuple[StepUnderWay, StepInFlight]] = deque()
         self._here_ns = 0
         rows.guard(_task_guard(model.hidden_size))
 
@@ -163,7 +163,9 @@ class StepRunner:
         else:
             flight.promise = self._rows.promise(batch)
 
-    def _flight(self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None) -> Flight:
+    def _flight(
+        self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None
+    ) -> StepInFlight:
         """Sample and return the step in flight. `plan`: None where token rules need the tokens of earlier steps."""
         if plan is None:
             self._land_all()
@@ -172,7 +174,7 @@ class StepRunner:
         fetched = drawing.fetched if drawing is not None else self._queue.fetch({})
         if drawing is not None and not fetched.is_ready:
             self._remember(drawing)
-        return Flight(
+        return StepInFlight(
             batch=batch,
             lives=self._rows.incarnations[batch.rows],
             wants_logprobs=self._rows.logprobs[batch.rows],
@@ -213,7 +215,7 @@ class StepRunner:
         while self._flying:
             self._land(*self._flying.popleft())
 
-    def _land(self, step: StepUnderWay, flight: Flight) -> None:
+    def _land(self, step: StepUnderWay, flight: StepInFlight) -> None:
         """Take the results of the oldest decode step into the rows. An error is recorded on its own step."""
         flight.has_landed = True
         try:
@@ -231,14 +233,14 @@ class StepRunner:
         else:
             self._keep(flight, flight.promise, came)
 
-    def _take(self, flight: Flight, came: Landed) -> None:
+    def _take(self, flight: StepInFlight, came: Landed) -> None:
         """Commit the drawn tokens to the rows and advance their sampler state."""
         plan, settled = flight.plan, came.settled
         self._rows.commit(flight.batch, came.token_ids, settled.flags == 0, settled.counts)
         self._rows.fail(came.failed)
         self._sampler.accept(plan.rows, plan.lengths[plan.first_places], self._rows.num_known[plan.rows])
 
-    def _keep(self, flight: Flight, promise: Promise, came: Landed) -> None:
+    def _keep(self, flight: StepInFlight, promise: Promise, came: Landed) -> None:
         """Commit the drawn tokens of rows that advanced at launch."""
         token_ids, drew = promised_tokens(flight, came)
         taken = drew & self._rows.is_alive(promise.rows, promise.lives)
@@ -246,14 +248,14 @@ class StepRunner:
         self._sampler.accept(promise.rows[taken], promise.places[taken], promise.places[taken] + 1)
         self._break(flight, flight.plan.rows[came.settled.flags > 0])
 
-    def _break(self, flight: Flight, rows: IntArray) -> None:
+    def _break(self, flight: StepInFlight, rows: IntArray) -> None:
         """Fail `rows` of a flight, and void their results in later flights."""
         lives = flight.lives_of(rows)
         self._rows.fail(rows[self._rows.is_alive(rows, lives)])
         for _, later in self._flying:
             later.drop(rows, lives)
 
-    def _abandon(self, flight: Flight) -> None:
+    def _abandon(self, flight: StepInFlight) -> None:
         """Fail the rows of a flight after its results could not be read."""
         if flight.promise is None:
             self._rows.void(flight.batch)

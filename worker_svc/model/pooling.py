@@ -39,7 +39,7 @@ def check_added(rows: IntArray, tasks: IntArray, num_computed: IntArray) -> None
         )
 
 
-class Pools:
+class PoolingSums:
     """Running sums of the pooling rows of one engine. Rows are row indexes of the batch.
 
     Sums are taken token by token in float64, so that an embedding's bits do not depend on how its prompt was

@@ -23,7 +23,7 @@ _NO_PAIRS = np.zeros((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChangeLimits:
     """Bounds on the values in a step. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count."""
 
     vocab_size: int
@@ -112,7 +112,7 @@ class StepChanges:
         return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
 
-def read_step(outputs: worker_pb2.SchedulerOutputs, limits: Limits) -> StepChanges:
+def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> StepChanges:
     """Parse and check the step's changes. Raises InvalidArgument naming the wrong field."""
     if not 1 <= outputs.num_decode_steps <= limits.max_decode_steps:
         raise InvalidArgument.field(
@@ -183,7 +183,7 @@ def _run(data: bytes, counts: IntArray, field: str, bound: int, what: str) -> li
     return wire_arrays.split(flat, counts.astype(np.int64), field)
 
 
-def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | None:
+def _read_added(message: worker_pb2.AddedRows, limits: ChangeLimits) -> Additions | None:
     rows = _rows(message.rows, "added.rows", limits.max_rows)
     n = len(rows)
 
@@ -217,7 +217,7 @@ def _read_added(message: worker_pb2.AddedRows, limits: Limits) -> Additions | No
     return added if n else None
 
 
-def _check_counts(added: Additions, limits: Limits) -> None:
+def _check_counts(added: Additions, limits: ChangeLimits) -> None:
     rows, known = added.rows, added.num_known
     _blame_first(
         known > limits.max_model_len, rows, "added.num_known_tokens", f"the model takes {limits.max_model_len}"
@@ -251,7 +251,7 @@ def _check_names(added: Additions) -> None:
         raise InvalidArgument.field("added.traces", f"has {len(added.traces)} elements where none or {n} belong")
 
 
-def _read_changed(message: worker_pb2.ChangedRows, limits: Limits) -> Changes | None:
+def _read_changed(message: worker_pb2.ChangedRows, limits: ChangeLimits) -> Changes | None:
     rows = _rows(message.rows, "changed.rows", limits.max_rows)
     n = len(rows)
 
@@ -275,7 +275,7 @@ def _read_changed(message: worker_pb2.ChangedRows, limits: Limits) -> Changes | 
     return changes if n else None
 
 
-def _check_changes(changes: Changes, limits: Limits) -> None:
+def _check_changes(changes: Changes, limits: ChangeLimits) -> None:
     rows = changes.rows
     _below(changes.new_block_ids, limits.num_gpu_blocks, "changed.new_block_ids", "block")
     _check_total(changes.num_new_blocks, changes.new_block_ids, "changed.new_block_ids")

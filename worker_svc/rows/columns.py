@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from worker_svc.rows.batch import IntArray, RowState
-from worker_svc.rows.changes import Additions, Changes, Limits, StepChanges
+from worker_svc.rows.changes import Additions, ChangeLimits, Changes, StepChanges
 from worker_svc.rows.options import OptionColumns
 
 _Int = TypeVar("_Int", np.int32, np.int64)
@@ -26,7 +26,7 @@ class RowColumns:
     Growing replaces the arrays, so read them anew for each step.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ChangeLimits) -> None:
         self.limits = limits
         self.clear()
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from worker_svc.rows import checks as row_checks
 from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, Promise, RowShares, RowState, RowWork, StepBatch
-from worker_svc.rows.changes import Limits, StepChanges, read_step
+from worker_svc.rows.changes import ChangeLimits, StepChanges, read_step
 from worker_svc.rows.columns import RowColumns, runs_after
 from worker_svc.rows.options import Guard
 
-__all__ = ["Limits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
+__all__ = ["ChangeLimits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
 
 
 class RowTable(RowColumns):
@@ -30,7 +30,7 @@ class RowTable(RowColumns):
     are known.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ChangeLimits) -> None:
         super().__init__(limits)
         self._open: StepBatch | None = None
         self._guards: list[Guard] = []

@@ -181,7 +181,7 @@ TORCH_DRAWS = TorchDraws()
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """Sampled tokens of n rows.
 
     `token_ids` int64 [n]. `finite` bool [n]: False if the row's logits were not finite and its token is
@@ -194,8 +194,8 @@ class Sampled:
     logprobs: torch.Tensor
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows, draws: TokenDraws = TORCH_DRAWS) -> Sampled:
+def sample(logits: torch.Tensor, rows: SamplingRows, draws: TokenDraws = TORCH_DRAWS) -> SampledTokens:
     """Draw one token per row from float32 `logits` [n, vocab]."""
     finite = finite_rows(logits)
     tokens = draws.draw(logits, rows, finite)
-    return Sampled(tokens, finite, draws.chosen_logprobs(logits, tokens, rows.logprobs & finite))
+    return SampledTokens(tokens, finite, draws.chosen_logprobs(logits, tokens, rows.logprobs & finite))

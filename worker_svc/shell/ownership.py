@@ -19,7 +19,7 @@ from svc_common.errors import Aborted, FailedPrecondition
 Result = TypeVar("Result")
 
 
-class Verdict(enum.Enum):
+class StepVerdict(enum.Enum):
     """What to do with a step."""
 
     RUN = "run"
@@ -159,7 +159,7 @@ class Ownership(Generic[Result]):
                 metadata={"owner": owner, "epoch": str(self.epoch)},
             )
 
-    def accept(self, stream: int, epoch: int, step_id: int) -> Verdict:
+    def accept(self, stream: int, epoch: int, step_id: int) -> StepVerdict:
         """Judge a step; RUN counts it as accepted.
 
         Raises Aborted if stream or epoch is over, FailedPrecondition for a gap or for a step too old to
@@ -174,11 +174,11 @@ class Ownership(Generic[Result]):
             )
         if step_id == self.last_accepted + 1:
             self.last_accepted = step_id
-            return Verdict.RUN
+            return StepVerdict.RUN
         if step_id in self._ring:
-            return Verdict.ANSWERED
+            return StepVerdict.ANSWERED
         if self.last_answered < step_id <= self.last_accepted:
-            return Verdict.PENDING
+            return StepVerdict.PENDING
         raise self._out_of_order(step_id)
 
     def _out_of_order(self, step_id: int) -> FailedPrecondition:

@@ -14,8 +14,8 @@ from worker_svc.engine import DeviceLost, Finished, Pending
 from worker_svc.shell.engine_thread import EngineThread
 from worker_svc.shell.lifecycle import FAILED, Lifecycle
 from worker_svc.shell.metrics import StepMeter
-from worker_svc.shell.ownership import Hello, Ownership, Verdict
-from worker_svc.shell.step_spans import StepSpans, StepTimes
+from worker_svc.shell.ownership import Hello, Ownership, StepVerdict
+from worker_svc.shell.step_spans import StepClock, StepSpans
 from worker_svc.shell.step_stream import StepStream
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class _Done:
 
     outputs: worker_pb2.SchedulerOutputs
     result: worker_pb2.WorkerOutputs
-    times: StepTimes
+    times: StepClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Launched:
             result = _failed(error)
         result.step_id, result.epoch = self.outputs.step_id, self.outputs.epoch
         result.timings.queued_ns, result.timings.started_ns = self.queued_ns, self.start_ns
-        return _Done(self.outputs, result, StepTimes(self.start_ns, clock.wall_ns()))
+        return _Done(self.outputs, result, StepClock(self.start_ns, clock.wall_ns()))
 
 
 def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
@@ -65,7 +65,7 @@ def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
     return worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
 
 
-class Pipeline:
+class StepPipeline:
     """Owner of the current stream and of the steps in flight. Lives on the event loop."""
 
     def __init__(
@@ -163,10 +163,10 @@ class Pipeline:
             stream.say_goodbye()
             return
         verdict = self._ownership.accept(stream.number, message.epoch, message.step_id)
-        if verdict is Verdict.RUN:
+        if verdict is StepVerdict.RUN:
             stream.expect()
             self._run(message)
-        elif verdict is Verdict.ANSWERED:
+        elif verdict is StepVerdict.ANSWERED:
             stream.send(self._ownership.result(message.step_id))
 
     def _run(self, message: worker_pb2.SchedulerOutputs) -> None:

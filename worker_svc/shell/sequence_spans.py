@@ -20,7 +20,7 @@ _COLUMNS = ("num_steps", "last_step_id", "last_step", "end_ns", "sampled_tokens"
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepClock:
     """Start and end of a step, wall clock nanoseconds."""
 
     start_ns: int
@@ -96,7 +96,7 @@ class Visits:
     def __len__(self) -> int:
         return len(self._visits)
 
-    def open(self, outputs: worker_pb2.SchedulerOutputs, times: StepTimes) -> bool:
+    def open(self, outputs: worker_pb2.SchedulerOutputs, times: StepClock) -> bool:
         """Open spans for added traced sequences. Returns True if there are any."""
         sampled = [i for i, trace in enumerate(outputs.added.traces) if telemetry.is_sampled(trace)]
         if not sampled:
@@ -124,7 +124,7 @@ class Visits:
         trace: common_pb2.TraceContext,
         attributes: dict[str, int | str],
         outputs: worker_pb2.SchedulerOutputs,
-        times: StepTimes,
+        times: StepClock,
     ) -> bool:
         parent = telemetry.context_of(trace)
         if parent is None:
@@ -140,7 +140,7 @@ class Visits:
         outputs: worker_pb2.SchedulerOutputs,
         result: worker_pb2.WorkerOutputs,
         rows: StepRows,
-        times: StepTimes,
+        times: StepClock,
     ) -> None:
         """Add a step to the figures of its rows."""
         counts = self._counts

@@ -15,7 +15,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import rpc
 from svc_common.errors import InvalidArgument
 from worker_svc.shell.lifecycle import Lifecycle
-from worker_svc.shell.pipeline import Pipeline
+from worker_svc.shell.pipeline import StepPipeline
 from worker_svc.shell.step_stream import StepStream
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -25,7 +25,7 @@ CHUNK_BYTES = 2**20
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """The RPC handlers. Their only state is the calls' own tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, pipeline: Pipeline, identity: rpc.Identity) -> None:
+    def __init__(self, lifecycle: Lifecycle, pipeline: StepPipeline, identity: rpc.Identity) -> None:
         self._lifecycle, self._pipeline, self._identity = lifecycle, pipeline, identity
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:

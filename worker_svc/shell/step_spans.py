@@ -18,10 +18,10 @@ from svc_common import telemetry, wire_arrays
 from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument
 from svc_common.token_bucket import TokenBucket
-from worker_svc.shell.sequence_spans import StepRows, StepTimes, Visits
+from worker_svc.shell.sequence_spans import StepClock, StepRows, Visits
 from worker_svc.shell.slow_steps import SlowSteps
 
-__all__ = ["StepSpans", "StepTimes"]
+__all__ = ["StepClock", "StepSpans"]
 
 _COMINGS_PER_S = 10
 """Limit of step spans per second because a traced sequence was added or removed; else each request would make two."""
@@ -44,7 +44,7 @@ class StepSpans:
         """Traced sequences on the worker."""
         return len(self._visits)
 
-    def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> None:
+    def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> None:
         """Record a step; `result` may be an error. A refused step changed no row: it opens and closes no sequence span."""
         if not self._tracing.enabled:
             return
@@ -68,7 +68,7 @@ class StepSpans:
         self,
         outputs: worker_pb2.SchedulerOutputs,
         result: worker_pb2.WorkerOutputs,
-        times: StepTimes,
+        times: StepClock,
         *,
         wants_links: bool,
     ) -> list[common_pb2.TraceContext]:
@@ -79,7 +79,7 @@ class StepSpans:
         self._visits.count(outputs, result, rows, times)
         return self._visits.traces_of(rows.computed) if wants_links else []
 
-    def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepTimes) -> str:
+    def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> str:
         """Reason for a span of the step; empty if only an added or removed sequence could justify one."""
         is_slow = self._slow.observe(times.end_ns - times.start_ns)
         if result.HasField("error"):
@@ -94,7 +94,7 @@ class StepSpans:
         self,
         outputs: worker_pb2.SchedulerOutputs,
         result: worker_pb2.WorkerOutputs,
-        times: StepTimes,
+        times: StepClock,
         links: list[common_pb2.TraceContext],
         cause: str,
     ) -> None:

@@ -11,7 +11,7 @@ from benchmarks.compare.engines.base import Form, Memory, Run, complete
 from benchmarks.compare.engines.processes import Child
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
 from quire_tools.bench.measure import Record
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 
 
 class Program(Protocol):
@@ -127,7 +127,7 @@ class OfflineEngine:
             self._child = None
 
 
-def _record(planned: Planned, events: Sequence[Sequence[float]]) -> Record:
+def _record(planned: PlannedRequest, events: Sequence[Sequence[float]]) -> Record:
     """Convert a child's events to a record. The request counts as sent when it was due."""
     record = Record(planned.index, planned.at_s, sent_s=planned.at_s)
     record.token_times_s = [at_s for at_s, _ in events]

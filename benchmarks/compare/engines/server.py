@@ -16,7 +16,7 @@ from benchmarks.compare.wires import Wire
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
 from quire_tools.bench.measure import Record
 from quire_tools.bench.targets import error_name
-from quire_tools.bench.workloads import Planned
+from quire_tools.bench.workloads import PlannedRequest
 
 _START_S = 600.0
 
@@ -129,14 +129,14 @@ class ServerEngine:
             self._child = None
 
 
-async def _ask_all(wire: Wire, requests: Sequence[Planned]) -> Run:
+async def _ask_all(wire: Wire, requests: Sequence[PlannedRequest]) -> Run:
     """Send each request at its time, regardless of the others."""
     began = time.perf_counter()
 
     def clock() -> float:
         return time.perf_counter() - began
 
-    async def one(planned: Planned) -> tuple[Record, list[int]]:
+    async def one(planned: PlannedRequest) -> tuple[Record, list[int]]:
         record, tokens = Record(planned.index, planned.at_s), list[int]()
         if planned.at_s:
             await asyncio.sleep(max(0.0, planned.at_s - clock()))

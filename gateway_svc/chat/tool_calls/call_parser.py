@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway_svc.chat.buffered import BufferedParser, find_marker, num_blanks
 from gateway_svc.chat.tool_calls.json_calls import CallReader, Status
-from gateway_svc.text.parts import CONTENT, Part, PartKind
+from gateway_svc.text.parts import CONTENT, AnswerPart, PartKind
 
 MAX_HELD_CHARS = 16_384
 """Most characters held while waiting for the name of a call that begins with its arguments."""
@@ -95,7 +95,7 @@ class CallParser(BufferedParser):
         surplus = self._rules.max_calls is not None and self._num_calls >= self._rules.max_calls
         number = self._num_calls
         self._num_calls += not surplus
-        head = CONTENT if surplus else Part(PartKind.CALL, number, self._rules.call_id(number), name)
+        head = CONTENT if surplus else AnswerPart(PartKind.CALL, number, self._rules.call_id(number), name)
         self._call = self.current = head.rest
         self.take(num_chars, head, visible=False)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway_svc.access.keys import Keyring, hash_key, new_key
-from gateway_svc.access.tenants_file import TENANT_NAME, Tenant, Tenants, parse_tenants, read_tenants
+from gateway_svc.access.tenants_file import TENANT_NAME, TenantEntry, Tenants, parse_tenants, read_tenants
 from quire.cli.groups import new_app
 from svc_common.errors import ConfigError, Unauthenticated
 
@@ -153,7 +153,7 @@ def _rights(admin: bool, may_name_tenants: bool) -> str:
     return ", ".join([*(["admin"] if admin else []), *(["name tenants"] if may_name_tenants else [])])
 
 
-def _limits(tenant: Tenant) -> str:
+def _limits(tenant: TenantEntry) -> str:
     values = tenant.model_dump(exclude={"keys"}, exclude_defaults=True)
     return ", ".join(
         f"{name} = {', '.join(sorted(v)) if isinstance(v, frozenset) else v}" for name, v in values.items()

@@ -11,7 +11,7 @@ from rich.text import Text
 from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import pictures
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
+from quire_tools.tour.stage import Stage, TourRequest
 
 _LENGTHS = {"A": 6, "B": 30, "C": 9, "D": 14, "E": 5, "F": 12, "G": 8, "H": 18}
 _PLACES = 4
@@ -52,7 +52,7 @@ class Course:
 def _course(stage: Stage, policy: str) -> Course:
     """Without overlap, so that a place that becomes free is visible in the next step."""
     with stage.stack(policy=policy, max_num_seqs=_PLACES, scheduler_args=("--no-overlap",)) as stack:
-        stack.at_once([Request(name, _prompt(name), _params(length)) for name, length in _LENGTHS.items()])
+        stack.at_once([TourRequest(name, _prompt(name), _params(length)) for name, length in _LENGTHS.items()])
         return course_of(stack.steps())
 
 

@@ -12,7 +12,7 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 
 TYPES = (
     "fcfs",
@@ -119,7 +119,7 @@ def show(stage: Stage) -> Screen:
 def _run(stack: TourStack, number: int, name: str) -> Run:
     stack.admin.set_policy([f"scheduler_type={name}"])
     prefix = f"{number}"
-    plug = Request(f"{prefix}{PLUG}", [7] * 8, _params(1), RequestOptions(priority=9))
+    plug = TourRequest(f"{prefix}{PLUG}", [7] * 8, _params(1), RequestOptions(priority=9))
     arrivals.one_by_one(
         stack,
         [plug, *(_request(prefix, letter) for letter in TASKS)],
@@ -130,10 +130,10 @@ def _run(stack: TourStack, number: int, name: str) -> Run:
     return Run(name, prefix, step_facts.about(stack.steps(), names), arrived_ns)
 
 
-def _request(prefix: str, letter: str) -> Request:
+def _request(prefix: str, letter: str) -> TourRequest:
     num_tokens, priority = TASKS[letter]
     prompt = [100 + 200 * ord(letter) % 2_000 + place for place in range(num_tokens)]
-    return Request(f"{prefix}{letter}", prompt, _params(_OUTPUT_TOKENS), RequestOptions(priority=priority))
+    return TourRequest(f"{prefix}{letter}", prompt, _params(_OUTPUT_TOKENS), RequestOptions(priority=priority))
 
 
 def _params(num_tokens: int) -> SamplingParams:

@@ -12,7 +12,7 @@ from quire_tools.tour import arrivals, pictures, replays, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.plots import Plot, Series
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 
 _NAMES = "ABCDEFGH"
 PROMPT_TOKENS = 32
@@ -83,9 +83,9 @@ def _course(stack: TourStack) -> Course:
     return Course(steps, [seen[step["step"]]["threshold"] for step in steps], stack.blocks()["gpu"]["total"], episodes)
 
 
-def _request(name: str) -> Request:
+def _request(name: str) -> TourRequest:
     prompt = [100 + 40 * ord(name) % 2_000 + place for place in range(PROMPT_TOKENS)]
-    return Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS[name], ignore_eos=True))
+    return TourRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS[name], ignore_eos=True))
 
 
 def _numbers(course: Course) -> list[Number]:

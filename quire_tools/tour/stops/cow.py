@@ -10,7 +10,7 @@ from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import SamplingParams
 from quire_tools.tour.pictures import share
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import EXACT, Request, Stage, TourStack
+from quire_tools.tour.stage import EXACT, Stage, TourRequest, TourStack
 from quire_tools.tour.tables import Step, Tables, before_copies, references, tables_of
 
 BLOCK_SIZE = 16
@@ -84,7 +84,7 @@ def show(stage: Stage) -> Screen:
 def _run(stack: TourStack, case: Case) -> RequestOutput:
     """Run one request; greedy, so that a wrongly copied block shows in the tokens."""
     params = SamplingParams(n=case.num_samples, temperature=0.0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True)
-    [output] = stack.together([Request(case.name, [500 + place for place in range(case.prompt_tokens)], params)])
+    [output] = stack.together([TourRequest(case.name, [500 + place for place in range(case.prompt_tokens)], params)])
     return output
 
 

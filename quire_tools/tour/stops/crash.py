@@ -18,7 +18,7 @@ from quire.local_stack.stack import LocalStack
 from quire_tools.tour import step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 
 NUM_REQUESTS, OUTPUT_TOKENS = 6, 120
 NAMES = tuple(f"s{number}" for number in range(NUM_REQUESTS))
@@ -104,9 +104,9 @@ def show(stage: Stage) -> Screen:
 # --- driving -------------------------------------------------------------------------------------------------------
 
 
-def _requests(prefix: str) -> list[Request]:
+def _requests(prefix: str) -> list[TourRequest]:
     return [
-        Request(
+        TourRequest(
             f"{prefix}{name}",
             [100 + 50 * number + place for place in range(_PROMPT_TOKENS)],
             SamplingParams(temperature=0.8, seed=number, max_tokens=OUTPUT_TOKENS, ignore_eos=True),
@@ -133,7 +133,7 @@ def _revived(local: LocalStack) -> Iterator[None]:
             reviving.result()
 
 
-def _read_and_kill(stack: TourStack, requests: Sequence[Request]) -> tuple[list[Reading], int]:
+def _read_and_kill(stack: TourStack, requests: Sequence[TourRequest]) -> tuple[list[Reading], int]:
     """What the clients received, and when the worker was killed (Unix ns)."""
     readings = [Reading() for _ in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="stream") as threads:
@@ -150,7 +150,7 @@ def _num_read(readings: Sequence[Reading]) -> int:
     return sum(len(reading.tokens) for reading in readings)
 
 
-def _read(stack: TourStack, request: Request, reading: Reading) -> None:
+def _read(stack: TourStack, request: TourRequest, reading: Reading) -> None:
     with stack.start(request) as stream:
         for delta in stream:
             reading.is_in_order = reading.is_in_order and delta.token_offset == len(reading.tokens)

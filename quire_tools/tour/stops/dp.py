@@ -12,7 +12,7 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
+from quire_tools.tour.stage import Stage, TourRequest
 
 NUM_RANKS, MAX_REQS = 2, 6
 STRANGERS = "ABCDEFG"
@@ -56,8 +56,8 @@ class Course:
 def show(stage: Stage) -> Screen:
     """Seven tasks with new prefixes, then three that share a prefix with one of them."""
     with stage.stack(**_OPTIONS) as stack:
-        strangers = [Request(name, _prompt(name), _params(8 + 3 * place)) for place, name in enumerate(STRANGERS)]
-        friends = [Request(name, [*_prompt(known), 7, 8, 9], _params(6)) for name, known in FRIENDS.items()]
+        strangers = [TourRequest(name, _prompt(name), _params(8 + 3 * place)) for place, name in enumerate(STRANGERS)]
+        friends = [TourRequest(name, [*_prompt(known), 7, 8, 9], _params(6)) for name, known in FRIENDS.items()]
         outputs = [*arrivals.one_by_one(stack, strangers), *arrivals.one_by_one(stack, friends)]
         names = [request.id for request in (*strangers, *friends)]
         steps = step_facts.about(stack.steps(), names)

@@ -12,7 +12,7 @@ from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedEvent, Receive
 from quire_tools.tour import arrivals, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
+from quire_tools.tour.stage import Stage, TourRequest
 from svc_common import trace_names as names
 
 SUBJECT = "T"
@@ -106,9 +106,9 @@ def show(stage: Stage) -> Screen:
     )
 
 
-def _request(name: str, num_prompt: int, num_output: int) -> Request:
+def _request(name: str, num_prompt: int, num_output: int) -> TourRequest:
     prompt = [100 + 60 * ord(name) % 2_000 + place for place in range(num_prompt)]
-    return Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True))
+    return TourRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True))
 
 
 def _told(event: ReceivedEvent) -> Told:

@@ -8,9 +8,9 @@ from rich.table import Table
 
 from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import pictures
-from quire_tools.tour.pictures import Part
+from quire_tools.tour.pictures import BarPart
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 from quire_tools.tour.tables import Step, is_scattered, num_logical, num_physical
 from svc_common.errors import DeadlineExceeded
 
@@ -100,9 +100,9 @@ def _fullest(moments: Sequence[Moment], steps: Sequence[Step]) -> Moment:
     return max(plain, key=lambda moment: (moment.report["num_sequences"], moment.report["num_tokens"]))
 
 
-def _requests() -> list[Request]:
+def _requests() -> list[TourRequest]:
     return [
-        Request(
+        TourRequest(
             chr(ord("A") + number),
             [200 + 11 * number + place for place in range(prompt)],
             SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0),
@@ -111,8 +111,8 @@ def _requests() -> list[Request]:
     ]
 
 
-def _bar(slots: Mapping[str, int]) -> list[Part]:
-    return [Part(name, slots[name], sign, style) for name, _, sign, style in _KINDS]
+def _bar(slots: Mapping[str, int]) -> list[BarPart]:
+    return [BarPart(name, slots[name], sign, style) for name, _, sign, style in _KINDS]
 
 
 def _kinds(moment: Moment) -> Table:
@@ -123,7 +123,7 @@ def _kinds(moment: Moment) -> Table:
     table.add_row("", "", "contiguous", "paged", style="bold")
     for name, meaning, sign, style in _KINDS:
         shares = [
-            pictures.bar([Part(name, slots[name], sign, style)], total=moment.num_slots, width=18).append(
+            pictures.bar([BarPart(name, slots[name], sign, style)], total=moment.num_slots, width=18).append(
                 f" {slots[name] / moment.num_slots:.1%}", style="default"
             )
             for slots in _both(moment).values()

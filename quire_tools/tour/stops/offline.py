@@ -12,7 +12,7 @@ from quire.offline.llm import LLM
 from quire_tools.tour import pictures
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import EXACT, Request, Stage
+from quire_tools.tour.stage import EXACT, Stage, TourRequest
 
 _PROMPTS = (
     "def fibonacci(n):",
@@ -74,7 +74,7 @@ def _params() -> list[SamplingParams]:
 def _served(stage: Stage) -> Run:
     with stage.stack(worker_args=EXACT) as stack:
         requests = [
-            Request(f"p{number}", prompt, params)
+            TourRequest(f"p{number}", prompt, params)
             for number, (prompt, params) in enumerate(zip(_PROMPTS, _params(), strict=True))
         ]
         outputs = stack.together(requests)

@@ -13,8 +13,8 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import pictures, step_facts, timelines
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
-from quire_tools.tour.timelines import Span
+from quire_tools.tour.stage import Stage, TourRequest
+from quire_tools.tour.timelines import TimelineSpan
 
 NUM_REQUESTS, OUTPUT_TOKENS = 6, 60
 NAMES = tuple(f"r{number}" for number in range(NUM_REQUESTS))
@@ -98,9 +98,9 @@ def _run(stage: Stage, option: str) -> Run:
         return Run(option, decoding(stack.steps()), outputs)
 
 
-def _request(number: int, name: str) -> Request:
+def _request(number: int, name: str) -> TourRequest:
     prompt = [100 + 50 * number + place for place in range(_PROMPT_TOKENS)]
-    return Request(
+    return TourRequest(
         name, prompt, SamplingParams(temperature=0.8, seed=number, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     )
 
@@ -136,10 +136,14 @@ def _end_ns(steps: Sequence[Step]) -> int:
 
 
 def _picture(run: Run, steps: Sequence[Step], length_ns: int) -> list[Text]:
-    rows: dict[str, list[Span]] = {"scheduler": [timelines.planned(step) for step in steps], "waits": [], "worker": []}
+    rows: dict[str, list[TimelineSpan]] = {
+        "scheduler": [timelines.planned(step) for step in steps],
+        "waits": [],
+        "worker": [],
+    }
     for step in steps:
         busy = timelines.run(step)
-        rows["worker"].append(Span(busy.start_ns, busy.end_ns, str(step["step"])[-1]))
+        rows["worker"].append(TimelineSpan(busy.start_ns, busy.end_ns, str(step["step"])[-1]))
         rows["waits"].append(timelines.queued(step))
     start_ns = _start_ns(steps)
     heading = Text(

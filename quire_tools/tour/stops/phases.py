@@ -6,7 +6,7 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import pictures
 from quire_tools.tour.pictures import Step, share
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import GATE, Request, Stage
+from quire_tools.tour.stage import GATE, Stage, TourRequest
 
 _PROMPTS = {"R1": 3, "R2": 5, "R3": 12}
 _OUTPUT_TOKENS = 9
@@ -51,7 +51,7 @@ def _course(stage: Stage, policy: str, budget: int | None) -> list[Step]:
     ) as stack:
         params = SamplingParams(max_tokens=_OUTPUT_TOKENS, ignore_eos=True, temperature=0.0)
         prompts = [
-            Request(name, [600 + 20 * number + place for place in range(length)], params)
+            TourRequest(name, [600 + 20 * number + place for place in range(length)], params)
             for number, (name, length) in enumerate(_PROMPTS.items())
         ]
         stack.at_once(prompts, gate_stays=True)

@@ -13,7 +13,7 @@ from quire_tools.tour import arrivals, pictures, step_facts, tiny_adapters, v0_r
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.scene import Scene
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 
 DELAY_FACTOR = 8.0
 WATERMARK = 2
@@ -56,10 +56,10 @@ def _adapters(folder: Path) -> dict[str, Path]:
     }
 
 
-def _request(name: str, num_prompt: int, num_output: int, *, priority: int = 0) -> Request:
+def _request(name: str, num_prompt: int, num_output: int, *, priority: int = 0) -> TourRequest:
     prompt = [100 + (37 * ord(name[0]) + 11 * place) % 3_000 for place in range(num_prompt)]
     params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-    return Request(name, prompt, params, RequestOptions(priority=priority))
+    return TourRequest(name, prompt, params, RequestOptions(priority=priority))
 
 
 def _timetable(steps: Sequence[Step], names: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage, TourStack
+from quire_tools.tour.stage import Stage, TourRequest, TourStack
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 16
 RECOMPUTE, SWAP, BY_NUMBER = "recompute", "swap", "by number"
@@ -109,11 +109,11 @@ def _act(stack: TourStack, act: str, undisturbed: Sequence[RequestOutput]) -> Ac
     return Act(act, steps, sorted(departures, key=lambda one: one.step), outputs, undisturbed)
 
 
-def _request(name: str, who: str, num_samples: int) -> Request:
+def _request(name: str, who: str, num_samples: int) -> TourRequest:
     seed = _LETTERS.index(who)
     prompt = [100 + 60 * seed + place for place in range(_PROMPT_TOKENS)]
     params = SamplingParams(n=num_samples, seed=seed, temperature=0.8, max_tokens=_OUTPUT_TOKENS, ignore_eos=True)
-    return Request(name, prompt, params)
+    return TourRequest(name, prompt, params)
 
 
 def _departures(act: str, name: str, steps: Sequence[Step], episodes: Sequence[dict[str, Any]]) -> Iterator[Departure]:

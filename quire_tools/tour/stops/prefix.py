@@ -10,9 +10,9 @@ from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import RequestOptions
 from quire_tools.tour import pictures
-from quire_tools.tour.pictures import Part, Step, share
+from quire_tools.tour.pictures import BarPart, Step, share
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import EXACT, Request, Stage, TourStack
+from quire_tools.tour.stage import EXACT, Stage, TourRequest, TourStack
 
 BLOCK_SIZE, BUDGET = 16, 64
 _WORKER_ARGS = (*EXACT, "--num-gpu-blocks-override", "41", "--max-model-len", "512")
@@ -100,9 +100,9 @@ def _hits(stack: TourStack) -> dict[str, RequestOutput]:
     return {"cold": cold, **made}
 
 
-def _request(name: str, prompt: Sequence[int], num_tokens: int = _OUTPUT) -> Request:
+def _request(name: str, prompt: Sequence[int], num_tokens: int = _OUTPUT) -> TourRequest:
     options = RequestOptions(cache_salt="tour") if name == "salted" else RequestOptions()
-    return Request(
+    return TourRequest(
         name, prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0), options=options
     )
 
@@ -138,7 +138,7 @@ def _hit_table(steps: Sequence[Step]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, (_, what) in EXPECTED.items():
         cached, computed = cached_tokens(steps, name), computed_tokens(steps, name)
-        parts = [Part("cached", cached, "░", "cyan"), Part("computed", computed, "█", "green")]
+        parts = [BarPart("cached", cached, "░", "cyan"), BarPart("computed", computed, "█", "green")]
         num_steps = len(prefills(steps, name))
         table.add_row(
             Text(name, style="bold"),

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from quire.client.sampling_params import BeamSearchParams, SamplingParams
 from quire_tools.tour import pictures
-from quire_tools.tour.pictures import Part, share
+from quire_tools.tour.pictures import BarPart, share
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
+from quire_tools.tour.stage import Stage, TourRequest
 from quire_tools.tour.tables import Step, num_logical, num_physical, references, tables_of
 
 PROMPT_TOKENS, OUTPUT_TOKENS, BLOCK_SIZE = 161, 338, 16
@@ -61,13 +61,13 @@ def show(stage: Stage) -> Screen:
     )
 
 
-def _requests() -> list[Request]:
+def _requests() -> list[TourRequest]:
     sampled = [
-        Request(name, _prompt(name), SamplingParams(n=n, max_tokens=OUTPUT_TOKENS + 1, ignore_eos=True, seed=n))
+        TourRequest(name, _prompt(name), SamplingParams(n=n, max_tokens=OUTPUT_TOKENS + 1, ignore_eos=True, seed=n))
         for name, n in SAMPLES.items()
     ]
     beams = [
-        Request(
+        TourRequest(
             name,
             _prompt(name),
             BeamSearchParams(beam_width=width, max_tokens=_BEAM_TOKENS, ignore_eos=True).sampling_params(),
@@ -137,9 +137,9 @@ def _label(name: str, found: Holding) -> str:
     return f"{count} {'samples' if name in SAMPLES else 'beams'} save {found.saved:.1%}"
 
 
-def _bar(found: Holding) -> list[Part]:
+def _bar(found: Holding) -> list[BarPart]:
     saved = 100 * found.saved
-    return [Part("physical", 100 - saved, "█", "green"), Part("saved", saved, "░", "bright_black")]
+    return [BarPart("physical", 100 - saved, "█", "green"), BarPart("saved", saved, "░", "bright_black")]
 
 
 def _numbers(found: Mapping[str, Holding]) -> list[Number]:

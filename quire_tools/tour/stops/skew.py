@@ -11,8 +11,8 @@ from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import arrivals, pictures, step_facts, timelines
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Request, Stage
-from quire_tools.tour.timelines import Span
+from quire_tools.tour.stage import Stage, TourRequest
+from quire_tools.tour.timelines import TimelineSpan
 
 _NAMES = "ABCDEFGH"
 OUTPUT_TOKENS = {name: 6 + 3 * place for place, name in enumerate(_NAMES)}
@@ -84,9 +84,9 @@ def show(stage: Stage) -> Screen:
     )
 
 
-def _request(name: str) -> Request:
+def _request(name: str) -> TourRequest:
     prompt = [100 + 40 * ord(name) % 2_000 + place for place in range(_PROMPT_TOKENS)]
-    return Request(name, prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS[name], ignore_eos=True))
+    return TourRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS[name], ignore_eos=True))
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def _lanes(course: Course) -> Text:
     """Timeline from the middle of the time in which both slots are busy."""
     middle = max(0, len(course.both) // 2 - _NUM_DRAWN // 2)
     drawn = course.both[middle : middle + _NUM_DRAWN]
-    rows: dict[str, list[Span]] = {f"slot {slot}": [] for slot in range(_NUM_SLOTS)}
+    rows: dict[str, list[TimelineSpan]] = {f"slot {slot}": [] for slot in range(_NUM_SLOTS)}
     for step in drawn:
         way = timelines.under_way(step)
-        rows[f"slot {step['lane']}"].append(Span(way.start_ns, way.end_ns, str(step["step"])[-1]))
+        rows[f"slot {step['lane']}"].append(TimelineSpan(way.start_ns, way.end_ns, str(step["step"])[-1]))
     rows["worker runs"] = [timelines.run(step) for step in drawn]
     start_ns = min(step["times"]["planned_ns"] for step in drawn)
     return timelines.lanes(rows, start_ns, max(step["times"]["finished_ns"] for step in drawn), width=86)

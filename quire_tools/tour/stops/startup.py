@@ -15,9 +15,9 @@ from quire.client.connections import Credentials, blocking_channel
 from quire.client.sampling_params import SamplingParams
 from quire.sizes import size_text
 from quire_tools.tour import pictures
-from quire_tools.tour.pictures import Part
+from quire_tools.tour.pictures import BarPart
 from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Milestone, Request, Stage, TourStack
+from quire_tools.tour.stage import Milestone, Stage, TourRequest, TourStack
 from quire_tools.tour.tables import Step
 
 _MIB = 2**20
@@ -76,7 +76,7 @@ def show(stage: Stage) -> Screen:
 def _start(stack: TourStack) -> Start:
     pools = {name: dict(pool) for name, pool in stack.blocks().items() if name in ("gpu", "cpu")}
     [worker] = stack.admin.workers()
-    stack.together([Request("first", list(range(40, 80)), SamplingParams(max_tokens=2, temperature=0.0))])
+    stack.together([TourRequest("first", list(range(40, 80)), SamplingParams(max_tokens=2, temperature=0.0))])
     return Start(stack.milestones, _profile(stack.local.worker_address), worker, pools, stack.steps(tables=True))
 
 
@@ -103,15 +103,18 @@ def _timeline(milestones: Sequence[Milestone]) -> Table:
     return table
 
 
-def _parts(account: worker_pb2.ProfileCacheResponse) -> list[tuple[Part, str]]:
+def _parts(account: worker_pb2.ProfileCacheResponse) -> list[tuple[BarPart, str]]:
     """Bytes by purpose, and how each is known."""
     gpu = account.num_gpu_blocks * account.block_bytes
     cpu = account.num_cpu_blocks * account.block_bytes
     return [
-        (Part("weights", account.weight_bytes, "W", "blue"), "read from the checkpoint"),
-        (Part("largest step", account.peak_activation_bytes, "s", "magenta"), "measured: the profile run"),
-        (Part("KV cache", gpu, "#", "green"), f"{account.num_gpu_blocks} blocks of {size_text(account.block_bytes)}"),
-        (Part("swap space", cpu, "w", "cyan"), f"{account.num_cpu_blocks} blocks on the host"),
+        (BarPart("weights", account.weight_bytes, "W", "blue"), "read from the checkpoint"),
+        (BarPart("largest step", account.peak_activation_bytes, "s", "magenta"), "measured: the profile run"),
+        (
+            BarPart("KV cache", gpu, "#", "green"),
+            f"{account.num_gpu_blocks} blocks of {size_text(account.block_bytes)}",
+        ),
+        (BarPart("swap space", cpu, "w", "cyan"), f"{account.num_cpu_blocks} blocks on the host"),
     ]
 
 

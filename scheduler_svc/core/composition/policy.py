@@ -16,7 +16,7 @@ class Phase(Protocol):
         """Add to the draft what this phase schedules, within its budget."""
 
 
-class Verdict(enum.Enum):
+class AdmissionVerdict(enum.Enum):
     """Answer of an admission check for a waiting group."""
 
     ENTER = "enter"
@@ -25,13 +25,13 @@ class Verdict(enum.Enum):
     REJECT = "reject"
 
 
-class Admission(Protocol):
+class AdmissionPart(Protocol):
     """Decides whether waiting groups may start."""
 
     def gate(self, state: CoreState, draft: StepDraft) -> bool:
         """Whether any group may start; asked before each look at the head of the queue."""
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """Whether this group, the head of the queue, may start."""
 
     def close(self, num_started: int) -> None:
@@ -51,15 +51,17 @@ class Preemption(Protocol):
         """
 
 
-def gates_open(checks: Iterable[Admission], state: CoreState, draft: StepDraft) -> bool:
+def gates_open(checks: Iterable[AdmissionPart], state: CoreState, draft: StepDraft) -> bool:
     """Whether all gates are open; each is asked even after one is closed, as a check may keep state per call."""
     return all([check.gate(state, draft) for check in checks])
 
 
-def first_refusal(checks: Iterable[Admission], group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+def first_refusal(
+    checks: Iterable[AdmissionPart], group: Group, state: CoreState, draft: StepDraft
+) -> AdmissionVerdict:
     """The first verdict other than ENTER, else ENTER."""
     for check in checks:
         verdict = check.check(group, state, draft)
-        if verdict is not Verdict.ENTER:
+        if verdict is not AdmissionVerdict.ENTER:
             return verdict
-    return Verdict.ENTER
+    return AdmissionVerdict.ENTER

@@ -6,13 +6,13 @@ from typing import Any
 from block_manager.cache_rules import CacheRules
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.composition.policy import Admission, Phase
+from scheduler_svc.core.composition.policy import AdmissionPart, Phase
 from scheduler_svc.core.composition.spec import PolicySpec
-from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
@@ -95,7 +95,9 @@ def preset(name: str, /, **knobs: Any) -> PolicySpec:
     return _PRESETS[name].with_knobs(**knobs)
 
 
-def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | None = None, **knobs: Any) -> Scheduler:
+def build(
+    policy: str | PolicySpec, limits: CoreLimits, /, *, rename: HashRename | None = None, **knobs: Any
+) -> Scheduler:
     """Build the scheduler of a preset or spec. ConfigError for limits that contradict it.
 
     `rename`: maps token ids and salts before prefixes are hashed, to reproduce a recording made under other
@@ -121,7 +123,7 @@ def build(policy: str | PolicySpec, limits: CoreLimits, /, *, rename: Rename | N
     )
     deadlines = Deadlines(costs) if spec.deadlines else None
     grouping = Request.as_samples if spec.grouping == "sample" else Request.as_one_group
-    intake = Intake(grouping, deadlines, refuses_misfits=v1)
+    intake = RequestIntake(grouping, deadlines, refuses_misfits=v1)
     progress, outputs, phases = parts(spec, ordering, state, deadlines)
     return Scheduler(spec, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
 
@@ -155,7 +157,7 @@ def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
     return Priority() if spec.policy == "priority" else Fcfs()
 
 
-def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> CacheRules:
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> CacheRules:
     sizes: dict[str, Any] = {
         "block_size": limits.block_size,
         "num_gpu_blocks": limits.num_gpu_blocks,
@@ -184,7 +186,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
     by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
     running = MixedRunning(least_lost if spec.victims == "least_lost" else by_order, progress)
-    admission: list[Admission] = [MaxSeqs()]
+    admission: list[AdmissionPart] = [MaxSeqs()]
     if spec.max_loras is not None:
         patient = spec.policy == "aged"
         slots = PatientSlots(spec.max_loras, ordering, spec.patience_s) if patient else LoraSlots(spec.max_loras)
@@ -193,8 +195,8 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         admission.append(WholeBatch())
     if spec.restraint == "expected_peak":
         admission.append(ExpectedPeak(spec.caution))
-    behind: list[Admission] = [BehindSwapped(ordering)] if spec.can_swap else []
-    shares: list[Admission] = [TellsShares()] if spec.tenant_fairness else []
+    behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
+    shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
     waiting = MixedWaiting([*behind, *admission, *shares], progress)
     outputs, cache = AtOnce(progress), state.cache
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
@@ -219,7 +221,7 @@ def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
     whole = WholePrompts(spec.num_lookahead_slots)
     of_chunks = WholeChunks if spec.is_multi_step else Chunks
     shares = of_chunks(spec.num_lookahead_slots) if chunked else whole
-    slots: list[Admission] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
+    slots: list[AdmissionPart] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
     preemption = SwapOrRecompute(newest, spec.preemption_mode, fails_step=as_recorded)
     prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
     decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)

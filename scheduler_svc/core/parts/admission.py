@@ -1,9 +1,9 @@
 """Admission checks: whether a waiting group may start."""
 
-from scheduler_svc.core.composition.policy import Verdict
+from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -15,9 +15,9 @@ class OpenGate:
         """Return True."""
         return True
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """Return ENTER."""
-        return Verdict.ENTER
+        return AdmissionVerdict.ENTER
 
     def close(self, num_started: int) -> None:
         """No-op."""
@@ -26,13 +26,13 @@ class OpenGate:
 class MaxSeqs(OpenGate):
     """Run no more than `max_num_seqs` sequences at a time."""
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """STOP if there would be more."""
         num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
         if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         state.journal.stop(group, Reason.MAX_SEQS, running=num_running, limit=state.limits.max_num_seqs)
-        return Verdict.STOP
+        return AdmissionVerdict.STOP
 
 
 class LoraSlots(OpenGate):
@@ -41,13 +41,13 @@ class LoraSlots(OpenGate):
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """SKIP if there would be more."""
         lora_id = group.request.lora_id
         if not lora_id or lora_id in draft.lora_ids or len(draft.lora_ids) < self._max_loras:
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         state.journal.skip(group, Reason.LORA_SLOTS, adapter=lora_id, limit=self._max_loras)
-        return Verdict.SKIP
+        return AdmissionVerdict.SKIP
 
 
 class Delay(OpenGate):
@@ -75,7 +75,7 @@ class Delay(OpenGate):
         delay_s = self._factor * self._last_prompt_latency
         if waited_s > delay_s:
             return True
-        state.journal.stop_all(Place.WAITING, Reason.DELAY, waited_s=waited_s, delay_s=delay_s)
+        state.journal.stop_all(QueueKind.WAITING, Reason.DELAY, waited_s=waited_s, delay_s=delay_s)
         return False
 
     def close(self, num_started: int) -> None:
@@ -94,7 +94,7 @@ class WholeBatch(OpenGate):
         if not state.running or state.running[0].live[0].name not in state.on_worker:
             return True
         if len(state.waiting):
-            state.journal.stop_all(Place.WAITING, Reason.BATCH_UNDER_WAY, running=len(state.running))
+            state.journal.stop_all(QueueKind.WAITING, Reason.BATCH_UNDER_WAY, running=len(state.running))
         return False
 
 
@@ -109,10 +109,10 @@ class PatientSlots(OpenGate):
         self._ordering = ordering
         self._patience_s = patience_s
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """SKIP, or STOP for a request that is `patience_s` late."""
         verdict = self._slots.check(group, state, draft)
-        if verdict is not Verdict.SKIP or draft.now <= self._ordering.key(group)[0] + self._patience_s:
+        if verdict is not AdmissionVerdict.SKIP or draft.now <= self._ordering.key(group)[0] + self._patience_s:
             return verdict
         state.journal.stop(group, Reason.LORA_SLOTS, adapter=group.request.lora_id, limit=self._max_loras)
-        return Verdict.STOP
+        return AdmissionVerdict.STOP

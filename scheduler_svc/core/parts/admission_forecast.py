@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.composition.policy import Verdict
+from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -21,7 +21,7 @@ _MOST_CAUTION = 1.0
 
 
 @dataclass(slots=True)
-class Demand:
+class BlockDemand:
     """Block demand of several groups, one array entry per group.
 
     `tokens`: tokens so far; `blocks`: blocks held; `own`: those of them freed when it ends; `remaining`:
@@ -34,10 +34,10 @@ class Demand:
     remaining: Floats
     width: Floats
 
-    def __add__(self, other: "Demand") -> "Demand":
+    def __add__(self, other: "BlockDemand") -> "BlockDemand":
         """The demand of both sets of groups."""
         columns = ("tokens", "blocks", "own", "remaining", "width")
-        return Demand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
+        return BlockDemand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
 
     def peak(self, num_used: int, block_size: int) -> float:
         """Peak number of blocks in use from now on, given `num_used` now: the maximum just before each group ends."""
@@ -69,28 +69,28 @@ class ExpectedPeak(OpenGate):
         self._least = self._caution = caution
         self._num_lost = self._num_ended = 0
         self._draft: StepDraft | None = None
-        self._demand: Demand | None = None
+        self._demand: BlockDemand | None = None
         self._num_used = 0
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """STOP if the forecast peak exceeds the capacity."""
         if not state.running or group is draft.favoured or group is state.guard.favourite:
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         size = state.limits.block_size
         capacity = state.cache.capacity_tokens // size - state.cache.watermark_blocks
         demand = self._running(state, draft, capacity) + self._of([group], state)
         peak = demand.peak(self._num_used, size)
         if peak <= capacity:
             self._demand = demand
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         state.journal.stop(group, Reason.RESERVED, need=math.ceil(peak), capacity=capacity)
-        return Verdict.STOP
+        return AdmissionVerdict.STOP
 
     def close(self, num_started: int) -> None:
         """Drop the demand computed for this step."""
         self._draft = self._demand = None
 
-    def _running(self, state: CoreState, draft: StepDraft, capacity: int) -> Demand:
+    def _running(self, state: CoreState, draft: StepDraft, capacity: int) -> BlockDemand:
         """Demand of the groups running at the first check of the step and of those admitted since."""
         if self._demand is None or self._draft is not draft:
             self._draft = draft
@@ -119,7 +119,7 @@ class ExpectedPeak(OpenGate):
             return self._caution
         return self._caution * min(1.0, costs.swap_s(1) / costs.compute_s(size))
 
-    def _of_rows(self, state: CoreState) -> Demand:
+    def _of_rows(self, state: CoreState) -> BlockDemand:
         rows = state.steady
         prompts = np.array([group.sequences[0].num_prompt_tokens for group in rows.members], np.float64)
         known = rows.known.astype(np.float64)
@@ -127,7 +127,7 @@ class ExpectedPeak(OpenGate):
         blocks = rows.capacity / state.limits.block_size
         return self._demand_of(known - prompts, left, known, blocks, np.ones(len(rows)), state)
 
-    def _of(self, groups: list[Group], state: CoreState) -> Demand:
+    def _of(self, groups: list[Group], state: CoreState) -> BlockDemand:
         firsts = [group.live[0] for group in groups]
         tokens = np.array([s.num_tokens for s in firsts], np.float64)
         prompts = np.array([s.num_prompt_tokens for s in firsts], np.float64)
@@ -139,14 +139,14 @@ class ExpectedPeak(OpenGate):
 
     def _demand_of(
         self, num_outputs: Floats, left: Floats, tokens: Floats, blocks: Floats, width: Floats, state: CoreState
-    ) -> Demand:
+    ) -> BlockDemand:
         remaining = np.minimum(left, self._factor(state) * state.lengths.remaining(num_outputs, left))
-        return Demand(tokens, blocks, np.zeros(len(tokens)), remaining, width)
+        return BlockDemand(tokens, blocks, np.zeros(len(tokens)), remaining, width)
 
 
 def _num_held(group: Group, state: CoreState) -> int:
     """Device blocks in the group's tables; for a waiting group, blocks in use that it would share."""
     ledger = state.cache.ledger
-    if group.place is Place.WAITING:
+    if group.place is QueueKind.WAITING:
         return sum(ledger.gpu.refs[block] > 0 for block in state.cache.lookup(group.live[0]).block_ids)
     return len({block for s in group.live for block in ledger.tables.get(s.name, ())})

@@ -4,7 +4,7 @@ import heapq
 
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.ordering import least_service_s
-from scheduler_svc.core.request import Place, Request, SequenceStatus
+from scheduler_svc.core.request import QueueKind, Request, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 from svc_common.errors import DeadlineExceeded
@@ -61,7 +61,7 @@ class DropExpired:
         """End expired requests that hold no device blocks."""
         for request in self._deadlines.pop_expired(draft.now):
             for group in request.groups:
-                if group.place in (Place.WAITING, Place.SWAPPED):
+                if group.place in (QueueKind.WAITING, QueueKind.SWAPPED):
                     draft.ended += state.retire_group(group, SequenceStatus.FINISHED_ABORTED, EXPIRED)
 
 

@@ -52,7 +52,7 @@ class Placement(Protocol):
         """The lane has a worker again."""
 
 
-class View(Protocol):
+class InspectablePart(Protocol):
     """A part that exposes its internal state."""
 
     def view(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ sequence is scheduled changes, never its tokens.
 from collections.abc import Sequence
 
 from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 
 MASK_SHARE = 0.1
 _AS_MUCH = 2.0
@@ -33,7 +33,7 @@ class MaskPace:
 
     def pay(self, duration_s: float) -> None:
         """Pay off debts after a step of that duration."""
-        owing = [group for group in self._owing if group.place is Place.RUNNING]
+        owing = [group for group in self._owing if group.place is QueueKind.RUNNING]
         for group in owing:
             group.mask_debt_s = max(0.0, group.mask_debt_s - MASK_SHARE * duration_s / len(owing))
 
@@ -54,7 +54,7 @@ class MaskPace:
         for group in self._owing:
             group.is_paused = False
         self._owing = [group for group in self._owing if group.mask_debt_s > 0 and not group.is_finished]
-        owing = [group for group in self._owing if group.place is Place.RUNNING]
+        owing = [group for group in self._owing if group.place is QueueKind.RUNNING]
         least = min(group.mask_debt_s for group in owing) if owing and len(owing) == len(running) else 0.0
         for group in owing:
             group.is_paused = group.mask_debt_s > _AS_MUCH * least

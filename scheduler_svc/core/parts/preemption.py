@@ -7,7 +7,7 @@ from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState, leave_to_siblings
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -53,7 +53,9 @@ class Recompute:
         state.guard.on_preempted(group, state.running)
         lost = sum(sequence.num_computed_tokens for sequence in group.live)
         state.num_lost_tokens += lost
-        state.journal.leaves(group, Place.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(draft))
+        state.journal.leaves(
+            group, QueueKind.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(draft)
+        )
         for sequence in group.live:
             state.cache.release(sequence)
             state.leave_worker(sequence)
@@ -91,7 +93,7 @@ class SwapOrRecompute(Recompute):
         leave_to_siblings(group)  # rules that swap each sequence separately do not keep sharing
         pairs = state.cache.swap_out(group.live)
         draft.swap_out.add(group.request.request_id, pairs)
-        state.journal.leaves(group, Place.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(draft))
+        state.journal.leaves(group, QueueKind.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(draft))
         for sequence in group.live:
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.SWAPPED

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 
 STUCK = "it could not go on although nothing else was running: it needs more of the cache than there is"
 MAX_FRUITLESS = 4
@@ -61,14 +61,14 @@ class ProgressGuard:
         self._fruitless.clear()
         self._situations.clear()
 
-    def next_of(self, queue: Iterable[Group], place: Place) -> Group | None:
+    def next_of(self, queue: Iterable[Group], place: QueueKind) -> Group | None:
         """The group of that queue that may start next: the favourite, none if it is in another queue, else the
         head.
 
         Swapped groups may resume while the favourite is waiting, as v0 starts no prompts before them.
         """
         favourite = self.favourite
-        if favourite is None or (place is Place.SWAPPED and favourite.place is Place.WAITING):
+        if favourite is None or (place is QueueKind.SWAPPED and favourite.place is QueueKind.WAITING):
             return next(iter(queue), None)
         return favourite if favourite.place is place else None
 

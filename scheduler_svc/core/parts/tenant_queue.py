@@ -4,7 +4,7 @@ import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from scheduler_svc.core.composition.policy import Verdict
+from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
 from scheduler_svc.core.parts.ordering import class_of
@@ -187,10 +187,10 @@ class FairQueue:
 class TellsShares(OpenGate):
     """Refuses no group; records the first one that would be next if its tenant had not been served more than others."""
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """Return ENTER."""
         passed = state.account.passed_over(group)
         if passed is not None:
             head, num_ahead = passed
             state.journal.skip(head, Reason.TENANT_SHARE, tokens_ahead=num_ahead)
-        return Verdict.ENTER
+        return AdmissionVerdict.ENTER

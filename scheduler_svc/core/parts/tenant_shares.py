@@ -19,7 +19,7 @@ _MOST_IDLE = 1_024
 
 
 @dataclass(slots=True)
-class Share:
+class TenantAccount:
     """One tenant's account. `num_served`: weighted tokens served. `last_turn`: sequence number of its last charge.
 
     `num_open`: groups charged by forecast and not yet corrected. `scaled_length`: moving average of its output
@@ -50,14 +50,14 @@ class TenantShares:
     """
 
     def __init__(self) -> None:
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, TenantAccount] = {}
         self._num_turns = 0
 
-    def of(self, tenant: str) -> Share:
+    def of(self, tenant: str) -> TenantAccount:
         """The tenant's account, created if there is none."""
         share = self._shares.get(tenant)
         if share is None:
-            share = self._shares[tenant] = Share()
+            share = self._shares[tenant] = TenantAccount()
         return share
 
     def lift(self, tenant: str, least: int) -> None:
@@ -94,7 +94,7 @@ class TenantShares:
 
     def rest(self, tenant: str) -> None:
         """Note that the tenant has no waiting requests any more."""
-        self._shares[tenant] = self._shares.pop(tenant, Share())  # moved to the end: dropped last
+        self._shares[tenant] = self._shares.pop(tenant, TenantAccount())  # moved to the end: dropped last
 
     def forget_idle(self, waiting: Mapping[str, object]) -> None:
         """Drop the accounts that were idle longest, if too many are kept."""

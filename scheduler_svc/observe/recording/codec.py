@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scheduler_svc.observe.recording.decision import Decision, Shape
+from scheduler_svc.observe.recording.decision import Decision, StepShapeColumns
 from scheduler_svc.observe.recording.events import (
     EVENTS,
     Added,
     Drafted,
     Event,
-    Planned,
+    PlanEvent,
     Returned,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, Tokens
-from scheduler_svc.observe.recording.ring import Segment
-from scheduler_svc.observe.recording.snapshot import Snapshot
+from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.snapshot import CoreSnapshot
 
 _HEAD = struct.Struct("<III")
 _I32 = np.dtype("<i4")
@@ -27,7 +27,7 @@ _DECISION_FIELDS = tuple(f.name for f in fields(Decision))
 _TOKENS, _BYTES = 0, 1
 
 
-class Rename(Protocol):
+class TokenRename(Protocol):
     """Renaming of tokens and salts; see `Alias`."""
 
     def tokens(self, data: bytes) -> bytes:
@@ -41,12 +41,12 @@ class BadSegment(ValueError):
     """The bytes are not a segment."""
 
 
-def encode(segment: Segment, rename: Rename | None) -> bytes:
+def encode(segment: RecordingSegment, rename: TokenRename | None) -> bytes:
     """Encode a segment; `rename` None: keep its tokens."""
     return _Encoder(rename).segment(segment)
 
 
-def decode(data: bytes) -> Segment:
+def decode(data: bytes) -> RecordingSegment:
     """Decode a segment. Raises BadSegment for malformed bytes."""
     try:
         return _Decoder(data).segment()
@@ -57,17 +57,17 @@ def decode(data: bytes) -> Segment:
 class _Encoder:
     """Arrays of one segment, and its numbering of names, shapes and requests."""
 
-    def __init__(self, rename: Rename | None) -> None:
+    def __init__(self, rename: TokenRename | None) -> None:
         self._rename = rename
         self._arrays = (bytearray(), bytearray())
         self._names: dict[str, int] = {}
         self._shapes: dict[int, int] = {}
         self._shape_list: list[list[Any]] = []
-        self._shapes_held: list[Shape] = []
+        self._shapes_held: list[StepShapeColumns] = []
         self._requests: dict[int, int] = {}
         self._request_list: list[RequestRecord] = []
 
-    def segment(self, segment: Segment) -> bytes:
+    def segment(self, segment: RecordingSegment) -> bytes:
         """The segment's bytes."""
         taken = segment.snapshot
         document: dict[str, Any] = {
@@ -121,7 +121,7 @@ class _Encoder:
             self._request_list.append(record)
         return number
 
-    def _shape(self, shape: Shape) -> int:
+    def _shape(self, shape: StepShapeColumns) -> int:
         number = self._shapes.get(id(shape))
         if number is None:
             number = self._shapes[id(shape)] = len(self._shape_list)
@@ -132,7 +132,7 @@ class _Encoder:
         return number
 
 
-def _request_fields(record: RequestRecord, rename: Rename | None) -> list[Any]:
+def _request_fields(record: RequestRecord, rename: TokenRename | None) -> list[Any]:
     values = dict(record.values)
     if rename is not None:
         values["cache_salt"] = rename.salt(values["cache_salt"])
@@ -156,14 +156,14 @@ class _Decoder:
         self._names = tables["names"]
         self._shapes = [self._shape(s) for s in tables["shapes"]]
 
-    def segment(self) -> Segment:
+    def segment(self) -> RecordingSegment:
         """The decoded segment."""
         document = self._document
         objects, tokens, requests = document["snapshot"]
-        taken = Snapshot(self._bytes(objects), self._ids(tokens), [self._requests[n] for n in requests])
+        taken = CoreSnapshot(self._bytes(objects), self._ids(tokens), [self._requests[n] for n in requests])
         events = [self._event(*event) for event in document["events"]]
         about = document["about"]
-        return Segment(
+        return RecordingSegment(
             number=document["number"],
             first_step=document["first_step"],
             about=about,
@@ -184,10 +184,10 @@ class _Decoder:
         sets = tuple(self._ids(place) for place in stop_sets)
         return RequestRecord(plain, self._ids(prompt), self._ids(committed), stop, sets, beam)
 
-    def _shape(self, places: list[list[int]]) -> Shape:
+    def _shape(self, places: list[list[int]]) -> StepShapeColumns:
         names, *columns = (self._bytes(place) for place in places)
         numbers = np.frombuffer(names, _I32).tolist()
-        return Shape(tuple([self._names[n] for n in numbers]), *columns)
+        return StepShapeColumns(tuple([self._names[n] for n in numbers]), *columns)
 
     def _event(self, number: int, *values: Any) -> Event:
         kind = EVENTS[number]
@@ -243,7 +243,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(EVENTS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in EVENTS}
 _READERS: dict[type[Any], Callable[..., tuple[Any, ...]]] = {
     Added: _Decoder._added,
-    Planned: _Decoder._planned,
+    PlanEvent: _Decoder._planned,
     Returned: _Decoder._returned,
     Drafted: _Decoder._drafted,
 }

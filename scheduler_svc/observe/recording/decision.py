@@ -1,7 +1,7 @@
 """What a core decided in one step, compact to keep and easy to compare.
 
 In fast decode, names, token counts and flags equal those of the step before, and so does `computed before -
-step`; such a step shares its `Shape` with the one before.
+step`; such a step shares its `StepShapeColumns` with the one before.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ Ending = list[Any]
 
 
 @dataclass(slots=True, eq=False)
-class Shape:
+class StepShapeColumns:
     """The scheduled sequences and how they run. `lead`: int32, tokens computed before the step minus the step number.
 
     `tokens`: int32, empty = one each. `flags`: a byte each, empty = all plain decodes.
@@ -69,7 +69,7 @@ class Decision:
 
     step: int
     lane: int
-    shape: Shape
+    shape: StepShapeColumns
     num_batched_tokens: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
@@ -116,7 +116,7 @@ class DecisionMaker:
     """Converts plans to decisions; keeps the last shape, which the next decision may share."""
 
     def __init__(self) -> None:
-        self._shape: Shape | None = None
+        self._shape: StepShapeColumns | None = None
         self._course: tuple[object, int] | None = None
 
     def forget(self) -> None:
@@ -164,13 +164,13 @@ def _add_rare(decision: Decision, plan: StepPlan, entries: list[ScheduledSequenc
         decision.ended = endings(plan.ended)
 
 
-def _shape(entries: list[ScheduledSequence], step: int, last: Shape | None) -> Shape:
+def _shape(entries: list[ScheduledSequence], step: int, last: StepShapeColumns | None) -> StepShapeColumns:
     names = tuple([e.name for e in entries])
     counts = [e.num_tokens for e in entries]
     flags = bytes(
         [e.fresh * _FRESH | e.resumed * _RESUMED | e.samples * _SAMPLES | e.is_prefill * _PREFILL for e in entries]
     )
-    made = Shape(
+    made = StepShapeColumns(
         names=last.names if last is not None and last.names == names else names,
         tokens=b"" if all(n == 1 for n in counts) else ints(counts),
         lead=ints([e.computed_before - step for e in entries]),
@@ -179,7 +179,7 @@ def _shape(entries: list[ScheduledSequence], step: int, last: Shape | None) -> S
     return last if last is not None and same_shape(made, last) else made
 
 
-def same_shape(a: Shape, b: Shape) -> bool:
+def same_shape(a: StepShapeColumns, b: StepShapeColumns) -> bool:
     """True if both shapes are equal."""
     return (
         a.lead == b.lead and (a.tokens, a.flags) == (b.tokens, b.flags) and (a.names is b.names or a.names == b.names)

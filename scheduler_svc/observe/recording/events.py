@@ -23,7 +23,7 @@ class Added:
 
 
 @dataclass(slots=True)
-class Aborted:
+class AbortEvent:
     """Requests were aborted."""
 
     at: float
@@ -46,7 +46,7 @@ class StoppedAt:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlanEvent:
     """`schedule(at)`, one decision per plan; `failed`: it raised that error instead."""
 
     at: float
@@ -162,9 +162,9 @@ class WarmedUp:
 
 Event = (
     Added
-    | Aborted
+    | AbortEvent
     | StoppedAt
-    | Planned
+    | PlanEvent
     | Returned
     | Failed
     | Drafted
@@ -177,9 +177,9 @@ Event = (
 )
 EVENTS: tuple[type[Any], ...] = (
     Added,
-    Aborted,
+    AbortEvent,
     StoppedAt,
-    Planned,
+    PlanEvent,
     Returned,
     Failed,
     Drafted,

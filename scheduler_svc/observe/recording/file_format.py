@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scheduler_svc.observe.recording.codec import BadSegment, Rename, decode, encode
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.codec import BadSegment, TokenRename, decode, encode
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from svc_common.errors import ConfigError
 from svc_common.version import VERSION
 
@@ -57,7 +57,7 @@ def beginning(about: dict[str, Any]) -> bytes:
     return _PREAMBLE.pack(MAGIC, FORMAT, len(version)) + version + _frame(HEADER, json.dumps(about).encode())
 
 
-def segment_frame(segment: Segment, rename: Rename | None) -> bytes:
+def segment_frame(segment: RecordingSegment, rename: TokenRename | None) -> bytes:
     """Frame of one segment; `rename` None: keep its tokens."""
     return _frame(SEGMENT, encode(segment, rename))
 
@@ -124,7 +124,7 @@ class Recording:
         """Number of segments."""
         return len(self._frames)
 
-    def segments(self, start: int = 0) -> Iterator[Segment]:
+    def segments(self, start: int = 0) -> Iterator[RecordingSegment]:
         """Segments from number `start` on, counted from 0. Raises ConfigError if there is no such segment."""
         if not 0 <= start < max(1, len(self._frames)):
             last = len(self._frames) - 1
@@ -132,7 +132,7 @@ class Recording:
         for number in range(start, len(self._frames)):
             yield self.segment(number)
 
-    def segment(self, number: int) -> Segment:
+    def segment(self, number: int) -> RecordingSegment:
         """One segment."""
         with self.path.open("rb") as file:
             plain = self._plain(file, self._frames[number])

@@ -38,7 +38,7 @@ class RequestSteps:
         }
 
 
-class History:
+class ReplayHistory:
     """Steps of all requests in a run. If an id arrives again, the new request replaces the old one."""
 
     def __init__(self) -> None:

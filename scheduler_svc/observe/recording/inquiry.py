@@ -14,17 +14,17 @@ from pathlib import Path
 
 from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Place
+from scheduler_svc.core.request import QueueKind
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.needs import Needs, Value, find_needs
 from scheduler_svc.observe.recording.probe import StepProbe
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from svc_common.errors import ConfigError, QuireError
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WaitQuestion:
     """A wait: the request (by its id in the core), its sample, the step that did not let it in, and the reason.
 
     `head_reason`: for a request behind the head of line, the head's reason; else "".
@@ -40,7 +40,7 @@ class Question:
 class StepTrial:
     """`needs.Trial` for one request in one step. `forks`: run each try in a forked child; the process must be single-threaded."""
 
-    def __init__(self, probe: StepProbe, question: Question, *, forks: bool) -> None:
+    def __init__(self, probe: StepProbe, question: WaitQuestion, *, forks: bool) -> None:
         self._probe = probe
         self._question = question
         self._forks = forks
@@ -79,7 +79,7 @@ class StepTrial:
             return False  # the values contradict others
         who = self._question.request_id, self._question.sample
         events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == who]
-        return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == Place.RUNNING.value
+        return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == QueueKind.RUNNING.value
 
 
 def _in_child(question: Callable[[], bool]) -> bool:
@@ -105,7 +105,7 @@ def _value(core: Scheduler, key: str) -> Value | None:
 
 
 def answers(
-    segments: Sequence[Segment], questions: Sequence[Question], *, forks: bool = False
+    segments: Sequence[RecordingSegment], questions: Sequence[WaitQuestion], *, forks: bool = False
 ) -> Iterator[tuple[int, Needs]]:
     """Answers as (index of the question, values), step by step.
 
@@ -118,13 +118,13 @@ def answers(
                 yield i, {} if isinstance(probe, QuireError) else _answer(probe, question, forks=forks)
 
 
-def answer(segments: Sequence[Segment], questions: Sequence[Question]) -> list[Needs]:
+def answer(segments: Sequence[RecordingSegment], questions: Sequence[WaitQuestion]) -> list[Needs]:
     """All answers, in the order of the questions."""
     found = dict(answers(segments, questions))
     return [found[i] for i in range(len(questions))]
 
 
-def _answer(probe: StepProbe, question: Question, *, forks: bool) -> Needs:
+def _answer(probe: StepProbe, question: WaitQuestion, *, forks: bool) -> Needs:
     return find_needs(StepTrial(probe, question, forks=forks), Reason(question.reason), question.head_reason)
 
 
@@ -132,14 +132,14 @@ def main(path: str) -> None:
     """Run the program on a recording file."""
     segments, first = list(Recording(Path(path)).segments()), 0
     for values in json.load(sys.stdin):
-        questions = [Question(**value) for value in values]
+        questions = [WaitQuestion(**value) for value in values]
         for number, needs in answers(segments, questions, forks=True):
             sys.stdout.write(json.dumps([first + number, needs]) + "\n")
             sys.stdout.flush()
         first += len(questions)
 
 
-def as_json(rounds: Iterable[Sequence[Question]]) -> str:
+def as_json(rounds: Iterable[Sequence[WaitQuestion]]) -> str:
     """Rounds of questions in the program's input format."""
     return json.dumps([[asdict(question) for question in questions] for questions in rounds])
 

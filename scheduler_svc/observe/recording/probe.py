@@ -7,9 +7,9 @@ from typing import Any, Self
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import changes, snapshot
-from scheduler_svc.observe.recording.events import Planned
+from scheduler_svc.observe.recording.events import PlanEvent
 from scheduler_svc.observe.recording.replay import Replayer
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from svc_common.errors import OutOfRange, QuireError
 
 
@@ -22,7 +22,7 @@ class StepProbe:
         self._core = snapshot.take(core, {})
 
     @classmethod
-    def at(cls, segments: Iterable[Segment], step: int) -> Self:
+    def at(cls, segments: Iterable[RecordingSegment], step: int) -> Self:
         """Replay the segments up to `step`. Raises OutOfRange if they do not have it or cannot be replayed up to it."""
         [(_, found)] = cls.at_each(segments, [step])
         if isinstance(found, QuireError):
@@ -30,7 +30,9 @@ class StepProbe:
         return found
 
     @classmethod
-    def at_each(cls, segments: Iterable[Segment], steps: Iterable[int]) -> Iterator[tuple[int, Self | QuireError]]:
+    def at_each(
+        cls, segments: Iterable[RecordingSegment], steps: Iterable[int]
+    ) -> Iterator[tuple[int, Self | QuireError]]:
         """`at` for several steps in one replay, in ascending order; yields the error for steps that are not available."""
         replayer, rest = Replayer(), None
         for step in sorted(set(steps)):
@@ -40,7 +42,7 @@ class StepProbe:
                 rest = replayer.go_on(rest, until_step=step)
             planned = next(rest, None)
             core, difference = replayer.core, replayer.report.first_difference
-            if core is None or not isinstance(planned, Planned) or difference is not None or core.step >= step:
+            if core is None or not isinstance(planned, PlanEvent) or difference is not None or core.step >= step:
                 why = f"; the replay differs from step {difference.step} on" if difference is not None else ""
                 yield step, OutOfRange(f"the recording does not hold step {step}{why}", reason="NO_SUCH_STEP")
             else:
@@ -61,12 +63,12 @@ class StepProbe:
         return snapshot.restore(self._core)
 
 
-def probe(segments: Iterable[Segment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
+def probe(segments: Iterable[RecordingSegment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
     """Plan one recorded step with other values; use `StepProbe` for several tries of a step."""
     return StepProbe.at(segments, step)(values)
 
 
-def _shortest(segments: list[Segment], step: int) -> list[Segment]:
+def _shortest(segments: list[RecordingSegment], step: int) -> list[RecordingSegment]:
     """The segments from the one with the step on, since its snapshot covers all before."""
     start = max((i for i, segment in enumerate(segments) if segment.first_step <= step), default=0)
     return segments[start:]

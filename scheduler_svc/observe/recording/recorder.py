@@ -16,9 +16,9 @@ from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import snapshot
-from scheduler_svc.observe.recording.decision import DecisionMaker, Shape, endings
+from scheduler_svc.observe.recording.decision import DecisionMaker, StepShapeColumns, endings
 from scheduler_svc.observe.recording.events import (
-    Aborted,
+    AbortEvent,
     Added,
     Changed,
     CostsSeen,
@@ -26,7 +26,7 @@ from scheduler_svc.observe.recording.events import (
     Event,
     Failed,
     LaneBack,
-    Planned,
+    PlanEvent,
     PrefixesReset,
     Returned,
     StoppedAt,
@@ -57,7 +57,7 @@ class RecordingCore:
         self._about = about or {}
         self._decisions = DecisionMaker()
         self._records: dict[str, RequestRecord] = {}
-        self._shape: Shape | None = None
+        self._shape: StepShapeColumns | None = None
         self._expected: dict[int, tuple[str, ...]] = {}
         self._steady: dict[int, SteadyShare] = {}
         self._has_begun = False
@@ -107,7 +107,7 @@ class RecordingCore:
         """As `Scheduler.abort`."""
         ids = list(request_ids)
         ended = self.core.abort(ids)
-        self._note(Aborted(self._clock(), ids, endings(ended)))
+        self._note(AbortEvent(self._clock(), ids, endings(ended)))
         self._forget(ended)
         return ended
 
@@ -127,7 +127,7 @@ class RecordingCore:
         try:
             plans = self.core.schedule(now)
         except Exception as error:
-            self._note(Planned(now, [], failed=failure(error)))
+            self._note(PlanEvent(now, [], failed=failure(error)))
             raise
         self._guard(self._note_plans, now, plans)
         for plan in plans:
@@ -224,7 +224,7 @@ class RecordingCore:
             if plan.steady is not None:
                 self._steady[plan.step] = plan.steady
             decisions.append(decision)
-        self._ring.add(Planned(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
+        self._ring.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
 
     def _note_result(
         self,

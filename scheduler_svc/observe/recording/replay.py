@@ -18,12 +18,12 @@ from scheduler_svc.observe.recording.decision import (
     Decision,
     DecisionMaker,
     Difference,
-    Shape,
+    StepShapeColumns,
     endings,
     first_difference,
 )
 from scheduler_svc.observe.recording.events import (
-    Aborted,
+    AbortEvent,
     Added,
     Changed,
     CostsSeen,
@@ -31,17 +31,17 @@ from scheduler_svc.observe.recording.events import (
     Event,
     Failed,
     LaneBack,
-    Planned,
+    PlanEvent,
     PrefixesReset,
     Returned,
     StoppedAt,
     WarmedUp,
     WorkerLost,
 )
-from scheduler_svc.observe.recording.history import History
+from scheduler_svc.observe.recording.history import ReplayHistory
 from scheduler_svc.observe.recording.inputs import token_ids
 from scheduler_svc.observe.recording.recorder import failure
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from svc_common.errors import QuireError
 
 _I32 = np.dtype("<i4")
@@ -53,7 +53,7 @@ class ReplayReport:
 
     steps: int = 0
     first_difference: Difference | None = None
-    history: History = field(default_factory=History)
+    history: ReplayHistory = field(default_factory=ReplayHistory)
 
     @property
     def identical(self) -> bool:
@@ -76,7 +76,7 @@ class Watcher(Protocol):
     def returned(self, event: "Returned | Failed", outcome: StepOutcome) -> None:
         """A plan's result, or its failure, arrived."""
 
-    def ended(self, event: "Aborted | StoppedAt", ended: list[EndedSequence]) -> None:
+    def ended(self, event: "AbortEvent | StoppedAt", ended: list[EndedSequence]) -> None:
         """Requests ended outside of a step."""
 
     def lost_worker(self, lane: int | None) -> None:
@@ -92,9 +92,9 @@ class Replayer:
         self.now = 0.0
         self._watcher = watcher
         self._decisions = DecisionMaker()
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, StepShapeColumns] = {}
 
-    def run(self, segments: Iterable[Segment], *, until_step: int | None = None) -> Iterator[Event]:
+    def run(self, segments: Iterable[RecordingSegment], *, until_step: int | None = None) -> Iterator[Event]:
         """Replay the segments while decisions agree. `until_step`: stop just before the `schedule` call that plans that step.
 
         Returns the remaining events, to continue in another way.
@@ -104,7 +104,7 @@ class Replayer:
     def go_on(self, events: Iterator[Event], *, until_step: int | None = None) -> Iterator[Event]:
         """Continue with the events that an earlier run returned."""
         for event in events:
-            if until_step is not None and isinstance(event, Planned) and self._plans_up_to(event) >= until_step:
+            if until_step is not None and isinstance(event, PlanEvent) and self._plans_up_to(event) >= until_step:
                 return _chained(event, events)
             self._live(event)
             if self.report.first_difference is not None:
@@ -116,16 +116,16 @@ class Replayer:
         assert self.core is not None
         return self.core
 
-    def _plans_up_to(self, event: Planned) -> int:
+    def _plans_up_to(self, event: PlanEvent) -> int:
         """The last step that is planned in that call."""
         return self._core.step + max(1, len(event.decisions))
 
-    def _events(self, segments: Iterable[Segment]) -> Iterator[Event]:
+    def _events(self, segments: Iterable[RecordingSegment]) -> Iterator[Event]:
         for segment in segments:
             self._enter(segment)
             yield from segment.events
 
-    def _enter(self, segment: Segment) -> None:
+    def _enter(self, segment: RecordingSegment) -> None:
         """Continue with the same core if the segment allows it, else restore the segment's snapshot."""
         self._shapes.clear()
         if self.core is not None and segment.goes_on:
@@ -155,7 +155,7 @@ class Replayer:
             refused = error.reason
         self._compare("refused", event.refused, refused)
 
-    def _aborted(self, event: Aborted) -> None:
+    def _aborted(self, event: AbortEvent) -> None:
         ended = self._core.abort(event.request_ids)
         self.report.history.ended(ended, self._core.step)
         if self._watcher is not None:
@@ -169,7 +169,7 @@ class Replayer:
             self._watcher.ended(event, ended)
         self._compare("ended", event.ended, endings(ended))
 
-    def _planned(self, event: Planned) -> None:
+    def _planned(self, event: PlanEvent) -> None:
         failed, plans = "", list[StepPlan]()
         try:
             plans = self._core.schedule(event.at)
@@ -246,9 +246,9 @@ class Replayer:
 
 _LIVE: dict[type[Any], Callable[[Replayer, Any], None]] = {
     Added: Replayer._added,
-    Aborted: Replayer._aborted,
+    AbortEvent: Replayer._aborted,
     StoppedAt: Replayer._stopped_at,
-    Planned: Replayer._planned,
+    PlanEvent: Replayer._planned,
     Returned: Replayer._returned,
     Failed: Replayer._failed,
     Drafted: Replayer._drafted,
@@ -266,7 +266,7 @@ def _chained(first: Event, rest: Iterator[Event]) -> Iterator[Event]:
     yield from rest
 
 
-def replay(segments: Iterable[Segment]) -> ReplayReport:
+def replay(segments: Iterable[RecordingSegment]) -> ReplayReport:
     """Replay segments from the first one's snapshot; stops at the first difference."""
     replayer = Replayer()
     replayer.run(segments)

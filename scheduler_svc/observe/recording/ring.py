@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.observe.recording.events import Event
-from scheduler_svc.observe.recording.snapshot import Snapshot
+from scheduler_svc.observe.recording.snapshot import CoreSnapshot
 
 _SEGMENTS_IN_RING = 4
 
 
 @dataclass(slots=True)
-class Segment:
+class RecordingSegment:
     """A snapshot and the events after it. `number`: count of all segments so far. `first_step`: the step after the snapshot.
 
     `about`: policy, limits and whatever else a replay needs. `goes_on`: its core is that of the segment
@@ -24,14 +24,14 @@ class Segment:
     first_step: int
     about: dict[str, Any]
     goes_on: bool
-    snapshot: Snapshot
+    snapshot: CoreSnapshot
     events: list[Event] = field(default_factory=list)
     num_steps: int = 0
     num_bytes: int = 0
 
-    def as_of_now(self) -> "Segment":
+    def as_of_now(self) -> "RecordingSegment":
         """A copy that does not grow any more."""
-        return Segment(
+        return RecordingSegment(
             self.number,
             self.first_step,
             self.about,
@@ -58,8 +58,8 @@ class PackedSegment:
         return len(self.frame)
 
 
-Held = Segment | PackedSegment
-Pack = Callable[[Segment], Future[PackedSegment]]
+Held = RecordingSegment | PackedSegment
+Pack = Callable[[RecordingSegment], Future[PackedSegment]]
 
 
 class Ring:
@@ -86,7 +86,7 @@ class Ring:
         self._segment_steps = segment_steps
         self._max_bytes = max_bytes
         self._segments: deque[Held] = deque()
-        self._newest: Segment | None = None
+        self._newest: RecordingSegment | None = None
         self._count = 0
 
     @property
@@ -108,11 +108,11 @@ class Ring:
         most_bytes = max(self._max_bytes // _SEGMENTS_IN_RING, 2 * newest.snapshot.num_bytes)
         return newest.num_steps >= self._segment_steps or newest.num_bytes >= most_bytes
 
-    def begin(self, first_step: int, about: dict[str, Any], snapshot: Snapshot, *, goes_on: bool) -> None:
+    def begin(self, first_step: int, about: dict[str, Any], snapshot: CoreSnapshot, *, goes_on: bool) -> None:
         """Begin a new segment, and drop old ones beyond the limit."""
         complete = self._newest
         goes_on = goes_on and complete is not None
-        self._newest = Segment(self._count, first_step, about, goes_on, snapshot, num_bytes=snapshot.num_bytes)
+        self._newest = RecordingSegment(self._count, first_step, about, goes_on, snapshot, num_bytes=snapshot.num_bytes)
         self._segments.append(self._newest)
         self._count += 1
         if self._pack is not None and complete is not None:

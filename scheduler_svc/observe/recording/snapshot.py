@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyFlight, SteadyRows
-from scheduler_svc.core.request import Group, Place, Request, Sequence
+from scheduler_svc.core.request import Group, QueueKind, Request, Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.inputs import PLAIN_FIELDS, RequestRecord, Tokens, token_ids
@@ -33,7 +33,7 @@ class SnapshotError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CoreSnapshot:
     """`objects`: the JSON document. `tokens`: the tokens taken out of them. `requests`: records of all requests in them."""
 
     objects: bytes
@@ -46,14 +46,14 @@ class Snapshot:
         return len(self.objects) + len(self.tokens) + 8 * len(self.requests)
 
 
-def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> Snapshot:
+def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     """Snapshot of the core. Dissolves its fast decode rows, which changes no decision. `records`: of live requests, if known."""
     core.state.steady.dissolve()
     with _no_collecting():
         taker = _Taker(core, records)
         writer = GraphWriter(taker.specials(), nothing=Alias)
         taker.value = writer.value
-        return Snapshot(writer.document(core), taker.taken(), taker.records)
+        return CoreSnapshot(writer.document(core), taker.taken(), taker.records)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _no_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def restore(snapshot: Snapshot) -> Scheduler:
+def restore(snapshot: CoreSnapshot) -> Scheduler:
     """A core equal to the snapshot's, with the snapshot's tokens. Raises SnapshotError for anything else."""
     try:
         with _no_collecting():
@@ -199,7 +199,7 @@ def _is_untouched(request: Request, record: RequestRecord) -> bool:
     """True if the request waits as it arrived: no plan has changed it."""
     num_tokens = record.num_tokens
     return _PLAIN(request) == tuple(record.values.values()) and all(
-        group.place is Place.WAITING
+        group.place is QueueKind.WAITING
         and _is_fresh(group, _FRESH_GROUP)
         and len(group.sequences) == 1
         and _is_fresh(group.sequences[0], _FRESH_SEQUENCE)
@@ -223,7 +223,7 @@ def _array(numbers: NDArray[Any]) -> list[Any]:
 class _Maker:
     """Makes the objects that `_Taker` wrote, with requests and tokens from the snapshot."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: CoreSnapshot) -> None:
         self._records = snapshot.requests
         self._tokens = token_ids(snapshot.tokens)
 
@@ -249,7 +249,7 @@ class _Maker:
         if as_samples:
             request.as_samples()
         for group in request.groups:
-            group.place = Place.WAITING
+            group.place = QueueKind.WAITING
         return request
 
     def _sequence(

@@ -10,7 +10,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
-from scheduler_svc.observe.recording.ring import Held, PackedSegment, Ring, Segment
+from scheduler_svc.observe.recording.ring import Held, PackedSegment, RecordingSegment, Ring
 from svc_common.version import VERSION
 
 
@@ -74,7 +74,7 @@ class Tape:
             packed = self._packed(segment)
             yield SentSegment(packed.number, packed.num_steps, len(segments) - 1 - i, packed.frame)
 
-    def _pack_aside(self, segment: Segment) -> Future[PackedSegment]:
+    def _pack_aside(self, segment: RecordingSegment) -> Future[PackedSegment]:
         return self._packer.submit(self._packed, segment)
 
     def _packed(self, segment: Held) -> PackedSegment:
@@ -83,7 +83,7 @@ class Tape:
         frame = file_format.segment_frame(segment, self.rename)
         return PackedSegment(segment.number, segment.first_step, segment.num_steps, frame)
 
-    def replayable(self, since_step: int = 0) -> list[Segment]:
+    def replayable(self, since_step: int = 0) -> list[RecordingSegment]:
         """Kept segments from the one with step `since_step` on, with tokens renamed as a replay needs."""
         held = self.segments()
         start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from block_manager.contiguous import Demand, Tenant, place
+from block_manager.contiguous import ContiguousDemand, ContiguousRequest, place
 
 Steps = Sequence[Mapping[str, Any]]
 
@@ -50,8 +50,12 @@ def _contiguous(steps: Steps, held: Mapping[str, int], num_blocks: int) -> Any:
     order = list(dict.fromkeys(group["id"] for step in steps for group in step["scheduled"]))
     lengths = {name: _length(steps, name) for name in order}
     last = max(map(order.index, held))
-    tenants = [Tenant(Demand(1, lengths[name]), (held[name],), lengths[name]) for name in order if name in held]
-    waiting = [Demand(1, lengths[name]) for name in order[last + 1 :]]
+    tenants = [
+        ContiguousRequest(ContiguousDemand(1, lengths[name]), (held[name],), lengths[name])
+        for name in order
+        if name in held
+    ]
+    waiting = [ContiguousDemand(1, lengths[name]) for name in order[last + 1 :]]
     return place(tenants, waiting, num_blocks * _BLOCK_SIZE)
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from quire_tools.top.drawing import Surroundings, frame
-from quire_tools.top.live import LiveSource
-from quire_tools.top.states import State
-from quire_tools.top.view import View
+from quire_tools.top.live import LiveTopSource
+from quire_tools.top.states import TopState
+from quire_tools.top.view import TopView
 from tests.repo.tree import ROOT
 
 PICTURE = ROOT / "docs" / "pictures" / "top.png"
@@ -62,13 +62,13 @@ def _save_busy(path: Path) -> None:
         load = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             with AdminClient(stack.admin_address) as client:
-                _save(_moment(LiveSource(client)), stack.admin_address, path)
+                _save(_moment(LiveTopSource(client)), stack.admin_address, path)
         finally:
             load.kill()
             load.wait()
 
 
-def _moment(source: LiveSource) -> State:
+def _moment(source: LiveTopSource) -> TopState:
     for _ in range(_NUM_LOOKS):
         state = source.read()
         numbers = state.numbers
@@ -78,11 +78,11 @@ def _moment(source: LiveSource) -> State:
     return state
 
 
-def _save(state: State, title: str, path: Path) -> None:
+def _save(state: TopState, title: str, path: Path) -> None:
     console = Console(
         record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-    console.print(frame(state, View(), Surroundings(title), WIDTH, HEIGHT))
+    console.print(frame(state, TopView(), Surroundings(title), WIDTH, HEIGHT))
     console.save_svg(str(path), title="quire top")
 
 

@@ -10,28 +10,28 @@ from rich.console import Console
 
 from quire_tools.top import bars
 from quire_tools.top.drawing import Surroundings, frame
-from quire_tools.top.keys import Key, decode
+from quire_tools.top.keys import BoundKey, decode
 from quire_tools.top.numbers import TopNumbers
 from quire_tools.top.plain import plain_text
 from quire_tools.top.requests_table import duration
-from quire_tools.top.states import State
-from quire_tools.top.view import SORTS, View
+from quire_tools.top.states import TopState
+from quire_tools.top.view import SORTS, TopView
 from tests.quire.top.answers import busy
 
 AROUND = Surroundings("127.0.0.1:50052")
 
 
-def _state(numbers: TopNumbers | None, **others: object) -> State:
-    return State(numbers, "12:03:22", read_s=time.monotonic(), **others)  # type: ignore[arg-type]
+def _state(numbers: TopNumbers | None, **others: object) -> TopState:
+    return TopState(numbers, "12:03:22", read_s=time.monotonic(), **others)  # type: ignore[arg-type]
 
 
 def _screen(
-    state: State, view: View | None = None, width: int = 80, height: int = 24, around: Surroundings = AROUND
+    state: TopState, view: TopView | None = None, width: int = 80, height: int = 24, around: Surroundings = AROUND
 ) -> list[str]:
     console = Console(
         file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, legacy_windows=False
     )
-    console.print(frame(state, view or View(), around, width, height), end="")
+    console.print(frame(state, view or TopView(), around, width, height), end="")
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -75,12 +75,12 @@ def test_an_answer_that_does_not_come_is_said() -> None:
     """A call that hangs is neither an answer nor an error; a paused screen waits for none."""
     old = replace(_state(busy()), read_s=time.monotonic() - 60)
     assert "no answer for 60 s" in _screen(old, width=132)[0]
-    assert "no answer" not in _screen(old, View(is_paused=True), width=132)[0]
+    assert "no answer" not in _screen(old, TopView(is_paused=True), width=132)[0]
 
 
 def test_pause_and_keys_are_said() -> None:
     """In the first line, and in the last."""
-    lines = _screen(_state(busy()), View(is_paused=True))
+    lines = _screen(_state(busy()), TopView(is_paused=True))
     assert "PAUSED" in lines[0] and "go on" in lines[-1]
     assert "Ctrl-C" in _screen(_state(busy()), around=replace(AROUND, has_keys=False))[-1]
 
@@ -107,36 +107,36 @@ def test_those_that_wait_longest_come_first() -> None:
 
 def test_scrolling_ends_at_the_end() -> None:
     """The last row stays the last."""
-    lines = _screen(_state(busy()), View(sort="waiting", offset=10_000))
+    lines = _screen(_state(busy()), TopView(sort="waiting", offset=10_000))
     assert "run-19" in lines[-2]
 
 
 def test_keys_change_the_view() -> None:
     """Each letter and arrow; others do nothing."""
-    view = View()
+    view = TopView()
     for key in decode("s\x1b[B\x1b[Bp"):
         view = view.after(key)
-    assert view == View(sort="age", offset=2, is_paused=True)
-    assert view.after(Key.UP).offset == 1 and view.after(Key.LEFT) == View(sort="waiting", is_paused=True)
-    assert View().after(Key.LEFT).sort == tuple(SORTS)[-1]
-    assert View().after(Key.UP).offset == 0 and View().after(Key.QUIT).is_over
-    assert view.after(Key.PAUSE).is_paused is False
+    assert view == TopView(sort="age", offset=2, is_paused=True)
+    assert view.after(BoundKey.UP).offset == 1 and view.after(BoundKey.LEFT) == TopView(sort="waiting", is_paused=True)
+    assert TopView().after(BoundKey.LEFT).sort == tuple(SORTS)[-1]
+    assert TopView().after(BoundKey.UP).offset == 0 and TopView().after(BoundKey.QUIT).is_over
+    assert view.after(BoundKey.PAUSE).is_paused is False
 
 
 @pytest.mark.parametrize(
     ("sent", "keys"),
     [
-        ("q", [Key.QUIT]),
-        ("\x1b[C\x1bOD", [Key.RIGHT, Key.LEFT]),
-        ("\x1b[5~\x1b[6~", [Key.PAGE_UP, Key.PAGE_DOWN]),
-        ("\x1b[1;5Cp", [Key.PAUSE]),
+        ("q", [BoundKey.QUIT]),
+        ("\x1b[C\x1bOD", [BoundKey.RIGHT, BoundKey.LEFT]),
+        ("\x1b[5~\x1b[6~", [BoundKey.PAGE_UP, BoundKey.PAGE_DOWN]),
+        ("\x1b[1;5Cp", [BoundKey.PAUSE]),
         ("\x1b", []),
         ("\x1b[", []),
         ("xyz", []),
         ("", []),
     ],
 )
-def test_what_terminals_send(sent: str, keys: list[Key]) -> None:
+def test_what_terminals_send(sent: str, keys: list[BoundKey]) -> None:
     """Sequences of both kinds of terminals; unknown ones are left out whole."""
     assert decode(sent) == keys
 
@@ -170,7 +170,7 @@ def test_durations_have_few_letters() -> None:
 
 def test_plain_text_says_the_same_without_colours() -> None:
     """For pipes: lines, no escapes."""
-    text = plain_text(busy(), View(), "12:03:22")
+    text = plain_text(busy(), TopView(), "12:03:22")
     assert "\x1b" not in text and text.startswith("12:03:22  serving  step 400")
     for fact in ("20 running, 85 waiting, 2 swapped", "288 used, 9 cached, 3 free of 300", "84 waiting: BEHIND", "worker 1",
                  "tenant acme", "p50 8.00 ms", "23.8% of the prompt"):  # fmt: skip

@@ -16,9 +16,9 @@ import pytest
 from quire.operators.admin import AdminClient
 from quire_tools.reasons_now import BEFORE
 from quire_tools.top import screen
-from quire_tools.top.live import LiveSource, Reader
-from quire_tools.top.recorded import RecordedSource
-from quire_tools.top.states import State
+from quire_tools.top.live import LiveTopSource, SourceReader
+from quire_tools.top.recorded import RecordedTopSource
+from quire_tools.top.states import TopState
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import InvalidArgument, Unavailable
 from tests.quire.top.answers import busy
@@ -43,7 +43,7 @@ def scheduler() -> Iterator[ScriptedScheduler]:
 def test_it_asks_for_each_step_once(scheduler: ScriptedScheduler) -> None:
     """Between two looks the scheduler does nothing for it."""
     with AdminClient(scheduler.address) as client:
-        source = LiveSource(client)
+        source = LiveTopSource(client)
         assert source.numbers().steps.num_steps == 100
         assert source.numbers().steps.num_steps == 100
     assert scheduler.since == [276, 401]
@@ -53,7 +53,7 @@ def test_it_asks_for_each_step_once(scheduler: ScriptedScheduler) -> None:
 def test_a_scheduler_that_is_away_is_waited_for(scheduler: ScriptedScheduler) -> None:
     """The last numbers stay, the problem is said, and it goes on by itself; `--once` does not wait."""
     with AdminClient(scheduler.address) as client:
-        source = LiveSource(client)
+        source = LiveTopSource(client)
         before = source.read()
         scheduler.stop()
         away = source.read()
@@ -73,12 +73,12 @@ def test_a_reader_ends_with_what_cannot_be_helped() -> None:
     class Refusing:
         title, is_live = "x", True
 
-        def read(self) -> State:
+        def read(self) -> TopState:
             raise InvalidArgument("no")
 
         last = read
 
-    with Reader(Refusing(), 0.01) as reader:
+    with SourceReader(Refusing(), 0.01) as reader:
         deadline_s = time.monotonic() + 40
         while reader.error is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -92,13 +92,13 @@ def test_once_as_text_and_as_json(scheduler: ScriptedScheduler) -> None:
     """One look; a scheduler that is not there is not waited for."""
     written: list[str] = []
     with AdminClient(scheduler.address) as client:
-        screen.once(LiveSource(client), written.append, as_json=False)
+        screen.once(LiveTopSource(client), written.append, as_json=False)
     assert "84 waiting: BEHIND" in written[0]
     values = json.loads(run_quire("top", "--once", "--json", "--admin", scheduler.address).stdout)
     assert (values["waiting"], values["steps"]["last_step"]) == (85, 400)
     scheduler.stop()
     with AdminClient(scheduler.address) as client, pytest.raises(Unavailable, match="no admin listener"):
-        screen.once(LiveSource(client), written.append, as_json=False)
+        screen.once(LiveTopSource(client), written.append, as_json=False)
 
 
 class _Scripted:
@@ -106,10 +106,10 @@ class _Scripted:
 
     title, is_live = "127.0.0.1:50052", False
 
-    def __init__(self, *states: State) -> None:
+    def __init__(self, *states: TopState) -> None:
         self._states = list(states)
 
-    def read(self) -> State:
+    def read(self) -> TopState:
         return self._states.pop(0)
 
     last = read
@@ -117,8 +117,8 @@ class _Scripted:
 
 def test_a_pipe_gets_a_frame_each_time() -> None:
     """An outage is a frame too, and the program goes on until its source is over."""
-    away = State(busy(), "12:03:22", "nobody answers")
-    states = (State(busy(), "12:03:21"), away, State(busy(), "12:03:23", is_over=True))
+    away = TopState(busy(), "12:03:22", "nobody answers")
+    states = (TopState(busy(), "12:03:21"), away, TopState(busy(), "12:03:23", is_over=True))
     for as_json, texts in ((False, ("12:03:21  serving", "away", "12:03:23  serving")), (True, ('"running": 20',) * 3)):
         written: list[str] = []
         screen.lines(_Scripted(*states), written.append, interval_s=60.0, as_json=as_json)
@@ -199,7 +199,7 @@ def test_a_recording_is_watched(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "life.rec"
     recorded(policy, 1).write(path)
     found = Recording(path)
-    source, states = RecordedSource(found, 0.05), []
+    source, states = RecordedTopSource(found, 0.05), []
     while not states or not states[-1].is_over:
         states.append(source.read())
     assert not any(state.problem for state in states)
@@ -207,5 +207,5 @@ def test_a_recording_is_watched(policy: str, tmp_path: Path) -> None:
     assert steps == sorted(steps) and steps[-1] >= found.num_steps > 20
     waits = {wait.reason for state in states if state.numbers for wait in state.numbers.waits}
     assert waits and BEFORE not in waits
-    end = RecordedSource(found, 1.0).last()
+    end = RecordedTopSource(found, 1.0).last()
     assert end.is_over and end.numbers == states[-1].numbers

@@ -11,7 +11,7 @@ from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.file_format import RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
-from scheduler_svc.observe.recording.ring import Ring, Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment, Ring
 from svc_common.errors import ConfigError
 from tests.core.lives import Life
 from tests.core.random_policies import Setting, random_setting
@@ -66,7 +66,7 @@ class RecordedLife(Life):
         self.num_changes += (spec, limits) != (self.setting.spec, self.setting.limits)
         self.setting = Setting(spec, limits)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[RecordingSegment]:
         """What is recorded, as somebody reads it who did not record it."""
         return [codec.decode(codec.encode(segment, self.alias)) for segment in self.ring.segments()]
 

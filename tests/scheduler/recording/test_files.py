@@ -12,8 +12,8 @@ import pytest
 from scheduler_svc.observe.recording import codec, file_format, snapshot
 from scheduler_svc.observe.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
 from scheduler_svc.observe.recording.replay import replay
-from scheduler_svc.observe.recording.ring import PackedSegment, Ring, Segment
-from scheduler_svc.observe.recording.snapshot import Snapshot, SnapshotError
+from scheduler_svc.observe.recording.ring import PackedSegment, RecordingSegment, Ring
+from scheduler_svc.observe.recording.snapshot import CoreSnapshot, SnapshotError
 from svc_common.version import VERSION
 from tests.scheduler.recording.recorded_lives import recorded
 
@@ -139,7 +139,7 @@ def _document(root: list[object], *classes: list[object]) -> bytes:
         _document(["o", 0], ["os", "system", []]),
         _document(["o", 0], ["subprocess", "Popen", []]),
         _document(["o", 0], ["scheduler_svc.core.composition.presets", "replace", []]),
-        _document(["o", 0], ["scheduler_svc.observe.recording.snapshot", "Snapshot", []]),
+        _document(["o", 0], ["scheduler_svc.observe.recording.snapshot", "CoreSnapshot", []]),
         _document(["o", 0, 1], ["scheduler_svc.core.scheduler", "Scheduler", ["__class__"]]),
         _document(["o", 0], ["scheduler_svc.core.request", "Place", []]),
         _document(
@@ -166,7 +166,7 @@ def test_snapshots_of_another_shape() -> None:
     """Tokens or requests that are not there."""
     taken = LIFE.segments()[1].snapshot
     with pytest.raises(SnapshotError):
-        snapshot.restore(Snapshot(taken.objects, taken.tokens, []))
+        snapshot.restore(CoreSnapshot(taken.objects, taken.tokens, []))
 
 
 # --- the ring ----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_segment_ends_by_bytes_too() -> None:
     for snapshot_bytes, numbers in ((500, [0, 1]), (5_000, [1])):
         ring = Ring(1_000, 8_000)
         assert ring.is_full
-        taken = Snapshot(b"x" * snapshot_bytes, segments[0].snapshot.tokens, [])
+        taken = CoreSnapshot(b"x" * snapshot_bytes, segments[0].snapshot.tokens, [])
         ring.begin(1, {}, taken, goes_on=False)
         coming = cycle(events)
         while not ring.is_full:
@@ -211,7 +211,7 @@ def test_complete_segments_are_held_packed() -> None:
         for event in segment.events:
             ring.add(event, num_steps=len(getattr(event, "decisions", ())))
     *packed, newest = ring.segments()
-    assert isinstance(newest, Segment) and all(isinstance(segment, PackedSegment) for segment in packed)
+    assert isinstance(newest, RecordingSegment) and all(isinstance(segment, PackedSegment) for segment in packed)
     assert ring.num_bytes < objects_bytes / 2
     for segment, source in zip(packed, sources, strict=False):
         found = codec.decode(file_format.contents(segment.frame))
@@ -224,7 +224,7 @@ def test_complete_segments_are_held_packed() -> None:
     assert [segment.number for segment in small.segments()] == [2], "one is always held"
 
 
-def _pack_at_once(segment: Segment) -> "Future[PackedSegment]":
+def _pack_at_once(segment: RecordingSegment) -> "Future[PackedSegment]":
     done: Future[PackedSegment] = Future()
     frame = file_format.segment_frame(segment, LIFE.alias)
     done.set_result(PackedSegment(segment.number, segment.first_step, segment.num_steps, frame))

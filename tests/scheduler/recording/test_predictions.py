@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire_tools.replay.what_if import what_if
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from scheduler_svc.observe.recording.tape import Tape
 from tests.scheduler.harness import Stack, stack
 
@@ -52,7 +52,9 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
     return made
 
 
-async def real_run(policy: str, num_requests: int, tapes: list[Tape]) -> tuple[tuple[float, float], list[Segment]]:
+async def real_run(
+    policy: str, num_requests: int, tapes: list[Tape]
+) -> tuple[tuple[float, float], list[RecordingSegment]]:
     async with stack(WORKER, policy=policy, **SERVICE) as s:
         medians = await run_load(s, num_requests)
         return medians, tapes[-1].replayable()

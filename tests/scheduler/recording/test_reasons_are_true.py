@@ -11,11 +11,11 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import KEYS, Reason
 from scheduler_svc.observe.recording import inquiry
-from scheduler_svc.observe.recording.inquiry import Question
+from scheduler_svc.observe.recording.inquiry import WaitQuestion
 from scheduler_svc.observe.recording.needs import Value
 from scheduler_svc.observe.recording.probe import StepProbe
-from scheduler_svc.observe.recording.ring import Segment
-from scheduler_svc.observe.timelines import Episode, Timelines
+from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
 from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
@@ -46,18 +46,18 @@ def explained(policy: str, seed: int) -> ExplainedLife:
     return life
 
 
-def waits(life: ExplainedLife) -> list[tuple[str, Episode]]:
+def waits(life: ExplainedLife) -> list[tuple[str, WaitEpisode]]:
     """Waits of at least one step, of those who had arrived before."""
     found = [(name, e) for name in life.requests for e in life.timelines.episodes(name) if e.is_wait]
     return [(name, e) for name, e in found if e.to_step is None or e.to_step > e.from_step]
 
 
-def question(name: str, episode: Episode) -> Question:
+def question(name: str, episode: WaitEpisode) -> WaitQuestion:
     head = str(episode.numbers.get("head_reason", ""))
-    return Question(name, episode.sample, episode.from_step, episode.reason.value, head)
+    return WaitQuestion(name, episode.sample, episode.from_step, episode.reason.value, head)
 
 
-def lets_in(segments: Sequence[Segment], name: str, sample: int, step: int, values: dict[str, Value]) -> bool:
+def lets_in(segments: Sequence[RecordingSegment], name: str, sample: int, step: int, values: dict[str, Value]) -> bool:
     """It starts, or comes back, in a plan of that step."""
     try:
         plans = StepProbe.at(segments, step)(values)

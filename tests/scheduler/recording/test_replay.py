@@ -22,11 +22,11 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import codec
 from scheduler_svc.observe.recording.alias import Alias
-from scheduler_svc.observe.recording.events import EVENTS, Added, Planned
+from scheduler_svc.observe.recording.events import EVENTS, Added, PlanEvent
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
-from scheduler_svc.observe.recording.ring import Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment
 from tests.core.builders import answer, make_request
 from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
@@ -49,7 +49,7 @@ def _identical(report: ReplayReport) -> None:
 
 
 @functools.cache
-def segments_of(policy: str, seed: int) -> list[Segment]:
+def segments_of(policy: str, seed: int) -> list[RecordingSegment]:
     """What is recorded of a life."""
     return recorded(policy, seed).segments()
 
@@ -185,7 +185,7 @@ def test_the_first_difference_is_told() -> None:
     """A recording of other decisions: step, field, and both values."""
     segments = recorded("vllm-v1", 2).segments()
     decision = next(
-        e for s in segments for e in s.events if isinstance(e, Planned) and e.decisions[0].shape.names
+        e for s in segments for e in s.events if isinstance(e, PlanEvent) and e.decisions[0].shape.names
     ).decisions[0]
     decision.free_gpu += 1
     found = replay(segments).first_difference

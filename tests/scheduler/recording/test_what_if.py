@@ -10,7 +10,7 @@ from quire_tools.replay.observed import Observed
 from quire_tools.replay.what_if import one_life, what_if
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel, StepShape
-from quire_tools.simulation.history import History
+from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import EOS, PseudoTokens
 from scheduler_svc.core.composition import presets
@@ -22,11 +22,11 @@ from scheduler_svc.observe.recording import changes, codec
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.decision import DecisionMaker, first_difference
-from scheduler_svc.observe.recording.events import Planned
+from scheduler_svc.observe.recording.events import PlanEvent
 from scheduler_svc.observe.recording.probe import StepProbe, probe
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import Replayer, replay
-from scheduler_svc.observe.recording.ring import Ring, Segment
+from scheduler_svc.observe.recording.ring import RecordingSegment, Ring
 from svc_common.errors import ConfigError, OutOfRange
 from tests.core.builders import answer, make_request
 from tests.scheduler.recording.recorded_lives import recorded
@@ -38,7 +38,7 @@ class _Clock:
     now = 0.0
 
 
-def _contention() -> tuple[list[Segment], int]:
+def _contention() -> tuple[list[RecordingSegment], int]:
     """A request that fills the pool but for 2 blocks, and from some step on another that needs 4; the step after it came."""
     limits = CoreLimits(4, 17, 64, max_num_seqs=4, max_num_batched_tokens=64)
     ring = Ring(3, 2**30)
@@ -111,7 +111,7 @@ def test_without_a_change_nothing_differs() -> None:
 def test_probes_repeat_the_recorded_step(policy: str) -> None:
     """R201: asked without changes, at random steps of a life with everything in it, the decision is the recorded one."""
     segments = recorded(policy, 5, num_events=60).segments()
-    calls = [e for s in segments for e in s.events if isinstance(e, Planned) and e.decisions]
+    calls = [e for s in segments for e in s.events if isinstance(e, PlanEvent) and e.decisions]
     for event in random.Random(1).sample(calls, 4):
         ask = StepProbe.at(segments, event.decisions[0].step)
         for _ in range(2):
@@ -212,7 +212,7 @@ class _SimulatedClock:
         return 0.0 if self.simulation is None else self.simulation._events.now
 
 
-def _run(policy: str, num_seqs: int, ring: Ring | None = None, alias: Alias | None = None) -> History:
+def _run(policy: str, num_seqs: int, ring: Ring | None = None, alias: Alias | None = None) -> SimulationHistory:
     """A real run of that policy, recorded where there is a ring."""
     limits = CoreLimits(16, 400, 512, max_num_seqs=num_seqs, max_num_batched_tokens=512)
     core: Any = presets.build(policy, limits, rename=alias)

@@ -12,7 +12,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from tests.worker.shell.builders import Row, step
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.draws import plan_draws
 from worker_svc.sampling.row_sampler import Drawn, RowSampler
 from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks
@@ -129,7 +129,7 @@ def toy_allows(output: Sequence[int], token: int) -> bool:
 
 def draw(rows: Sequence[Options], logits: torch.Tensor, masks: TokenMasks | None = None) -> Drawn:
     """One draw for each row at its line of `logits`."""
-    table = RowTable(Limits(logits.shape[1], 200, 4, 64 * len(rows), 0))
+    table = RowTable(ChangeLimits(logits.shape[1], 200, 4, 64 * len(rows), 0))
     sampler = RowSampler(table, masks or ToyMasks())
     batch = table.apply(step(add=[options.row(i) for i, options in enumerate(rows)]))
     sampler.follow(batch.changes)

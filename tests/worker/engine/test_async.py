@@ -27,7 +27,7 @@ from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost
 from worker_svc.executor.model_engine import ModelEngine
-from worker_svc.executor.step_flights import Flight
+from worker_svc.executor.step_flights import StepInFlight
 from worker_svc.executor.step_runner import StepRunner
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.sampling.proposer import NgramProposer
@@ -224,7 +224,7 @@ def test_a_row_that_failed_is_dropped_from_the_steps_behind_it(engine, monkeypat
         assert [result.flags for result in expected[:3]] == [b"\0\0", b"\1\0", b"\0"]
         assert messages(StreamQueue(FakeStreams()), num_decode_steps) == expected
         with monkeypatch.context() as patch:
-            patch.setattr(Flight, "drop", lambda *_: None)
+            patch.setattr(StepInFlight, "drop", lambda *_: None)
             assert messages(StreamQueue(FakeStreams()), num_decode_steps) != expected
 
 

@@ -24,7 +24,7 @@ from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
-from worker_svc.model.pooling import LAST, MEAN, Pools
+from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
 # A few more than asked for may come: rows run several decode steps at a time.
 _SPARE = 3
@@ -184,7 +184,7 @@ def test_vectors_are_of_the_last_hidden_states(world):
     model, shape = world.engine._loaded.model, world.engine._loaded.shape
     prompts = [world.prompts[name] for name in ("p33", "p130", "p15", "p16", "p1")]
     tasks = {1: MEAN, 2: LAST, 3: MEAN, 4: MEAN}  # row 0 wants tokens
-    pools = Pools(model.hidden_size, world.engine.cache.device_pool.device)
+    pools = PoolingSums(model.hidden_size, world.engine.cache.device_pool.device)
     for row, task in tasks.items():
         pools.open(row, task)
     vectors = {}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from svc_common.errors import InvalidArgument
-from worker_svc.model.pooling import LAST, MEAN, Pools, check_added
+from worker_svc.model.pooling import LAST, MEAN, PoolingSums, check_added
 
 SIZE = 24
 
@@ -20,7 +20,7 @@ def hidden_of(num_tokens: int, seed: int) -> torch.Tensor:
     return torch.randn(num_tokens, SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def fed(pools: Pools, states: dict[int, torch.Tensor], rng: random.Random) -> dict[int, np.ndarray]:
+def fed(pools: PoolingSums, states: dict[int, torch.Tensor], rng: random.Random) -> dict[int, np.ndarray]:
     """Vectors of all rows, whose tokens come in random chunks beside rows that do not pool."""
     vectors: dict[int, np.ndarray] = {}
     at = dict.fromkeys(states, 0)
@@ -46,7 +46,7 @@ def test_vectors_do_not_depend_on_chunks():
     tasks = {row: (None, MEAN, LAST)[row % 3 if row % 2 else (row // 3) % 3] for row in states}
     found = []
     for seed in range(5):
-        pools = Pools(SIZE, torch.device("cpu"))
+        pools = PoolingSums(SIZE, torch.device("cpu"))
         for row, task in tasks.items():
             if task is not None:
                 pools.open(row, task)
@@ -65,7 +65,7 @@ def test_vectors_do_not_depend_on_chunks():
 
 def test_rows_that_leave_leave_nothing():
     """A row that was forgotten, or whose index begins another life, starts from nothing; strangers are passed over."""
-    pools = Pools(SIZE, torch.device("cpu"))
+    pools = PoolingSums(SIZE, torch.device("cpu"))
     ten, two = hidden_of(10, 0), hidden_of(2, 1)
     first, not_done, done = np.array([0, 10], np.int32), np.array([False]), np.array([True])
     pools.open(4, MEAN)
@@ -85,7 +85,7 @@ def test_rows_that_leave_leave_nothing():
 
 def test_values_that_are_not_finite_stay_in_their_row():
     """NaN in one row's hidden states is in its vector and in no other, also of those that use its place later."""
-    pools = Pools(SIZE, torch.device("cpu"))
+    pools = PoolingSums(SIZE, torch.device("cpu"))
     for row in (0, 1):
         pools.open(row, MEAN)
     bad = torch.cat([torch.full((1, SIZE), float("nan")), hidden_of(1, 3)])

@@ -8,7 +8,7 @@ import torch
 
 from tests.worker.engine.sampled_rows import likelihood
 from worker_svc.sampling import sampler
-from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, uniform
+from worker_svc.sampling.sampler import SampledTokens, SamplingRows, sample, uniform
 
 VOCAB = 12
 FIRST_UNIFORM = 0.5153183665199179
@@ -129,7 +129,7 @@ def test_company_changes_nothing():
         assert same(alone, together, i)
 
 
-def same(alone: Sampled, together: Sampled, i: int) -> bool:
+def same(alone: SampledTokens, together: SampledTokens, i: int) -> bool:
     return all(
         torch.equal(getattr(alone, name), getattr(together, name)[i : i + 1])
         for name in ("token_ids", "finite", "logprobs")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from protos.worker.v1 import worker_pb2
 from tests.worker.shell.builders import Change, Row, rare, step
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.draws import plan_draws, settle
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer
 
-LIMITS = Limits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8)
+LIMITS = ChangeLimits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8)
 GRAMMAR, NOT_FINITE = worker_pb2.ROW_FLAG_GRAMMAR, worker_pb2.ROW_FLAG_NOT_FINITE
 
 

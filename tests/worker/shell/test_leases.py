@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from svc_common.errors import Aborted, FailedPrecondition
-from worker_svc.shell.ownership import Grant, Hello, Ownership, Verdict
+from worker_svc.shell.ownership import Grant, Hello, Ownership, StepVerdict
 
 BOOT = "worker-boot"
 LEASE_S = 10.0
@@ -18,7 +18,7 @@ def ownership(depth: int = 4) -> Ownership[str]:
 
 def run_steps(owned: Ownership[str], grant: Grant[str], first: int, last: int) -> None:
     for step_id in range(first, last + 1):
-        assert owned.accept(grant.stream, grant.epoch, step_id) is Verdict.RUN
+        assert owned.accept(grant.stream, grant.epoch, step_id) is StepVerdict.RUN
         assert owned.record(grant.epoch, step_id, f"result {step_id}")
 
 
@@ -74,12 +74,12 @@ def test_resume_sends_again_what_was_not_read() -> None:
     owned = ownership()
     a = owned.hello(Hello("a"), 0)
     run_steps(owned, a, 1, 5)
-    assert owned.accept(a.stream, 1, 6) is Verdict.RUN
+    assert owned.accept(a.stream, 1, 6) is StepVerdict.RUN
     owned.leave(a.stream, 1)
     again = owned.hello(back("a", 1, 3), 2)
     assert (again.epoch, again.resumed, again.results) == (1, True, ("result 4", "result 5"))
     assert owned.num_open == 1
-    assert owned.accept(again.stream, 1, 6) is Verdict.PENDING
+    assert owned.accept(again.stream, 1, 6) is StepVerdict.PENDING
     assert owned.record(1, 6, "result 6")
     run_steps(owned, again, 7, 7)
 
@@ -136,7 +136,7 @@ def test_duplicate_gap_and_stale_steps() -> None:
     owned = ownership()
     a = owned.hello(Hello("a"), 0)
     run_steps(owned, a, 1, 6)
-    assert owned.accept(a.stream, 1, 5) is Verdict.ANSWERED
+    assert owned.accept(a.stream, 1, 5) is StepVerdict.ANSWERED
     assert owned.result(5) == "result 5"
     with pytest.raises(FailedPrecondition, match="step 7 is next"):
         owned.accept(a.stream, 1, 8)
@@ -146,7 +146,7 @@ def test_duplicate_gap_and_stale_steps() -> None:
         owned.accept(a.stream, 1, 0)
     with pytest.raises(Aborted, match="epoch 9"):
         owned.accept(a.stream, 9, 7)
-    assert owned.accept(a.stream, 1, 7) is Verdict.RUN, "refusals change nothing"
+    assert owned.accept(a.stream, 1, 7) is StepVerdict.RUN, "refusals change nothing"
 
 
 class Machine(RuleBasedStateMachine):
@@ -212,10 +212,10 @@ class Machine(RuleBasedStateMachine):
             assert step_id > accepted + 1 or step_id <= self.owned.last_answered - 4 or step_id < 1
         else:
             assert current
-            assert (verdict is Verdict.RUN) == (step_id == accepted + 1)
-            if verdict is Verdict.RUN:
+            assert (verdict is StepVerdict.RUN) == (step_id == accepted + 1)
+            if verdict is StepVerdict.RUN:
                 self.sent[who] = step_id
-            if verdict is Verdict.ANSWERED:
+            if verdict is StepVerdict.ANSWERED:
                 assert self.owned.result(step_id) == f"{grant.epoch}:{step_id}"
 
     @rule(read=st.booleans())

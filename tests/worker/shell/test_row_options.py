@@ -11,9 +11,9 @@ from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from tests.worker.shell.builders import Change, Row, rare, step
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS, Rule
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 
-LIMITS = Limits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8, max_rows=128)
+LIMITS = ChangeLimits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8, max_rows=128)
 PACK = wire_arrays.pack
 F32 = wire_arrays.F32
 Sampling = common_pb2.ResolvedSampling

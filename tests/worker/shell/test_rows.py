@@ -12,9 +12,9 @@ from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from tests.worker.shell.builders import Change, Row, step
-from worker_svc.rows.table import Limits, RowTable
+from worker_svc.rows.table import ChangeLimits, RowTable
 
-LIMITS = Limits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=32, num_cpu_blocks=8, max_rows=128)
+LIMITS = ChangeLimits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=32, num_cpu_blocks=8, max_rows=128)
 
 
 def table() -> RowTable:
@@ -121,7 +121,7 @@ def test_pack_gives_positions_and_slots() -> None:
 
 
 def test_grows_beyond_its_first_arrays() -> None:
-    rows = RowTable(Limits(100, 2_000, 4, 1_000, 0))
+    rows = RowTable(ChangeLimits(100, 2_000, 4, 1_000, 0))
     run(rows, step(add=[Row(500, [1] * 1_990, range(500), 1_990)]))
     for _ in range(3):
         run(rows, step())
@@ -252,7 +252,7 @@ def test_reset_forgets_rows_and_incarnations() -> None:
 
 
 def test_steady_decode_of_256_rows_costs_far_less_than_10_us_a_row() -> None:
-    rows = RowTable(Limits(100, 1_000, 16, 20_000, 0))
+    rows = RowTable(ChangeLimits(100, 1_000, 16, 20_000, 0))
     n = 256
     run(rows, step(add=[Row(i, [1] * 8, range(60 * i, 60 * i + 60), 8) for i in range(n)]))
     message, best = step(), 1.0
@@ -310,7 +310,7 @@ class Naive:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_equals_a_naive_model_on_random_steps(data: st.DataObject) -> None:
-    rows, naive = RowTable(Limits(100, 40, 4, 500, 0)), Naive()
+    rows, naive = RowTable(ChangeLimits(100, 40, 4, 500, 0)), Naive()
     for _ in range(data.draw(st.integers(1, 15))):
         adds, changes, removes = _random_step(data, naive)
         batch = rows.apply(step(add=adds, change=changes, remove=removes))

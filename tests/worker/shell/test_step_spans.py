@@ -16,7 +16,7 @@ from svc_common.errors import Internal, QuireError
 from svc_common.telemetry import MAX_STEP_LINKS, Telemetry, context_of, trace_context
 from tests.worker.shell.builders import Change, Row, step
 from tests.worker.shell.running import fast
-from worker_svc.shell.step_spans import StepSpans, StepTimes
+from worker_svc.shell.step_spans import StepClock, StepSpans
 
 
 class Traced:
@@ -44,7 +44,7 @@ class Traced:
             result = self.engine.execute(message)
         except QuireError as error:
             result = worker_pb2.WorkerOutputs(error=rpc.to_error_status(error))
-        self.spans.step(message, result, StepTimes(1_000 * self.step_id, 1_000 * self.step_id + 500))
+        self.spans.step(message, result, StepClock(1_000 * self.step_id, 1_000 * self.step_id + 500))
 
     def finished(self, name: str) -> Sequence[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -104,7 +104,7 @@ def test_steps_that_take_longer_than_almost_all_have_a_span() -> None:
         traced.step_id += 1
         message = step(traced.step_id, add=[Row(0, [1], range(60), 1)] if traced.step_id == 1 else ())
         start_ns = 10_000 * traced.step_id
-        traced.spans.step(message, traced.engine.execute(message), StepTimes(start_ns, start_ns + duration_ns))
+        traced.spans.step(message, traced.engine.execute(message), StepClock(start_ns, start_ns + duration_ns))
 
     for i in range(99):
         run(9_000 if i == 50 else 500 + i)
@@ -134,7 +134,7 @@ def test_step_with_a_context_of_its_own_joins_that_trace() -> None:
     trace = traced.request()
     message = step(1, add=[Row(0, [1], [0], 1)])
     message.trace.CopyFrom(trace)
-    traced.spans.step(message, traced.engine.execute(message), StepTimes(1, 2))
+    traced.spans.step(message, traced.engine.execute(message), StepClock(1, 2))
     [span] = traced.finished("worker.step")
     assert f"{span.context.trace_id:032x}" in trace.traceparent
 
@@ -159,9 +159,9 @@ def test_refused_step_has_a_span_and_opens_no_visit() -> None:
 def test_failed_step_changed_its_rows_so_visits_open_and_close() -> None:
     traced = Traced()
     error = worker_pb2.WorkerOutputs(error=rpc.to_error_status(Internal("a bug")))
-    traced.spans.step(step(1, add=[Row(0, [1], [0], 1, trace=traced.request())]), error, StepTimes(1, 2))
+    traced.spans.step(step(1, add=[Row(0, [1], [0], 1, trace=traced.request())]), error, StepClock(1, 2))
     assert traced.spans.num_open == 1
-    traced.spans.step(step(2, remove=[0]), error, StepTimes(3, 4))
+    traced.spans.step(step(2, remove=[0]), error, StepClock(3, 4))
     assert traced.spans.num_open == 0
     assert [span.status.is_ok for span in traced.finished("worker.step")] == [False, False]
 
@@ -195,5 +195,5 @@ def test_context_that_is_none_is_ignored(traceparent: str) -> None:
 def test_nothing_is_read_while_traces_are_off() -> None:
     spans = StepSpans(Telemetry(NoOpTracerProvider(), enabled=False), interval=1)
     broken = worker_pb2.SchedulerOutputs(step_id=1, removed_rows=b"\1")
-    spans.step(broken, worker_pb2.WorkerOutputs(), StepTimes(1, 2))
+    spans.step(broken, worker_pb2.WorkerOutputs(), StepClock(1, 2))
     assert spans.num_open == 0

@@ -19,8 +19,8 @@ from paged_kernels.decoder import (
     Norm,
     Operator,
     PackedWeights,
-    Place,
     Program,
+    RotateAndStore,
     Rows,
     Stored,
 )
@@ -64,7 +64,7 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
 def _layer(layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing") -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
     yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
-    yield Place(call.layer, angles.cosines, angles.sines, _head_norm(layer))
+    yield RotateAndStore(call.layer, angles.cosines, angles.sines, _head_norm(layer))
     yield Attend(call.layer, call.rule)
     yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)

@@ -6,7 +6,7 @@ from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, ha
 from scheduler_svc.core.policies.chitu.scorers import nanoseconds
 from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, pool
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -54,7 +54,7 @@ class RankBatches:
             self._batches = self._by_owner(ready)
         if len(state.waiting):
             # For unexamined groups; a group that starts in this step records that itself.
-            state.journal.stop_all(Place.WAITING, Reason.LANE_BUSY)
+            state.journal.stop_all(QueueKind.WAITING, Reason.LANE_BUSY)
 
     def _prefills(self, tasks: list[Group], state: CoreState) -> list[list[Group]]:
         """Prefill batches by rank, oldest tasks first; a rank with a chunk of 0 gets none."""

@@ -14,7 +14,7 @@ from scheduler_svc.core.policies.chitu.tasks import Given, Room, TaskShares, giv
 from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold
 from scheduler_svc.core.policies.mixed.mixed import leave
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -102,7 +102,7 @@ class ScoredBatch:
             if num_taken == self._limits.prefill_num_tasks or room.num_tokens <= 0:
                 self._tell_full(num_taken, room, state)
                 break
-            is_new = group.place is Place.WAITING
+            is_new = group.place is QueueKind.WAITING
             if is_new and num_seqs + group.max_num_running_seqs > state.limits.max_num_seqs:
                 state.journal.skip(group, Reason.MAX_SEQS, running=num_seqs, limit=state.limits.max_num_seqs)
                 continue
@@ -142,8 +142,8 @@ class ScoredBatch:
         if any(not (group.in_prefill and self._shares.is_ready(group)) for group in state.running):
             return
         self._threshold.recover()
-        started = [group for group in prefills if group.place is Place.RUNNING]
-        new = [group for group in prefills if group.place is Place.WAITING]
+        started = [group for group in prefills if group.place is QueueKind.RUNNING]
+        new = [group for group in prefills if group.place is QueueKind.WAITING]
         while not self._prefill([*started, *new], state, draft):
             if len(started) > 1:
                 self._evict(started.pop(), state, draft)

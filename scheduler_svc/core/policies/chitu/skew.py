@@ -5,7 +5,7 @@ from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, ha
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
 from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, hold_up, pool
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -66,10 +66,10 @@ class SkewBatch:
         ranked = self._order.ranked(newcomers, draft.now, is_warming_up=state.is_warming_up)
         last = residents[-1] if residents else ranked[0]
         chosen = [group for group in ranked if group.in_prefill is last.in_prefill]
-        entered = [group for group in tasks if group.lane is not None or group.place is Place.RUNNING]
+        entered = [group for group in tasks if group.lane is not None or group.place is QueueKind.RUNNING]
         reservation = Reservation(entered, state.cache.ledger.gpu.num_usable, state)
         for group in chosen[:num_places]:
-            if group.place is Place.WAITING and not (has_rows(group, entered, state) and reservation.take(group)):
+            if group.place is QueueKind.WAITING and not (has_rows(group, entered, state) and reservation.take(group)):
                 return
             self._slots.settle(group, lane)
             entered.append(group)

@@ -1,16 +1,16 @@
 """Build schedulers of Chitu's three task policies, which differ in phase and placement."""
 
-from block_manager.hashing import Rename
+from block_manager.hashing import HashRename
 from block_manager.rules.ranked import RankedRules
 from block_manager.rules.v1_pool import V1PoolRules
 from scheduler_svc.core.composition.policy import Phase
 from scheduler_svc.core.composition.spec import PolicySpec
-from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
-from scheduler_svc.core.parts.interfaces import Placement, View
+from scheduler_svc.core.parts.interfaces import InspectablePart, Placement
 from scheduler_svc.core.parts.preemption import Recompute, newest
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.parts.progress_guard import MAX_EMPTY_PLANS, STUCK, ProgressGuard
@@ -33,10 +33,10 @@ from svc_common.errors import ConfigError
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
 TaskCache = V1PoolRules | RankedRules
-TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[View]]
+TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
 
 
-def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename | None) -> Scheduler:
+def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRename | None) -> Scheduler:
     """The scheduler of a spec for task policies."""
     cache = _cache(spec, limits, rename)
     state = CoreState(
@@ -49,7 +49,7 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename 
         costs=costs,
     )
     deadlines = Deadlines(costs) if spec.deadlines else None
-    intake = Intake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
+    intake = RequestIntake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
     progress, outputs, phases, placement, views = _parts(spec, limits, cache)
     if spec.sliding_window is not None:
         outputs = BehindWindow(outputs, cache, spec.sliding_window)
@@ -58,7 +58,7 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: Rename 
     return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
 
 
-def _cache(spec: PolicySpec, limits: CoreLimits, rename: Rename | None) -> TaskCache:
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> TaskCache:
     """Cache rules over one pool, or over one pool per rank."""
     num_pools = spec.dp_size if spec.phases == "ranks" else 1
     rules = [

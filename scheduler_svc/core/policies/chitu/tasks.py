@@ -13,7 +13,7 @@ from block_manager.cache_rules import CachedSequence, PrefixHit
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.policies.mixed.mixed import Share, joint_shares
 from scheduler_svc.core.reasons import Numbers, Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -93,7 +93,7 @@ class TaskShares:
 
     def give(self, group: Group, room: Room, state: CoreState, draft: StepDraft) -> Given:
         """Schedule as much of a task as there is room for."""
-        if group.place is Place.WAITING:
+        if group.place is QueueKind.WAITING:
             return self._start(group, room, state, draft)
         shares = self._shares(group, room, draft)
         if not shares:

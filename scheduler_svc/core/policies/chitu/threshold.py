@@ -1,7 +1,7 @@
 """Chitu's congestion control: a limit on the blocks that prompts may fill, halved at each preemption."""
 
 from block_manager.pool import BlockPool
-from scheduler_svc.core.outputs import AtOnce, Flight
+from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import StepOutcome, StepResult
 from scheduler_svc.core.request import SequenceStatus
@@ -46,7 +46,7 @@ class RecoveringOutputs(AtOnce):
         super().__init__(progress)
         self._threshold = threshold
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply the result; reset the threshold if a task finished."""
         outcome = super().apply(flights, result, state)
         if any(end.status in _BY_ITSELF for end in outcome.ended):

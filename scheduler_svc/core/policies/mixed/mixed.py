@@ -5,11 +5,11 @@ computed yet.
 """
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import Admission, Preemption, Verdict, first_refusal, gates_open
+from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.parts.progress_guard import STUCK
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -34,7 +34,7 @@ class MixedRunning:
             shares = self.shares(group, state, draft)
             if shares:
                 position -= self._make_room(group, shares, state, draft)
-                if group.place is not Place.RUNNING:
+                if group.place is not QueueKind.RUNNING:
                     break
                 for sequence, num_tokens in shares:
                     self.schedule(sequence, num_tokens, state, draft)
@@ -110,7 +110,7 @@ class CollectLoras:
 class MixedWaiting:
     """Start waiting groups, head first, unless this step preempted a group."""
 
-    def __init__(self, admission: list[Admission], progress: Progress) -> None:
+    def __init__(self, admission: list[AdmissionPart], progress: Progress) -> None:
         self._admission = admission
         self._progress = progress
 
@@ -118,7 +118,7 @@ class MixedWaiting:
         """Start waiting groups in order."""
         if draft.num_preempted:
             if len(state.waiting):
-                state.journal.stop_all(Place.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+                state.journal.stop_all(QueueKind.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
         num_started = self._start_in_order(skipped, state, draft)
@@ -133,44 +133,46 @@ class MixedWaiting:
         """Start groups and return how many. Groups passed over are removed from the queue into `skipped`."""
         num_started = 0
         while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
-            group = state.guard.next_of(state.waiting, Place.WAITING)
+            group = state.guard.next_of(state.waiting, QueueKind.WAITING)
             if group is None:
-                state.journal.stop_all(Place.WAITING, Reason.MAKES_WAY)
+                state.journal.stop_all(QueueKind.WAITING, Reason.MAKES_WAY)
                 break
             verdict = first_refusal(self._admission, group, state, draft)
-            if verdict is Verdict.ENTER:
+            if verdict is AdmissionVerdict.ENTER:
                 verdict = self._start(group, state, draft)
-            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+            if verdict is AdmissionVerdict.STOP or (
+                verdict is AdmissionVerdict.SKIP and group is state.guard.favourite
+            ):
                 break
-            num_started += verdict is Verdict.ENTER
-            if verdict is Verdict.SKIP:
+            num_started += verdict is AdmissionVerdict.ENTER
+            if verdict is AdmissionVerdict.SKIP:
                 skipped.append(state.waiting.pop())
         return num_started
 
-    def _start(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def _start(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         first = group.live[0]
         if not self._progress.may_resume(first):
             state.journal.stop(group, Reason.RESULT_PENDING)
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         if first.num_tokens > state.cache.capacity_tokens:
             give_up(group, state, draft)
-            return Verdict.REJECT
+            return AdmissionVerdict.REJECT
         hit = state.cache.lookup(first)
         draft.lookups.append((group.request.request_id, hit.num_tokens))
         num_tokens = self._num_tokens(first, hit, state)
         left = draft.budget.num_tokens_left
         if num_tokens > left and not state.limits.chunked_prefill:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_tokens))
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         num_tokens = min(num_tokens, left)
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
             need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         state.cache.admit(group.live, hit, num_tokens)
         self._enter(group, hit.num_tokens, state, draft)
         self._schedule(group, num_tokens, draft)
-        return Verdict.ENTER
+        return AdmissionVerdict.ENTER
 
     def _num_tokens(self, first: Sequence, hit: PrefixHit, state: CoreState) -> int:
         threshold = state.limits.long_prefill_token_threshold
@@ -227,10 +229,10 @@ def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDra
     """Preempt a running group: move it to the front of the waiting queue, or to the host."""
     state.take_out(group)
     if preemption.preempt(group, state, draft) == "swap":
-        group.place = Place.SWAPPED
+        group.place = QueueKind.SWAPPED
         state.swapped.append(group)
     else:
-        group.place = Place.WAITING
+        group.place = QueueKind.WAITING
         state.waiting.push_front(group)
 
 

@@ -1,12 +1,12 @@
 """Swap-in under mixed phases: swapped groups resume before lower-ranked new prompts and after higher-ranked ones."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.composition.policy import Admission, Verdict, first_refusal
+from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -20,7 +20,7 @@ class MixedSwapIns:
     """
 
     def __init__(
-        self, ordering: Ordering, admission: list[Admission], running: MixedRunning, progress: Progress
+        self, ordering: Ordering, admission: list[AdmissionPart], running: MixedRunning, progress: Progress
     ) -> None:
         self._ordering = ordering
         self._admission = admission
@@ -36,38 +36,40 @@ class MixedSwapIns:
         skipped: list[Group] = []
         while state.swapped and not draft.budget.is_spent:
             group = state.guard.favourite or state.swapped[0]
-            if group.place is not Place.SWAPPED:
-                state.journal.stop_all(Place.SWAPPED, Reason.MAKES_WAY)
+            if group.place is not QueueKind.SWAPPED:
+                state.journal.stop_all(QueueKind.SWAPPED, Reason.MAKES_WAY)
                 break
             verdict = self._check(group, state, draft)
-            if verdict is Verdict.ENTER:
+            if verdict is AdmissionVerdict.ENTER:
                 verdict = self._enter(group, state, draft)
-            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+            if verdict is AdmissionVerdict.STOP or (
+                verdict is AdmissionVerdict.SKIP and group is state.guard.favourite
+            ):
                 break
-            if verdict is Verdict.SKIP:
+            if verdict is AdmissionVerdict.SKIP:
                 state.swapped.remove(group)
                 skipped.append(group)
         state.swapped[:0] = skipped
         if state.swapped and draft.budget.is_spent:
             state.journal.stop(state.swapped[0], Reason.TOKEN_BUDGET, **draft.budget.shortage())
 
-    def _check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def _check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         if any(sequence.num_placeholders for sequence in group.live):
             state.journal.stop(group, Reason.RESULT_PENDING)
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         if len(state.waiting) and group is not state.guard.favourite and self._is_behind(group, state):
             state.journal.stop(group, Reason.OUTRANKED)
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         status = state.cache.can_swap_in(group.live)
         if status is AllocStatus.NEVER:
             why = "what it holds does not fit the device any more (R69)"
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
-            return Verdict.REJECT
+            return AdmissionVerdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)
-        if refusal is Verdict.ENTER and status is AllocStatus.LATER:
+        if refusal is AdmissionVerdict.ENTER and status is AllocStatus.LATER:
             numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live))
             state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         return refusal
 
     def _is_behind(self, group: Group, state: CoreState) -> bool:
@@ -75,11 +77,11 @@ class MixedSwapIns:
         head = state.waiting.peek()
         return self._ordering.key(head) < self._ordering.key(group) or state.account.owes(group, head)
 
-    def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         shares = self._running.shares(group, state, draft)
         if not shares:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(len(group.live)))
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         state.swapped.remove(group)
         draft.swap_in.add(group.request.request_id, state.cache.swap_in(group.live))
         state.running.append(group)
@@ -88,7 +90,7 @@ class MixedSwapIns:
             draft.lora_ids[group.request.lora_id] = None
         for sequence, num_tokens in shares:
             self._running.schedule(sequence, num_tokens, state, draft)
-        return Verdict.ENTER
+        return AdmissionVerdict.ENTER
 
 
 class BehindSwapped(OpenGate):
@@ -97,13 +99,13 @@ class BehindSwapped(OpenGate):
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> Verdict:
+    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         """STOP if a higher-ranked group is swapped out."""
         if not state.swapped or group is state.guard.favourite or group is draft.favoured:
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         key = self._ordering.key(group)
         num_before = sum(self._ordering.key(g) < key and not state.account.owes(g, group) for g in state.swapped)
         if not num_before:
-            return Verdict.ENTER
+            return AdmissionVerdict.ENTER
         state.journal.stop(group, Reason.SWAPPED_FIRST, swapped=num_before)
-        return Verdict.STOP
+        return AdmissionVerdict.STOP

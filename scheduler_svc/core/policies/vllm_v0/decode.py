@@ -8,7 +8,7 @@ from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.parts.progress_guard import STUCK
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, spread
-from scheduler_svc.core.request import Group, Place, Sequence, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -63,7 +63,7 @@ class Decodes:
                 draft.late.append(group.request.request_id)
             elif self._make_room(group, num_tokens, queue, done, state, draft):
                 done.scheduled.append(self._schedule(group, num_tokens, state, draft))
-        done.left_over += [group for group in queue if group.place is Place.RUNNING]
+        done.left_over += [group for group in queue if group.place is QueueKind.RUNNING]
         draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
         return done
 

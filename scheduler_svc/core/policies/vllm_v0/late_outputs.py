@@ -5,10 +5,10 @@ Tokens count at once; that a sequence has ended is detected one step later, so i
 is discarded. Only steps of groups with one sample each are delayed; others are handled when they arrive.
 """
 
-from scheduler_svc.core.outputs import AtOnce, Flight, by_group, end_failed, report
+from scheduler_svc.core.outputs import AtOnce, SequenceInFlight, by_group, end_failed, report
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
-from scheduler_svc.core.request import Group, Place, Sequence
+from scheduler_svc.core.request import Group, QueueKind, Sequence
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
 
@@ -30,7 +30,7 @@ class OneStepLate:
         self._is_planned = True
         return ended
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Handle the pending batch, then append this result's tokens."""
         self._is_planned = False
         outcome = StepOutcome(ended=self._handle(state))
@@ -51,7 +51,7 @@ class OneStepLate:
         """
         if not group.live or group.live[0].num_tokens <= state.limits.max_model_len:
             return False
-        group.place = Place.NOWHERE
+        group.place = QueueKind.NOWHERE
         for sequence in group.live:
             state.leave_worker(sequence)
         return True
@@ -64,7 +64,9 @@ class OneStepLate:
         """Keep pending sequences: their tokens have arrived."""
         self._is_planned = False
 
-    def _count(self, flights: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome) -> None:
+    def _count(
+        self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
+    ) -> None:
         for _, members in by_group(flights):
             for flight in members:
                 self._progress.on_result(flight.sequence, flight.num_tokens)

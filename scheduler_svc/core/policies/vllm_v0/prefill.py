@@ -1,10 +1,10 @@
 """Admission of waiting groups under v0. Strict FCFS: a prompt over budget blocks those behind it."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import Admission, Verdict, first_refusal, gates_open
+from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal, gates_open
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, pending, shared_prompt_tokens
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -14,7 +14,7 @@ _NO_HIT = PrefixHit()
 class Prefills:
     """Start waiting groups that fit blocks and budget. The caller adds them to `running` and to the draft."""
 
-    def __init__(self, shares: WholePrompts, admission: list[Admission]) -> None:
+    def __init__(self, shares: WholePrompts, admission: list[AdmissionPart]) -> None:
         self._shares = shares
         self._admission = admission
 
@@ -23,17 +23,19 @@ class Prefills:
         started: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while gates_open(self._admission, state, draft) and len(state.waiting):
-            group = state.guard.next_of(state.waiting, Place.WAITING)
+            group = state.guard.next_of(state.waiting, QueueKind.WAITING)
             if group is None:
-                state.journal.stop_all(Place.WAITING, Reason.MAKES_WAY)
+                state.journal.stop_all(QueueKind.WAITING, Reason.MAKES_WAY)
                 break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
-            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+            if verdict is AdmissionVerdict.STOP or (
+                verdict is AdmissionVerdict.SKIP and group is state.guard.favourite
+            ):
                 break
-            if verdict is Verdict.SKIP:
+            if verdict is AdmissionVerdict.SKIP:
                 skipped.append(state.waiting.pop())
-            elif verdict is Verdict.ENTER:
+            elif verdict is AdmissionVerdict.ENTER:
                 started.append(self._enter(group, num_tokens, state, draft))
         for group in reversed(skipped):
             state.waiting.push_front(group)
@@ -41,23 +43,23 @@ class Prefills:
             check.close(len(started))
         return started
 
-    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
+    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         if why := self._never_fits(group, num_tokens, state):
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
-            return Verdict.REJECT
+            return AdmissionVerdict.REJECT
         lookahead = self._shares.num_lookahead(in_prefill=True)
         num_new = min(num_tokens, pending(group.live[0]))
         status = state.cache.can_admit(group.live, _NO_HIT, num_new, lookahead)
         if status is AllocStatus.LATER:
             need = state.cache.num_blocks_to_admit(group.live, _NO_HIT, num_new, lookahead)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         if status is AllocStatus.NEVER:
             why = f"its {num_tokens} tokens need more blocks than the {state.cache.capacity_tokens} tokens of the cache"
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
-            return Verdict.REJECT
+            return AdmissionVerdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)
-        if refusal is not Verdict.ENTER:
+        if refusal is not AdmissionVerdict.ENTER:
             return refusal
         return fits_budget(group, num_tokens, self._shares.least(group, state), state, draft)
 
@@ -83,16 +85,16 @@ class Prefills:
         return ScheduledGroup(group, num_tokens, is_prefill=True)
 
 
-def fits_budget(group: Group, num_tokens: int, least: int, state: CoreState, draft: StepDraft) -> Verdict:
+def fits_budget(group: Group, num_tokens: int, least: int, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
     """ENTER if the step has room for so many tokens and for the group's sequences, else STOP.
 
     `least`: the fewest tokens it can start with, recorded as needed where the budget has fewer.
     """
     budget, num_seqs = draft.budget, group.max_num_running_seqs
     if num_tokens > 0 and budget.can_schedule(num_tokens, num_seqs):
-        return Verdict.ENTER
+        return AdmissionVerdict.ENTER
     if num_tokens > 0 and budget.num_tokens + num_tokens <= budget.token_budget:
         state.journal.stop(group, Reason.MAX_SEQS, need=num_seqs, running=budget.num_seqs, limit=budget.max_num_seqs)
     else:
         state.journal.stop(group, Reason.TOKEN_BUDGET, **budget.shortage(max(num_tokens, least)))
-    return Verdict.STOP
+    return AdmissionVerdict.STOP

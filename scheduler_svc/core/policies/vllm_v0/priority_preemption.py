@@ -6,7 +6,7 @@ from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.policies.vllm_v0.shares import WholePrompts
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -55,8 +55,8 @@ class PriorityPreemption:
         draft.budget.subtract_num_tokens(request_id, self._shares.num_new_tokens(victim, state, draft))
         draft.budget.subtract_num_seqs(request_id, victim.max_num_running_seqs)
         if self._preemption.preempt(victim, state, draft) == SWAP:
-            victim.place = Place.SWAPPED
+            victim.place = QueueKind.SWAPPED
             state.swapped.append(victim)
         else:
-            victim.place = Place.WAITING
+            victim.place = QueueKind.WAITING
             state.waiting.push_front(victim)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.request import Group, Place, Sequence
+from scheduler_svc.core.request import Group, QueueKind, Sequence
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -72,7 +72,7 @@ class WholePrompts:
         num_tokens = num_pending(group, state)
         if not group.in_prefill:
             return num_tokens
-        if group.place is Place.RUNNING:
+        if group.place is QueueKind.RUNNING:
             return self._go_on(group, num_tokens, draft)
         fits = len(group.live) == 1 or num_tokens <= draft.budget.token_budget
         return num_tokens if fits else catch_up(group, draft.budget.num_tokens_left)
@@ -153,7 +153,7 @@ def num_pending(group: Group, state: CoreState) -> int:
     """Pending tokens of all live sequences. Sequences of a waiting group share the full blocks of their prompt."""
     live = group.live
     total = sum(pending(sequence) for sequence in live)
-    if len(live) > 1 and group.place is Place.WAITING:
+    if len(live) > 1 and group.place is QueueKind.WAITING:
         total -= (len(live) - 1) * shared_prompt_tokens(group, state)
     return total
 

@@ -1,12 +1,12 @@
 """Swap-in under v0: head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.composition.policy import Admission, Verdict, first_refusal
+from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.policies.vllm_v0.decode import extend_all
 from scheduler_svc.core.policies.vllm_v0.prefill import fits_budget
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Group, Place, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -18,7 +18,7 @@ class SwapIns:
     `leaks_ignored`: the host blocks of groups that can never be swapped in are leaked, as in vLLM 0.6.3.
     """
 
-    def __init__(self, shares: WholePrompts, admission: list[Admission], *, leaks_ignored: bool = False) -> None:
+    def __init__(self, shares: WholePrompts, admission: list[AdmissionPart], *, leaks_ignored: bool = False) -> None:
         self._shares = shares
         self._admission = admission
         self._leaks_ignored = leaks_ignored
@@ -28,35 +28,37 @@ class SwapIns:
         back: list[ScheduledGroup] = []
         skipped: list[Group] = []
         while state.swapped:
-            group = state.guard.next_of(state.swapped, Place.SWAPPED)
+            group = state.guard.next_of(state.swapped, QueueKind.SWAPPED)
             if group is None:
-                state.journal.stop_all(Place.SWAPPED, Reason.MAKES_WAY)
+                state.journal.stop_all(QueueKind.SWAPPED, Reason.MAKES_WAY)
                 break
             num_tokens = self._shares.num_new_tokens(group, state, draft)
             verdict = self._check(group, num_tokens, state, draft)
-            if verdict is Verdict.STOP or (verdict is Verdict.SKIP and group is state.guard.favourite):
+            if verdict is AdmissionVerdict.STOP or (
+                verdict is AdmissionVerdict.SKIP and group is state.guard.favourite
+            ):
                 break
-            if verdict is Verdict.SKIP:
+            if verdict is AdmissionVerdict.SKIP:
                 skipped.append(state.swapped.pop(0))
-            elif verdict is Verdict.ENTER:
+            elif verdict is AdmissionVerdict.ENTER:
                 back.append(self._enter(group, num_tokens, state, draft))
         state.swapped[:0] = skipped
         return back
 
-    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> Verdict:
+    def _check(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
         num_lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
         status = state.cache.can_swap_in(group.live, num_lookahead)
         if status is AllocStatus.LATER:
             numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live, num_lookahead))
             state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
-            return Verdict.STOP
+            return AdmissionVerdict.STOP
         if status is AllocStatus.NEVER:
             why = "what it holds does not fit the device any more (R69)"
             end = state.end if self._leaks_ignored else state.retire
             draft.ended += [end(sequence, SequenceStatus.FINISHED_IGNORED, why) for sequence in group.live]
-            return Verdict.REJECT
+            return AdmissionVerdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)
-        if refusal is not Verdict.ENTER:
+        if refusal is not AdmissionVerdict.ENTER:
             return refusal
         return fits_budget(group, num_tokens, self._shares.least(group, state), state, draft)
 

@@ -6,7 +6,7 @@ from scheduler_svc.core.policies.vllm_v0.priority_preemption import PriorityPree
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup
 from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Place
+from scheduler_svc.core.request import QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
@@ -98,16 +98,16 @@ def bring_back(swap_ins: SwapIns, done: Decoded, state: CoreState, draft: StepDr
 def hold_up_swapped(reason: Reason, state: CoreState, **numbers: int) -> None:
     """Record why no group is swapped in during this step."""
     if state.swapped:
-        state.journal.stop_all(Place.SWAPPED, reason, **numbers)
+        state.journal.stop_all(QueueKind.SWAPPED, reason, **numbers)
 
 
 def queue_victims(done: Decoded, state: CoreState) -> None:
     """Queue victims: at the front of waiting, the last one first, or at the tail of swapped."""
     for group in done.recomputed:
-        group.place = Place.WAITING
+        group.place = QueueKind.WAITING
         state.waiting.push_front(group)
     for group in done.swapped_out:
-        group.place = Place.SWAPPED
+        group.place = QueueKind.SWAPPED
         state.swapped.append(group)
 
 

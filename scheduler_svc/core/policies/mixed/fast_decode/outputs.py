@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.outputs import AtOnce, Flight
+from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.policies.mixed.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
 from scheduler_svc.core.policies.mixed.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
 from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns
-from scheduler_svc.core.request import Group, Place
+from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
 
@@ -39,7 +39,7 @@ class SteadyOutputs:
         """Drop plans in flight: their results will never arrive."""
         self._rows.flights.clear()
 
-    def apply(self, flights: list[Flight], result: StepResult, state: CoreState) -> StepOutcome:
+    def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply rows at once and other sequences one by one; ends and prefix registration in running order."""
         self._drive_out_odd(flights, result)
         flight = self._rows.flights.pop(result.step, None)
@@ -51,7 +51,7 @@ class SteadyOutputs:
         loose = [f for f in loose if not f.sequence.group.is_steady]
         return self._apply(given, tokens, loose, result, state)
 
-    def _drive_out_odd(self, flights: list[Flight], result: StepResult) -> None:
+    def _drive_out_odd(self, flights: list[SequenceInFlight], result: StepResult) -> None:
         """Turn rows with a result of more than one token, or a failure, into objects before it is applied.
 
         So too for sequences that were preempted and restarted since: their position in the plan was another.
@@ -70,7 +70,7 @@ class SteadyOutputs:
                 self._rows.leave(group)
 
     def _for_rows(
-        self, flight: SteadyFlight | None, column: Ints, loose: list[Flight], result: StepResult
+        self, flight: SteadyFlight | None, column: Ints, loose: list[SequenceInFlight], result: StepResult
     ) -> tuple[Ints, Ints]:
         """(row, token) pairs by ascending row; rows without a token are left out."""
         rows = np.zeros(0, np.int64) if flight is None else flight.rows
@@ -84,7 +84,7 @@ class SteadyOutputs:
         return (rows, column) if there.all() else (rows[there], column[there])
 
     def _apply(
-        self, given: Ints, tokens: Ints, loose: list[Flight], result: StepResult, state: CoreState
+        self, given: Ints, tokens: Ints, loose: list[SequenceInFlight], result: StepResult, state: CoreState
     ) -> StepOutcome:
         rows = self._rows
         rows.append(given, tokens)
@@ -97,7 +97,13 @@ class SteadyOutputs:
         return outcome
 
     def _in_order(
-        self, over: Ints, full: Ints, loose: list[Flight], result: StepResult, state: CoreState, outcome: StepOutcome
+        self,
+        over: Ints,
+        full: Ints,
+        loose: list[SequenceInFlight],
+        result: StepResult,
+        state: CoreState,
+        outcome: StepOutcome,
     ) -> None:
         """Apply ends, block registration and objects in the order of one loop over the running groups."""
         rows = self._rows
@@ -117,7 +123,7 @@ class SteadyOutputs:
             keep = np.ones(len(rows), np.bool_)
             keep[ended] = False
             rows.remove(keep)
-            state.running[:] = [group for group in state.running if group.place is Place.RUNNING]
+            state.running[:] = [group for group in state.running if group.place is QueueKind.RUNNING]
 
     def _settle_between(
         self, over: Ints, full: Ints, start: int, end: int, ended: list[int], state: CoreState, outcome: StepOutcome
@@ -133,7 +139,7 @@ class SteadyOutputs:
         sequence = group.sequences[0]
         status = check_stop(sequence, state.max_total_tokens)
         assert status is not None
-        group.place = Place.NOWHERE
+        group.place = QueueKind.NOWHERE
         group.is_steady = False
         return state.retire(sequence, status)
 
@@ -155,21 +161,21 @@ def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -
 
 
 def _as_objects(
-    flights: list[Flight], flight: SteadyFlight | None, column: Ints, result: StepResult
-) -> tuple[list[Flight], StepResult]:
+    flights: list[SequenceInFlight], flight: SteadyFlight | None, column: Ints, result: StepResult
+) -> tuple[list[SequenceInFlight], StepResult]:
     """Shares of the plan that are not rows any more, appended to `flights`, and a result that includes their tokens."""
     if flight is None or not flight.left:
         return flights, result
     back = {position: group for position, group in flight.left.items() if not group.is_finished}
     tokens = {g.sequences[0].name: [int(column[i])] for i, g in back.items() if column[i] != NO_TOKEN}
     before, tickets = flight.computed_before, flight.tickets
-    shares = [Flight(g.sequences[0], 1, int(before[i]), ticket=int(tickets[i])) for i, g in back.items()]
+    shares = [SequenceInFlight(g.sequences[0], 1, int(before[i]), ticket=int(tickets[i])) for i, g in back.items()]
     return [*flights, *shares], replace(result, tokens={**tokens, **result.tokens})
 
 
-def _by_ticket(flights: list[Flight]) -> list[tuple[int, list[Flight]]]:
+def _by_ticket(flights: list[SequenceInFlight]) -> list[tuple[int, list[SequenceInFlight]]]:
     """Shares of unfinished sequences by group, in the plan's order."""
-    found: dict[int, list[Flight]] = {}
+    found: dict[int, list[SequenceInFlight]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:
             found.setdefault(flight.ticket, []).append(flight)

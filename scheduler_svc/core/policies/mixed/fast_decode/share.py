@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.entries import ScheduledSequence, TokenRun
+from scheduler_svc.core.entries import ScheduledSequence, SequenceTokens
 from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.request import Group
 
@@ -75,11 +75,11 @@ class SteadyRuns:
         """Runs of rows that just got these tokens."""
         return cls(rows.members, given, rows.known[given] - 1, tokens)
 
-    def runs(self) -> Iterator[tuple[int, TokenRun]]:
+    def runs(self) -> Iterator[tuple[int, SequenceTokens]]:
         """(ticket, run) of each row, in order."""
         columns = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist())
         for row, position, token in zip(*columns, strict=True):
             group = self.members[row]
             sequence = group.sequences[0]
             offset = position - sequence.num_prompt_tokens
-            yield group.ticket, TokenRun(sequence.name, group.request.request_id, sequence.index, offset, [token])
+            yield group.ticket, SequenceTokens(sequence.name, group.request.request_id, sequence.index, offset, [token])
