@@ -67,7 +67,7 @@ def _compare(name: str, count: int, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", [TINY, "qwen3"])
 def test_sample(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Alone, then 24 at once, chunked and preempted."""
+    """Through all services, tokens and logprobs equal those of `generate`: alone, then 24 at once, chunked and preempted."""
     record_property("size", _compare(name, 24, tmp_path))
 
 
@@ -75,5 +75,5 @@ def test_sample(name: str, tmp_path: Path, record_property: Callable[[str, objec
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [TINY, *FAMILIES])
 def test_whole(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Alone, then 64 at once, chunked and preempted, for each family."""
+    """Through all services, tokens and logprobs equal those of `generate`: alone, then 64 at once, chunked and preempted."""
     record_property("size", _compare(name, 64, tmp_path))

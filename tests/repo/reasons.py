@@ -9,7 +9,16 @@ from pathlib import Path
 from svc_common import errors
 from tests.repo.tree import ROOT
 
-SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common", "block_manager", "kernels")
+SERVICES = (
+    "gateway_svc",
+    "scheduler_svc",
+    "worker_svc",
+    "svc_common",
+    "block_manager",
+    "kernels",
+    "quire_tools/simulated_worker",
+    "quire_tools/replay/what_if.py",
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -27,7 +36,9 @@ class _Reader:
 
     def __init__(self, service: str, found: Found) -> None:
         self._found = found
-        self._trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / service).rglob("*.py"))}
+        source = ROOT / service
+        paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
+        self._trees = {path: ast.parse(path.read_text()) for path in paths}
         self._statuses = {
             name: cls.status
             for name, cls in vars(errors).items()

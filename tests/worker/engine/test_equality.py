@@ -35,7 +35,7 @@ def check(driver: Driver, expected) -> None:
 
 
 def test_one_by_one(world):
-    """Greedy tokens equal generate's, logprobs within 1e-4, and the outputs are diverse enough to mean something."""
+    """Greedy tokens equal those of `generate`, logprobs within 1e-4; the outputs are diverse enough for the comparison to count."""
     engine, expected = world
     driver = Driver(engine)
     for i, prompt in enumerate(prompts_of(1)):
@@ -45,7 +45,7 @@ def test_one_by_one(world):
 
 
 def test_mixed_batch_with_chunks_and_late_arrivals(world):
-    """Prefill, chunked prefill and decode share steps; tokens and logprobs are those of generate."""
+    """With prefill, chunked prefill and decode in the same steps, tokens and logprobs equal those of `generate`."""
     engine, expected = world
     driver, rng = Driver(engine), random.Random(3)
     waiting = list(enumerate(prompts_of(1)))
@@ -63,7 +63,7 @@ def test_mixed_batch_with_chunks_and_late_arrivals(world):
 
 
 def test_corrupt_block_changes_output(world):
-    """Attention really reads the cache: one spoiled block and the tokens are others (issue 2)."""
+    """Attention reads the cache: corrupting one block changes the tokens."""
     engine, expected = world
     prompt = prompts_of(1)[4]
     driver = Driver(engine)
@@ -77,7 +77,7 @@ def test_corrupt_block_changes_output(world):
 
 
 def test_prefix_hit_computes_only_the_rest(world):
-    """A prompt whose first blocks are cached computes the others alone, with the same tokens; the worker counts truly."""
+    """A prompt with cached first blocks computes only the rest, with the same tokens; the worker reports the number computed."""
     engine, expected = world
     prompt = prompts_of(1)[4]
     driver = Driver(engine)
@@ -95,7 +95,7 @@ def test_prefix_hit_computes_only_the_rest(world):
 
 
 def test_multi_step(world):
-    """Several decode steps in one message give the same tokens."""
+    """Several decode steps in one message give the same tokens as single ones."""
     engine, expected = world
     driver = Driver(engine)
     prompt = prompts_of(1)[1]

@@ -79,13 +79,14 @@ def world(request, families) -> World:
 
 
 def test_sample(world, record_property):
-    """Chunks, recompute, swap, prefix hits, copy on write, several decode steps, a long neighbour: what generate gives."""
+    """Tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and batches
+    of long and short sequences."""
     size = check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
     record_property("size", f"equal to generate on the worker: {size}")
 
 
 def test_poisoned_sample(world, record_property):
-    """R123: blocks that were freed or never written are full of NaN, and free lists shuffled: what generate gives."""
+    """R123: the same with NaN in all blocks that were freed or never written, and shuffled free lists."""
     size = check_lives(world, seeds=range(3, 6), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
 
@@ -94,8 +95,7 @@ def test_poisoned_sample(world, record_property):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole(family, families, record_property):
-    """Chunks, recompute, swap, prefix hits, copy on write, several decode steps, a long neighbour, in 16 random lives of 48 tokens
-    and more, half of them with NaN in all that is free: what generate gives."""
+    """The same in 16 random schedules of at least 48 tokens each, half of them with NaN in all free blocks."""
     world = make_world(families[family], 48)
     plain = check_lives(world, seeds=range(8), num_tokens=48)
     poisoned = check_lives(world, seeds=range(8, 16), num_tokens=48, poisoned=True)
@@ -180,7 +180,7 @@ def _chunked(model_shape, prompts, cuts):
 
 
 def test_vectors_are_of_the_last_hidden_states(world):
-    """Mean and last vectors of chunked prompts beside each other equal AutoModel's; logits may come from the same pass."""
+    """Mean and last-token embeddings of chunked prompts in one batch equal AutoModel's, also in passes that compute logits."""
     model, shape = world.engine._loaded.model, world.engine._loaded.shape
     prompts = [world.prompts[name] for name in ("p33", "p130", "p15", "p16", "p1")]
     tasks = {1: MEAN, 2: LAST, 3: MEAN, 4: MEAN}  # row 0 wants tokens

@@ -99,8 +99,8 @@ def compare(family: Family, policy, names: tuple[str, ...], num_blocks: int, mon
 
 @pytest.mark.parametrize("family", SAMPLE_FAMILIES)
 def test_beams_sample(family, families, monkeypatch, record_property):
-    """R21, R25, R94: beams, their order and scores are those of `generate(num_beams=4)` by every rule of ending, while blocks are
-    copied on write and swapped."""
+    """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
+    values of `length_penalty`, while blocks are copied on write and swapped."""
     size = compare(families[family], POLICIES[0], ("p15", "p33"), 18, monkeypatch)
     record_property("size", f"beams equal to generate: {size}")
 
@@ -109,8 +109,8 @@ def test_beams_sample(family, families, monkeypatch, record_property):
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy[0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beams(family, policy, families, monkeypatch, record_property):
-    """R21, R25, R94: beams, their order and scores are those of `generate(num_beams=4)` by every rule of ending, while blocks are
-    copied on write, swapped and recomputed."""
+    """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
+    values of `length_penalty`, while blocks are copied on write, swapped and recomputed."""
     size = compare(families[family], policy, tuple(prompts_of(1)), 36, monkeypatch)
     record_property("size", f"beams equal to generate: {size}")
 

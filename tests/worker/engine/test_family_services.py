@@ -158,8 +158,8 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
 @pytest.mark.parametrize("family", SAMPLE_FAMILIES)
 @run_async
 async def test_services_sample(family, families, monkeypatch, record_property):
-    """Through scheduler and worker, the next step sent while one runs (overlap), with chunks, swap, prefix hits, copy on write, a
-    long neighbour: what generate gives, beams too."""
+    """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, prefix hits, copy
+    on write and batches of long and short sequences."""
     size = await compare(families[family], SERVINGS[0], monkeypatch)
     record_property("size", f"equal to generate through the services: {size}")
 
@@ -169,7 +169,7 @@ async def test_services_sample(family, families, monkeypatch, record_property):
 @pytest.mark.parametrize("family", FAMILIES)
 @run_async
 async def test_services(family, serving, families, monkeypatch, record_property):
-    """Through scheduler and worker, the next step sent while one runs (overlap), with chunks, swap, recompute, prefix hits, copy on
-    write, a long neighbour, several decode steps for one plan: what generate gives, beams too."""
+    """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, recompute, prefix
+    hits, copy on write, multi-step decode and batches of long and short sequences."""
     size = await compare(families[family], serving, monkeypatch)
     record_property("size", f"equal to generate through the services: {size}")

@@ -66,7 +66,7 @@ def warnings_of(caplog):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_are_programs(family, families):
-    """On CPU, chains of attention and gated layers run as one program; of all others linear modules are packed all the same."""
+    """On a CPU, decoders of attention and gated layers run as one program; other models have their linear modules packed."""
     model = families[family].engine._loaded.model
     assert model.is_fused == (family in GATED_FAMILIES)
     modules = list(model._model.modules())
@@ -95,7 +95,7 @@ def some_quick(names, quick):
     "family", [f if f in QUICK_FAMILIES else pytest.param(f, marks=pytest.mark.long) for f in GATED_FAMILIES]
 )
 def test_tokens_are_those_of_the_modules(family, families):
-    """A decoder run as one program gives the tokens of its plain modules, for prompts beside each other."""
+    """A decoder run as one program gives the tokens of its plain modules, for a batch of prompts."""
     plain = make_engine(families[family].path, fuse=False)
     assert not plain._loaded.model.is_fused
     assert any(type(module) is nn.Linear for module in plain._loaded.model._model.modules())
@@ -106,7 +106,7 @@ def test_tokens_are_those_of_the_modules(family, families):
     "family", [f if f in ROUNDED_FAMILIES else pytest.param(f, marks=pytest.mark.long) for f in GATED_FAMILIES]
 )
 def test_bfloat16_rounds_where_modules_round(family, tmp_path):
-    """In bfloat16, logits of the program are as near to float32's as those of the plain modules."""
+    """In bfloat16, logits of the program deviate from float32's no more than 1.2 times as much as those of the plain modules."""
     exact, path = [make_checkpoint(family, tmp_path / dtype, dtype=dtype) for dtype in ("float32", "bfloat16")]
     hidden = {}
     for name, folder, settings in (("exact", exact, {}), ("fused", path, {}), ("plain", path, {"fuse": False})):

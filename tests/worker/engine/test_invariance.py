@@ -44,7 +44,7 @@ def check_bits(expected: Driver, found: Driver) -> None:
     [*((family, "float32") for family in DENSE_FAMILIES), ("llama", "bfloat16"), ("gpt2", "bfloat16")],
 )
 def test_bits_do_not_depend_on_company(family, dtype, tmp_path):
-    """Logits are bitwise those of the row alone, in seeded random schedules beside others."""
+    """In random schedules with other rows, logits are bitwise equal to those of the row alone."""
     engine = make_engine(make_checkpoint(family, tmp_path / family), num_blocks=NUM_BLOCKS, dtype=dtype)
     assert engine.invariant
     check_schedules(engine, seeds=range(3))
@@ -73,7 +73,7 @@ def test_bits_on_the_torch_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize("num_threads", [1, 3, 4])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_bits_with_other_thread_counts(family, num_threads, tmp_path):
-    """Logits are bitwise those of the row alone for each number of threads by itself."""
+    """Logits are bitwise equal to those of the row alone for each number of threads by itself."""
     path = make_checkpoint(family, tmp_path / family)
     before = torch.get_num_threads()
     try:
