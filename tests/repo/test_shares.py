@@ -1,0 +1,38 @@
+"""`make quick` and `make test`: no test is left out, and one that fails in any share fails the command."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import shares
+from tests.repo.tree import ROOT
+
+
+def test_every_folder_is_in_one_share() -> None:
+    """Listed folders exist, and each is listed once; all else is in the share without a list."""
+    for listed in (shares.QUICK, shares.ALL):
+        folders = [folder for share in listed.values() for folder in share]
+        assert len(set(folders)) == len(folders)
+        assert all((ROOT / folder).is_dir() for folder in folders)
+    unlisted = [share for share, folders in shares.ALL.items() if not folders]
+    assert len(unlisted) == 1
+    ignored = {f"--ignore={folder}" for folders in shares.ALL.values() for folder in folders}
+    assert set(shares.arguments(unlisted[0], shares.ALL)) == ignored
+
+
+@pytest.mark.parametrize(
+    ("tests", "passes"),
+    [("test_versions_agree", True), ("nothing_is_called_so", True), ("FAILS or test_versions_agree", False)],
+)
+def test_a_share_that_fails_fails_all(
+    tests: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is; a share without a matching test does not."""
+    failing = tmp_path / "test_fails.py"
+    failing.write_text("def test_FAILS() -> None:\n    assert False\n", encoding="utf-8")
+    monkeypatch.setattr(shares, "_LOGS", tmp_path)
+    listed = {"one": ("tests/repo/test_docs.py",), "two": (str(failing),)}
+    good, seconds = shares.run(listed, "not long", ["-k", tests, "-p", "no:cacheprovider"])
+    assert good is passes
+    assert re.fullmatch(r"(one|two) \d+, (one|two) \d+", seconds)
