@@ -101,22 +101,17 @@ wheels: ## the same for x86_64 and aarch64
 demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop
 	$(VENV_PYTHON) -m quire.demo $(ARGS)
 
-# Tests that compute most of the time run beside those that start processes and wait: two cores, both busy.
-PURE_TESTS := tests/core tests/golden tests/repo tests/kernels tests/scheduler tests/simulation tests/worker
-PURE_LOG := .venv/pure-tests.txt
-TIER = not long
+.PHONY: quick
+quick: setup ## the tests of pure packages: scheduler core, block manager, gateway; within a minute
+	@$(VENV_PYTHON) -m tests.shares quick $(ARGS)
 
 .PHONY: test
-test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all quick tests
-	@$(VENV_PYTHON) -m pytest -m "$(TIER)" $(PURE_TESTS) $(ARGS) > $(PURE_LOG) 2>&1 & pid=$$!; \
-	others=0; $(VENV_PYTHON) -m pytest -m "$(TIER)" $(addprefix --ignore=,$(PURE_TESTS)) $(ARGS) || others=$$?; \
-	echo "and beside these $(PURE_TESTS):"; \
-	pure=0; wait $$pid || pure=$$?; cat $(PURE_LOG); \
-	none=5; [ $$others -eq 0 -o $$others -eq $$none ] && [ $$pure -eq 0 -o $$pure -eq $$none ]
+test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; within seven minutes on two cores
+	@$(VENV_PYTHON) -m tests.shares test $(ARGS)
 
 .PHONY: test-long
-test-long: ## the heavy versions
-	@$(MAKE) test TIER=long
+test-long: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## the heavy versions
+	@$(VENV_PYTHON) -m tests.shares long $(ARGS)
 
 .PHONY: test-cuda
 test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips without one

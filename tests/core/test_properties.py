@@ -191,6 +191,7 @@ def planned() -> list[dict[str, list[str]]]:
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_inputs_give_equal_plans(policy: str, planned: list[dict[str, list[str]]]) -> None:
     """R201: whatever the process hashes with, the same calls give the same plans."""

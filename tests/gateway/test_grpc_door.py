@@ -20,6 +20,8 @@ from svc_common import rpc
 from svc_common.errors import InvalidArgument, NotFound, OutOfRange, QuireError
 from tests.gateway.scripted_engine import asynchronous
 
+pytestmark = pytest.mark.processes
+
 SERVICE = "/quire.inference.v1.InferenceService"
 TIMEOUT_S = 20
 FREE_WITHIN_S = 5.0

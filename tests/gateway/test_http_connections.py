@@ -20,6 +20,8 @@ from gateway_svc.openai.http_server import HttpServer
 from quire.local_stack.stack import LocalStack
 from tests.gateway.scripted_engine import PATIENCE_S, asynchronous
 
+pytestmark = pytest.mark.processes
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"prompt": "ab", "max_tokens": 1}'
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY

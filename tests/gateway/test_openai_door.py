@@ -14,6 +14,8 @@ from quire.local_stack.stack import LocalStack
 from tests.gateway.scripted_engine import asynchronous
 from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
 
+pytestmark = pytest.mark.processes
+
 JSON = {"content-type": "application/json"}
 CHAT = [{"role": "user", "content": "hello"}]
 

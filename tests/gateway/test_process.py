@@ -22,6 +22,8 @@ from quire.local_stack.otlp_receiver import OtlpReceiver
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import ConfigError
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, sys

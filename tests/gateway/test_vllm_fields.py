@@ -20,6 +20,8 @@ from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.gateway import models
 
+pytestmark = pytest.mark.processes
+
 PREFIX = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure, "}]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOT_OURS = {".venv", ".git", "build", "dist", "__pycache__"}
+NOT_OURS = {".venv", ".git", "build", "dist", "__pycache__"}
 
 
 def files() -> list[Path]:
@@ -15,7 +15,7 @@ def files() -> list[Path]:
     try:
         listed = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode().split("\0")
     except (OSError, subprocess.CalledProcessError):
-        listed = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if not _NOT_OURS & set(path.parts)]
+        listed = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if not NOT_OURS & set(path.parts)]
     paths = [ROOT / name for name in listed if name]
     return [path for path in paths if path.is_file()]
 

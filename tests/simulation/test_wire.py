@@ -25,13 +25,24 @@ def judged(first: int, count: int) -> Counter[str]:
     return total
 
 
+def varied(num: int) -> str:
+    """Judge the first `num` scenarios, which have enough of each kind; their size."""
+    start = time.process_time()
+    counts = judged(0, num)
+    for kind in ("preemptions", "workers_lost", "repeated_results"):
+        assert counts[kind] > num / 4, kind
+    return sizes(counts, start)
+
+
 def test_scenarios_over_the_wire(record_property: Record) -> None:
     """R3, R97, R198, R200: dead workers, broken streams, rivals and repeated results: each token once, each row in its place."""
-    start = time.process_time()
-    counts = judged(0, 200)
-    for kind in ("preemptions", "workers_lost", "repeated_results"):
-        assert counts[kind] > 50, kind
-    record_property("size", sizes(counts, start))
+    record_property("size", varied(80))
+
+
+@pytest.mark.long
+def test_two_hundred_scenarios_over_the_wire(record_property: Record) -> None:
+    """R3, R97, R198, R200: the same, with those of the quick test and more."""
+    record_property("size", varied(200))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ pytestmark = [
     # What the interpreter says, through numpy, of rows that are NaN; the engine flags them.
     pytest.mark.filterwarnings("ignore:All-NaN slice"),
 ]
-QUICK, WHOLE = (70, 5), (300, 24)
+QUICK, WHOLE = (40, 4), (300, 24)
 CHUNK = 37
 
 

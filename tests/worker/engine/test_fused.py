@@ -377,7 +377,7 @@ def test_few_positions(families):
 
 def places_of(model):
     """The program's operators that know positions."""
-    return [op for op in model._fused._program._program.operators if isinstance(op, operators.Place)]
+    return [op for op in model._fused._program._program.operators if isinstance(op, operators.RotateAndStore)]
 
 
 def test_depth_that_is_not_packed(tmp_path):

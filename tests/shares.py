@@ -1,0 +1,73 @@
+"""`python -m tests.shares quick|test|long [options of pytest]`: runs the tests in shares beside each other, and prints their time.
+
+Each share is a process of its own: while the tests of one wait for services that they started, those of another compute.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_LOGS = ROOT / ".venv"
+_NO_TESTS = 5
+
+# Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
+QUICK = {
+    "one": ("tests/core/test_[a-o]*.py", "tests/gateway"),
+    "two": ("tests/core/test_[p-z]*.py", "tests/golden", "tests/block_manager"),
+}
+ALL = {
+    "core": ("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
+    "model": ("tests/kernels", "tests/worker", "tests/gateway"),
+    "e2e": ("tests/e2e",),
+    "services": (),
+}
+TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, "long")}
+Shares = Mapping[str, Sequence[str]]
+
+
+def arguments(share: str, shares: Shares) -> list[str]:
+    """What pytest collects for a share."""
+    found = [str(path.relative_to(ROOT)) for pattern in shares[share] for path in sorted(ROOT.glob(pattern))]
+    return found or [f"--ignore={folder}" for folders in shares.values() for folder in folders]
+
+
+def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, str]:
+    """Run all shares with the tests whose marks fit `expression`. Returns whether no test failed, and each share's seconds."""
+    # With kept bytecode a service starts in two thirds of the processor time.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    start, running, seconds, good = time.monotonic(), {}, {}, True
+    logs = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}
+    for share in shares:
+        command = [sys.executable, "-m", "pytest", "-m", expression, *arguments(share, shares), *options]
+        with logs[share].open("wb") if share in logs else open(1, "wb", closefd=False) as output:
+            running[share] = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT)
+    while running:
+        time.sleep(0.05)
+        for share in [share for share, process in running.items() if process.poll() is not None]:
+            seconds[share] = time.monotonic() - start
+            good &= running.pop(share).returncode in (0, _NO_TESTS)
+    for share, log in logs.items():
+        print(
+            f"\nbeside it, {share} ({' '.join(shares[share])}):\n{log.read_text(encoding='utf-8', errors='replace')}",
+            end="",
+        )
+    return good, ", ".join(f"{share} {number:.0f}" for share, number in seconds.items())
+
+
+def main() -> int:
+    """The command."""
+    if len(sys.argv) < 2 or sys.argv[1] not in TIERS:
+        print(__doc__)
+        return 2
+    tier, start = sys.argv[1], time.monotonic()
+    good, seconds = run(*TIERS[tier], sys.argv[2:])
+    print(f"\n{tier}: {'passed' if good else 'FAILED'} in {time.monotonic() - start:.0f} s ({seconds})")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
