@@ -29,6 +29,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
 from scheduler_svc.observe.timelines import Timelines
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import WorkerResult
@@ -52,7 +53,7 @@ Goal: all together at most 65 MiB.
 class _Kept:
     """The buffers of one run; those not requested are as small as possible."""
 
-    log: StepLog | None
+    steps: StepNotifier
     timelines: Timelines | None
     tape: Tape
 
@@ -62,7 +63,7 @@ class _Kept:
         settings = SchedulerSettings(workers=("127.0.0.1:1",))
         num_events, ring_bytes = settings.max_logged_events, settings.record_ring_bytes
         return cls(
-            log=StepLog(settings.max_logged_steps) if "steps" in buffers else None,
+            steps=StepNotifier([StepLog(settings.max_logged_steps)] if "steps" in buffers else []),
             timelines=Timelines(lambda request_id: False, num_logged=num_events, num_heads=num_events)
             if "decisions" in buffers
             else None,
@@ -92,8 +93,7 @@ class _Run:
         for plan in self._core.schedule(self._now):
             if self._kept.timelines is not None:
                 self._kept.timelines.observe(plan.events)
-            if self._kept.log is not None:
-                self._kept.log.begin(plan, 1, planned_ns=int(1e9 * self._now), schedule_ns=100_000)
+            self._kept.steps.planned(plan, StepOrigin(int(1e9 * self._now), 100_000, epoch=1))
             if not plan.is_empty:
                 self._answer(plan)
 
@@ -109,10 +109,10 @@ class _Run:
         result = StepResult(plan.step, tokens, duration_s=_STEP_S)
         outcome = self._core.update(result, self._now)
         self._num_live -= sum(ended.request_done for ended in outcome.ended)
-        if self._kept.log is not None:
-            timings = worker_pb2.StepTimings(started_ns=10**18, queued_ns=10_000, prepare_ns=10_000, model_ns=9 * 10**6)
-            computed = plan.num_batched_tokens
-            self._kept.log.complete(WorkerResult(plan.step, result, {}, computed, int(1e9 * _STEP_S), timings))
+        timings = worker_pb2.StepTimings(started_ns=10**18, queued_ns=10_000, prepare_ns=10_000, model_ns=9 * 10**6)
+        computed = plan.num_batched_tokens
+        returned = WorkerResult(plan.step, result, {}, computed, int(1e9 * _STEP_S), timings)
+        self._kept.steps.returned(plan, returned, outcome)
 
 
 def keep(buffers: list[str], steps: int, running: int) -> int:

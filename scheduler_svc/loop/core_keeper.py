@@ -10,7 +10,6 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.workers.cache_agreement import CacheCounts, least
-from scheduler_svc.workers.cost_meter import CostMeter
 from scheduler_svc.workers.link import OwnedStream
 from svc_common.clock import NS_PER_S, monotonic_ns
 
@@ -64,13 +63,11 @@ class CoreKeeper:
         self._choice = self._started_with = choice
         self._tape = tape
         self._overlap = overlap
-        self._meter = CostMeter()
         self._last_step = 0
 
     def build(self, owned: Sequence[OwnedStream]) -> AnyCore:
         """Build a new core for these workers; it replaces the previous one."""
         step = self.core.step if self.core is not None else self._last_step
-        self._meter = CostMeter()
         workers = Workers.of(owned)
         self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
@@ -93,12 +90,6 @@ class CoreKeeper:
     def most_rows(self, workers: Workers) -> int:
         """Number of sequences that each worker reserved memory for."""
         return self._started_with.core_limits(workers.size).max_num_seqs
-
-    def observe_cost(self, num_tokens: int, num_moved_blocks: int, duration_ns: int) -> None:
-        """Measure a step's cost. The core gets new estimates once they change noticeably."""
-        costs = self._meter.observe(num_tokens, num_moved_blocks, duration_ns)
-        if costs is not None and self.core is not None:
-            self.core.observe_costs(costs)
 
     def change_policy(self, settings: Sequence[str], workers: Workers | None) -> tuple[int, list[policy_change.Change]]:
         """Change the policy by "KEY=VALUE" settings; returns the first step under it and the changed values.

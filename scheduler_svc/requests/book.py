@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.parts.deadlines import EXPIRED
-from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepPlan
-from scheduler_svc.core.reasons import CoreEvent
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens
 from scheduler_svc.core.request import SequenceStatus
-from scheduler_svc.observe.request_trace import PlanMoment
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
@@ -118,7 +116,7 @@ class RequestBook:
         self._room.enter(submission.tenant, len(submission.prompt))
         if submission.deadline_ns is not None:
             self._deadlines.add(live.core_id, submission.deadline_ns)
-        self._spans.accepted(live)
+        live.trace = self._spans.accepted(live)
         self.wake.set()
         return live
 
@@ -194,10 +192,6 @@ class RequestBook:
         live.place = RequestStage.PENDING
         self.inputs.enter(live)
 
-    def planned(self, plan: StepPlan, moment: Callable[[], PlanMoment]) -> None:
-        """Record a plan in the request spans; `moment` is called only if a request is traced."""
-        self._spans.planned(plan, moment)
-
     def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
         """Record that `step` schedules the request on that worker, for the first time or after a preemption or loss."""
         live, now_ns = self._by_core_id[core_id], self._clock()
@@ -218,12 +212,6 @@ class RequestBook:
         if live is not None:
             live.time.num_preemptions += 1
             live.time.preempted_since_ns = self._clock()
-
-    def explained(self, event: CoreEvent) -> None:
-        """Keep the core's latest event (state or waiting reason) of the request."""
-        live = self._by_core_id.get(event.request_id)
-        if live is not None:
-            live.last_event = event
 
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
         """Record the loss of the request's KV with its worker; False if it reached `max_worker_losses` and must be failed.
@@ -337,6 +325,7 @@ class RequestBook:
         self._by_core_id.pop(live.core_id, None)
         self.inputs.ended(live)
         self._spans.ended(live, error)
+        live.trace = None
         for listener in self._listeners:
             listener.ended(live, error)
         if live.submission.resumable and self._by_key.get(live.submission.key) is live:

@@ -11,7 +11,7 @@ import pytest
 from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from quire.offline.in_process_steps import NoWitness
+from quire.offline.in_process_steps import KeptSteps
 from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
 from tests.e2e.oracle import expected, mixed_jobs
 from tests.quire.up_process import ROOT
@@ -105,7 +105,7 @@ def test_its_steps_are_told(llm: LLM) -> None:
 def test_steps_are_kept_where_asked_for() -> None:
     """FailedPrecondition that says how; behind a gateway they are not this program's."""
     with pytest.raises(FailedPrecondition, match="log_steps=True"):
-        NoWitness().steps(tables=False)
+        KeptSteps(is_on=False).as_json(tables=False)
     with pytest.raises(ConfigError, match="log_steps"):
         LLM(target="127.0.0.1:1", log_steps=True)
 

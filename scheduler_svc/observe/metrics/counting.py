@@ -5,7 +5,9 @@ from prometheus_client import CollectorRegistry, Counter
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.parts.preemption import RECOMPUTE, SWAP
 from scheduler_svc.observe.metrics import definitions as d
-from scheduler_svc.observe.step_log import StepRecord
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
@@ -16,8 +18,8 @@ from svc_common.reasons import known_reason
 _UNSPECIFIED = common_pb2.FINISH_REASON_UNSPECIFIED
 
 
-class StepCounts:
-    """Listener of the step log. `sums`: its counters that the statistics line uses."""
+class StepCounts(StepObserver):
+    """Counts steps. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._steps = d.STEPS.counter(registry)
@@ -37,7 +39,7 @@ class StepCounts:
         self.sums = (self._steps, tokens, self._prompt_steps, self._output, self._failed)
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
 
-    def step(self, record: StepRecord) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Count a completed step."""
         self._steps.inc()
         self._schedule.observe(record.schedule_ns / NS_PER_S)
@@ -63,8 +65,8 @@ class StepCounts:
         return self._counted[1]
 
 
-class RequestCounts:
-    """Listener of the book. `sums`: its counters that the statistics line uses."""
+class RequestCounts(RequestListener):
+    """Counts requests. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue_time = d.QUEUE_TIME.histogram(registry)

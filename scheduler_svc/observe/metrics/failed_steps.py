@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable
 
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.step_log import StepRecord
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
 from svc_common.step_text import composition_text
 from svc_common.token_bucket import TokenBucket
 
@@ -15,8 +16,8 @@ SECONDS_PER_STEP = 10.0
 _LINES_OF_A_KIND = 32
 
 
-class FailedSteps:
-    """Listener of the step log. Rate limited to five failures at once and one per 10 s; the number skipped is logged.
+class FailedSteps(StepObserver):
+    """Logs failed steps. Rate limited to five failures at once and one per 10 s; the number skipped is logged.
 
     `admin_address()`: where operators fetch recordings. `now()`: monotonic seconds.
     """
@@ -27,7 +28,7 @@ class FailedSteps:
         self._allowance = TokenBucket(1 / SECONDS_PER_STEP, MOST_AT_ONCE, now)
         self._num_untold = 0
 
-    def step(self, record: StepRecord) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Log the step if it failed."""
         if not record.failure:
             return
