@@ -29,7 +29,8 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.step_log import StepLog
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import Timelines
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import WorkerResult
@@ -62,12 +63,14 @@ class _Kept:
         """Create the buffers with the scheduler's defaults."""
         settings = SchedulerSettings(workers=("127.0.0.1:1",))
         num_events, ring_bytes = settings.max_logged_events, settings.record_ring_bytes
+        tape = Tape(settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False)
+        logs = [StepLog(settings.max_logged_steps)] if "steps" in buffers else []
         return cls(
-            steps=StepNotifier([StepLog(settings.max_logged_steps)] if "steps" in buffers else []),
+            steps=StepNotifier(logs, freezer=tape.freezer),
             timelines=Timelines(lambda request_id: False, num_logged=num_events, num_heads=num_events)
             if "decisions" in buffers
             else None,
-            tape=Tape(settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False),
+            tape=tape,
         )
 
 

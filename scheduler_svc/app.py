@@ -122,7 +122,7 @@ class _SchedulerService:
             choice,
             self._lanes,
             self._book,
-            StepNotifier(self._observers()),
+            StepNotifier(self._observers(), freezer=self._tape.freezer),
             self._readiness,
             self._tape,
             self._adapters.id_of,

@@ -30,7 +30,8 @@ from quire.offline.llm_settings import named_as_in_python
 from quire.scheduling import scheduler_settings
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens
 from scheduler_svc.loop.settling import StepSettling
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.sequence_errors import sequence_error
@@ -84,7 +85,7 @@ class InProcessEngine:
         self._core = choice.for_model(size).build(fit)
         self._planner = RowPlanner(fit.max_num_seqs)
         self._kept = KeptSteps(is_on=log_steps)
-        self._settling = StepSettling(self, StepNotifier(self._kept.observers, self._core.spec.name))
+        self._settling = StepSettling(self, StepNotifier(self._kept.observers, policy=self._core.spec.name))
         self._live: dict[str, InProcessRequest] = {}
         self._aborted: list[RequestOutput] = []
         self._touched: dict[str, RequestOutput] = {}

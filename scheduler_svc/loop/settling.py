@@ -13,7 +13,8 @@ from typing import Protocol
 from scheduler_svc.core.plan import EndedSequence, StepPlan
 from scheduler_svc.loop.publishing import TokenReaders, count_drafts, publish
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.workers.result import WorkerResult
 from svc_common.clock import NS_PER_S, monotonic_ns
 

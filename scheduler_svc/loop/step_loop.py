@@ -21,7 +21,8 @@ from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.loop.settling import StepSettling
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings

@@ -78,8 +78,8 @@ class RequestSpans(StepObserver):
     def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
         if self._traces:
-            at_ns = unix_ns(record.planned_ns)
-            self._moment = PlanMoment(plan.step, at_ns, record.step_id, record.epoch, record.worker, record.worker_id)
+            o = record.origin
+            self._moment = PlanMoment(plan.step, unix_ns(o.planned_ns), o.step_id, o.epoch, o.worker, o.worker_id)
             self._take_plan(plan, self._moment)
 
     def _take_plan(self, plan: StepPlan, moment: PlanMoment) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord, Tables
-from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 
 MAX_STATES = 256
@@ -49,7 +48,7 @@ class StepLog(StepObserver):
         self._records.append(record)
         self._num_closed += 1
         while len(self._records) > self.max_steps:
-            self._records.popleft().change.apply(self._base)
+            self._records.popleft().change_tables(self._base)
         self._grown.set()
         self._grown = asyncio.Event()
 
@@ -75,7 +74,7 @@ class StepLog(StepObserver):
         for record in reversed(self._records):
             if record.closed_ns < since_ns:
                 return num_tokens / window_s
-            num_tokens += len(record.sampled_ids) // wire_arrays.I32.itemsize
+            num_tokens += record.num_sampled
         held_s = max(1e-3, (now_ns - self._records[0].closed_ns) / NS_PER_S) if self.num_dropped else window_s
         return num_tokens / held_s
 
@@ -119,7 +118,7 @@ class StepReader:
     def _reports(self, records: list[StepRecord]) -> Iterator[admin_pb2.StepReport]:
         for record in records:
             if self._tables is not None:
-                record.change.apply(self._tables)
+                record.change_tables(self._tables)
             if record.step >= self._since_step:
                 yield record.report(self._tables, state=self._state)
 

@@ -1,101 +1,58 @@
 """The record of one step: its plan and its result, for the step log, metrics and `quire steps`.
 
-Steps share columns: in fast decode names, token counts and prefill flags equal those of the step before, and
-so does `computed before - step`, so that a step costs only its sampled tokens. Messages are built on request.
-Block tables are kept as changes, from which the tables of any kept step can be rebuilt; a step that moves
-blocks keeps them whole.
+In fast decode a record costs little more than its sampled tokens. Messages are built on request. Block tables
+are kept as changes, from which the tables of any kept step can be rebuilt; a step that moves blocks keeps them
+whole.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
+from scheduler_svc.observe.plan_record import Pairs, PlanRecord
+from scheduler_svc.workers.result import SampledColumns
 from svc_common import wire_arrays
 from svc_common.clock import unix_ns
 
-Pairs = tuple[tuple[int, int], ...]
 Tables = dict[str, list[str]]
+NO_TOKENS = SampledColumns((), b"", b"")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scheduled:
-    """Columns of the scheduled sequences. `lead`: int32, tokens computed before the step minus the step number."""
+@dataclass(frozen=True, slots=True)
+class StepOrigin:
+    """How a plan was made, and where it is sent. Planning started at `planned_ns` (monotonic) and took `schedule_ns`.
 
-    names: tuple[str, ...]
-    ids: tuple[str, ...]
-    tokens: bytes
-    lead: bytes
-    prefill: bytes
-
-    def num_tokens(self) -> tuple[int, int]:
-        """Tokens of prefills and of decodes."""
-        tokens = _ints(self.tokens)
-        num_prefill = int(tokens[np.frombuffer(self.prefill, bool)].sum()) if 1 in self.prefill else 0
-        return num_prefill, int(tokens.sum()) - num_prefill
-
-
-@dataclass(slots=True)
-class TableChange:
-    """Changes of block tables by one step: sequences removed, then blocks appended. `whole` replaces all, if blocks moved.
-
-    `rank`: the dp rank that owns the blocks, if each has its own.
+    `worker`: number of the lane to the worker that runs it; `worker_id`: its boot id; `step_id`: the worker's
+    number of the step within `epoch`. `rank`: the dp rank that owns the blocks, if each has its own.
     """
 
-    left: tuple[str, ...] = ()
-    fresh: tuple[tuple[str, bytes], ...] = ()
-    appended: tuple[tuple[str, bytes], ...] = ()
-    whole: Tables | None = None
+    planned_ns: int = 0
+    schedule_ns: int = 0
+    epoch: int = 0
+    step_id: int = 0
+    worker: int = 0
+    worker_id: str = ""
     rank: int | None = None
-
-    def apply(self, tables: Tables) -> None:
-        """Apply the change to tables as of the step before."""
-        if self.whole is not None:
-            tables.clear()
-            tables.update({name: list(blocks) for name, blocks in self.whole.items()})
-            return
-        for name in self.left:
-            tables.pop(name, None)
-        for name, blocks in self.fresh:
-            tables[name] = _names_of(blocks, self.rank)
-        for name, blocks in self.appended:
-            tables.setdefault(name, []).extend(_names_of(blocks, self.rank))
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. Planning started at `planned_ns` and took `schedule_ns`; the result arrived at `closed_ns`, until then it is open.
+    """One step. The result arrived at `closed_ns` (monotonic); until then it is open.
 
-    `worker`: number of the lane to the worker that runs it; `worker_id`: its boot id; `step_id`: the worker's
-    number of the step within `epoch`. Times are monotonic. `failure`: empty if all succeeded; `WORKER_LOST`
-    (details in `why`); `NOT_FINITE` if only some sequences failed (`failed` has them with the reason); else the
-    reason of the worker's error.
+    `left`: sequences that the worker forgets before the step. `whole`: all block tables, if blocks moved.
+    `failure`: empty if all succeeded; `WORKER_LOST` (details in `why`); `NOT_FINITE` if only some sequences
+    failed (`failed` has them with the reason); else the reason of the worker's error.
     """
 
-    step: int
-    epoch: int
-    lane: int
+    plan: PlanRecord
+    origin: StepOrigin
     policy: str
-    scheduled: Scheduled
-    swap_in: Pairs
-    swap_out: Pairs
-    copy: Pairs
-    preempted: tuple[tuple[str, str], ...]
-    queues: tuple[int, int, int]
-    free: tuple[int, int]
-    change: TableChange
-    planned_ns: int = 0
-    schedule_ns: int = 0
-    step_id: int = 0
-    worker: int = 0
-    worker_id: str = ""
+    left: Sequence[str]
+    whole: Tables | None = None
+    sampled: SampledColumns = NO_TOKENS
     timings: worker_pb2.StepTimings | None = None
-    sampled_names: tuple[str, ...] = ()
-    sampled_counts: bytes = b""
-    sampled_ids: bytes = b""
     computed_tokens: int = 0
     duration_ns: int = 0
     error: str = ""
@@ -106,20 +63,44 @@ class StepRecord:
     closed_ns: int = 0
     state: admin_pb2.StepState | None = None
 
+    @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self.plan.step
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.sampled.token_ids) // wire_arrays.I32.itemsize
+
+    def change_tables(self, tables: Tables) -> None:
+        """Bring block tables from before the step's schedule() to right after it."""
+        if self.whole is not None:
+            tables.clear()
+            tables.update({name: list(blocks) for name, blocks in self.whole.items()})
+            return
+        for name in self.left:
+            tables.pop(name, None)
+        for name in self.plan.shape.fresh:
+            tables[name] = []
+        for name, blocks in self.plan.new_blocks():
+            tables.setdefault(name, []).extend(_names_of(blocks, self.origin.rank))
+
     def report(self, tables: Tables | None, *, state: bool = False) -> admin_pb2.StepReport:
         """The record as a message. `tables`: block tables right after this step's schedule(), if wanted; `state`: include it."""
+        plan = self.plan
         report = admin_pb2.StepReport(
-            step=self.step,
-            epoch=self.epoch,
-            lane=self.lane,
+            step=plan.step,
+            epoch=self.origin.epoch,
+            lane=plan.lane,
             policy=self.policy,
             scheduled=self._groups(),
-            swap_in=_pairs(self.swap_in),
-            swap_out=_pairs(self.swap_out),
-            copy=_pairs(self.copy),
-            preempted=[admin_pb2.Preempted(id=i, mode=m) for i, m in self.preempted],
-            queues=admin_pb2.Queues(waiting=self.queues[0], running=self.queues[1], swapped=self.queues[2]),
-            free=admin_pb2.FreeBlocks(gpu=self.free[0], cpu=self.free[1]),
+            swap_in=_pairs(plan.swap_in),
+            swap_out=_pairs(plan.swap_out),
+            copy=_pairs(plan.copy),
+            preempted=[admin_pb2.Preempted(id=i, mode=m) for i, m in plan.preempted],
+            queues=admin_pb2.Queues(waiting=plan.num_waiting, running=plan.num_running, swapped=plan.num_swapped),
+            free=admin_pb2.FreeBlocks(gpu=plan.free_gpu, cpu=plan.free_cpu),
             sampled=self._sampled(),
             computed_tokens=self.computed_tokens,
             error=self.error,
@@ -134,8 +115,8 @@ class StepRecord:
     def _times(self) -> admin_pb2.StepTimes:
         t = self.timings or worker_pb2.StepTimings()
         return admin_pb2.StepTimes(
-            planned_ns=unix_ns(self.planned_ns),
-            schedule_ns=self.schedule_ns,
+            planned_ns=unix_ns(self.origin.planned_ns),
+            schedule_ns=self.origin.schedule_ns,
             finished_ns=unix_ns(self.closed_ns),
             started_ns=t.started_ns,
             queued_ns=t.queued_ns,
@@ -147,38 +128,36 @@ class StepRecord:
 
     def _groups(self) -> list[admin_pb2.ScheduledGroup]:
         """Adjacent sequences of one request form one group."""
-        s = self.scheduled
-        tokens, lead, prefill = _ints(s.tokens).tolist(), _ints(s.lead).tolist(), s.prefill
+        shape = self.plan.shape
+        names, tokens, prefill = shape.names, shape.num_tokens, shape.is_prefill
+        before = shape.computed_before(self.step)
         groups = []
-        for request_id, members in itertools.groupby(range(len(s.names)), key=lambda i: s.ids[i]):
+        for request_id, members in itertools.groupby(range(len(names)), key=lambda i: names[i].rpartition("/")[0]):
             rows = list(members)
             groups.append(
                 admin_pb2.ScheduledGroup(
                     id=request_id,
-                    seqs=[s.names[i] for i in rows],
+                    seqs=[names[i] for i in rows],
                     tokens=sum(tokens[i] for i in rows),
-                    computed_before=lead[rows[0]] + self.step,
+                    computed_before=before[rows[0]],
                     prefill=any(prefill[i] for i in rows),
                 )
             )
         return groups
 
     def _sampled(self) -> list[admin_pb2.SampledTokens]:
-        ids, start, found = _ints(self.sampled_ids).tolist(), 0, []
-        for name, count in zip(self.sampled_names, _ints(self.sampled_counts).tolist(), strict=True):
+        ids, start, found = wire_arrays.unpack(self.sampled.token_ids, "token_ids").tolist(), 0, []
+        counts = wire_arrays.unpack(self.sampled.counts, "counts").tolist()
+        for name, count in zip(self.sampled.names, counts, strict=True):
             found.append(admin_pb2.SampledTokens(sequence=name, tokens=ids[start : start + count]))
             start += count
         return found
 
 
-def _ints(data: bytes) -> NDArray[np.int32]:
-    return np.frombuffer(data, dtype=wire_arrays.I32)
-
-
-def _names_of(blocks: bytes, rank: int | None) -> list[str]:
+def _names_of(blocks: Sequence[int], rank: int | None) -> list[str]:
     """Block names as in `Ledger.named_tables`."""
     suffix = "" if rank is None else f"@{rank}"
-    return [f"g{block}{suffix}" for block in _ints(blocks).tolist()]
+    return [f"g{block}{suffix}" for block in blocks]
 
 
 def _pairs(pairs: Pairs) -> list[admin_pb2.BlockPair]:

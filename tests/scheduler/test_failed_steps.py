@@ -13,9 +13,9 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin, StepRecord
 from tests.repo.cli_lines import parse_quire
 from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.test_step_log import entry

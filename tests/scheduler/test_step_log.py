@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.step_log import StepLog, StepReader
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
-from scheduler_svc.observe.step_record import Tables
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin, Tables
 from scheduler_svc.workers.result import WorkerResult
 from tests.core.builders import answer, make_core, make_request
 from tests.scheduler.harness import run_async, stack
@@ -27,7 +27,7 @@ class Logged:
 
     def __init__(self, max_steps: int, policy: str) -> None:
         self.log = StepLog(max_steps)
-        self._steps = StepNotifier([self.log], policy)
+        self._steps = StepNotifier([self.log], policy=policy)
         self.lost_worker = self._steps.lost_worker
 
     def begin(self, plan: StepPlan, epoch: int, whole: Tables | None = None) -> None:

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
-from scheduler_svc.observe.step_notifier import StepNotifier, StepOrigin
+from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin, StepRecord
 from scheduler_svc.workers.result import WorkerResult
 from tests.scheduler.test_step_log import entry, result
 

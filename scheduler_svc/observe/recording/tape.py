@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
@@ -28,19 +29,20 @@ class Tape:
     """Record buffer with its token renaming, both for the life of the process.
 
     `segment_steps`, `max_bytes`: as in `Ring`; recording is off if either is 0. `verbatim`: do not rename
-    tokens.
+    tokens. `freezer`: makes the records of plans, for others too.
     """
 
     def __init__(self, segment_steps: int, max_bytes: int, *, verbatim: bool, alias: Alias | None = None) -> None:
         self.is_on = segment_steps > 0 and max_bytes > 0
         self.rename = None if verbatim or not self.is_on else alias or Alias.drawn()
+        self.freezer = PlanFreezer()
         self._grown = asyncio.Event()
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="recording")
         self._ring = Ring(segment_steps, max_bytes, self._wake, self._pack_aside)
 
     def record(self, core: Scheduler, clock: Callable[[], float], about: dict[str, Any] | None = None) -> AnyCore:
         """Wrap a core so that it is recorded; it must hash prefixes with `rename`. Returns it as is if recording is off."""
-        return RecordingCore(core, self._ring, clock, about) if self.is_on else core
+        return RecordingCore(core, self._ring, clock, about, self.freezer) if self.is_on else core
 
     @property
     def num_segments(self) -> int:

@@ -18,10 +18,11 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
+from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import changes, codec
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.changes import Change
-from scheduler_svc.observe.recording.decision import DecisionMaker, first_difference
+from scheduler_svc.observe.recording.difference import first_difference
 from scheduler_svc.observe.recording.events import PlanEvent
 from scheduler_svc.observe.recording.probe import StepProbe, probe
 from scheduler_svc.observe.recording.recorder import RecordingCore
@@ -116,7 +117,7 @@ def test_probes_repeat_the_recorded_step(policy: str) -> None:
         ask = StepProbe.at(segments, event.decisions[0].step)
         for _ in range(2):
             for want, plan in zip(event.decisions, ask({}), strict=True):
-                assert first_difference(want, DecisionMaker().of(plan)) is None
+                assert first_difference(want, PlanFreezer().of(plan)) is None
 
 
 def test_steps_that_are_not_there() -> None:
