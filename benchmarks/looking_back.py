@@ -27,7 +27,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
@@ -56,21 +56,23 @@ class _Kept:
 
     steps: StepNotifier
     timelines: Timelines | None
-    tape: Tape
+    record_buffer: RecordBuffer
 
     @classmethod
     def of(cls, buffers: list[str]) -> "_Kept":
         """Create the buffers with the scheduler's defaults."""
         settings = SchedulerSettings(workers=("127.0.0.1:1",))
         num_events, ring_bytes = settings.max_logged_events, settings.record_ring_bytes
-        tape = Tape(settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False)
+        record_buffer = RecordBuffer(
+            settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False
+        )
         logs = [StepLog(settings.max_logged_steps)] if "steps" in buffers else []
         return cls(
-            steps=StepNotifier(logs, freezer=tape.freezer),
+            steps=StepNotifier(logs, freezer=record_buffer.freezer),
             timelines=Timelines(lambda request_id: False, num_logged=num_events, num_heads=num_events)
             if "decisions" in buffers
             else None,
-            tape=tape,
+            record_buffer=record_buffer,
         )
 
 
@@ -83,7 +85,7 @@ class _Run:
         )
         self._kept = kept
         self._now = 0.0
-        self._core = kept.tape.record(presets.build("quire", limits), lambda: self._now)
+        self._core = kept.record_buffer.record(presets.build("quire", limits), lambda: self._now)
         self._running = running
         self._num_added = self._num_live = 0
         self._rng = np.random.default_rng(1)

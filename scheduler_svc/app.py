@@ -30,8 +30,8 @@ from scheduler_svc.observe.metrics.failed_steps import FailedSteps
 from scheduler_svc.observe.metrics.reading import Watched
 from scheduler_svc.observe.metrics.service_metrics import SchedulerMetrics
 from scheduler_svc.observe.preemption_warnings import PreemptionWarnings
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.observe.step_notifier import StepNotifier
@@ -104,7 +104,9 @@ class _SchedulerService:
         self._spans = RequestSpans(self._telemetry, lambda: "" if readiness.serving else readiness.reason)
         self._book = RequestBook(settings, self._spans, monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
-        self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
+        self._record_buffer = RecordBuffer(
+            settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens
+        )
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
         choice = settings.policy_choice()
         self._adapters = AdapterRegistry(
@@ -122,9 +124,9 @@ class _SchedulerService:
             choice,
             self._lanes,
             self._book,
-            StepNotifier(self._observers(), freezer=self._tape.freezer),
+            StepNotifier(self._observers(), freezer=self._record_buffer.freezer),
             self._readiness,
-            self._tape,
+            self._record_buffer,
             self._adapters.id_of,
         )
         self._metrics_server = MetricsServer(self._metrics.registry)
@@ -149,7 +151,7 @@ class _SchedulerService:
             IntegrityCheck(self._core, settings.integrity_check_every),
             self._log,
             metrics.steps,
-            FailedSteps(self._tape, lambda: self.admin_address, time.monotonic),
+            FailedSteps(self._record_buffer, lambda: self.admin_address, time.monotonic),
             *([metrics.stats_line] if settings.stats_interval_s else []),
         ]
 
@@ -190,7 +192,7 @@ class _SchedulerService:
             core=self._core,
             log=self._log,
             explanations=self._explanations,
-            tape=self._tape,
+            record_buffer=self._record_buffer,
             set_policy=self._loop.set_policy,
             adapters=calls,
             load=LoadReport(self._settings, self._book, self._core, self._log, self._readiness),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.loop import policy_change
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.workers.cache_agreement import CacheCounts, least
 from scheduler_svc.workers.link import OwnedStream
@@ -57,11 +57,11 @@ class CoreKeeper:
     recordings contain.
     """
 
-    def __init__(self, choice: PolicyChoice, tape: Tape, *, overlap: bool | None) -> None:
+    def __init__(self, choice: PolicyChoice, record_buffer: RecordBuffer, *, overlap: bool | None) -> None:
         self.core: AnyCore | None = None
         self.overlaps = bool(overlap)
         self._choice = self._started_with = choice
-        self._tape = tape
+        self._record_buffer = record_buffer
         self._overlap = overlap
         self._last_step = 0
 
@@ -71,14 +71,14 @@ class CoreKeeper:
         workers = Workers.of(owned)
         self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
-        core = choice.build(choice.core_limits(workers.size), rename=self._tape.rename)
+        core = choice.build(choice.core_limits(workers.size), rename=self._record_buffer.rename)
         about = {
             "model_digest": workers.limits.model_digest,
             "worker": ",".join(each.worker_boot_id for each in owned),
             "epoch": owned[0].epoch,
             "max_under_way": None if self.overlaps and not core.has_worker_per_lane else 1,
         }
-        self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
+        self.core = self._record_buffer.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step
         return self.core
 

@@ -1,10 +1,19 @@
-"""The engine loop: plan, send and publish steps for as long as the process lives.
+"""The engine loop: plan, send and settle steps for as long as the process lives.
 
-With overlap, up to as many plans are in flight as the policy plans ahead (plan k+1 is sent before result k is
-read); without, one. If each lane has its own worker, all ranks are planned for together once all are done, as
-Chitu's collector does; a rank without work gets no message and no step in the log. Results are taken in the
-order of arrival. Inputs are taken before each plan (`intake`); `lane_keeper` handles workers that connect and
-fail.
+A turn, with overlap (`depth` plans in flight) and without:
+
+    overlap                                     no overlap
+      take ends, new requests                     take ends, new requests
+      plan k+1 = core.schedule()                  plan k = core.schedule()
+      announce(plan k+1), send                    announce(plan k), send
+      again, while there is room                  wait for the result of k
+      wait for the result of k                    settle(plan k, result k)
+      settle(plan k, result k)
+
+`settling` is what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect
+and fail. If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's
+collector does; a rank without work gets no message and no step in the log. Results are taken in the order of
+arrival.
 """
 
 import asyncio
@@ -19,8 +28,8 @@ from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.lane_keeper import LaneKeeper
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.loop.settling import StepSettling
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice
@@ -56,11 +65,11 @@ class StepLoop:
         book: RequestBook,
         steps: StepNotifier,
         readiness: Readiness,
-        tape: Tape,
+        record_buffer: RecordBuffer,
         adapter_id: Callable[[str], int],
     ) -> None:
         self._no_worker_timeout_ns = int(settings.no_worker_timeout_s * NS_PER_S)
-        self._keeper = CoreKeeper(choice, tape, overlap=settings.overlap)
+        self._keeper = CoreKeeper(choice, record_buffer, overlap=settings.overlap)
         self._book = book
         self._readiness = readiness
         self._settling = StepSettling(book, steps)

@@ -12,7 +12,7 @@ from quire.cli.operators.record import app as record_command
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
 from scheduler_svc.observe.recording.file_format import Recording
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepOrigin, StepRecord
@@ -118,7 +118,7 @@ def _lost(step: int, num_groups: int) -> StepRecord:
 def test_after_a_burst_one_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     """What was not told is counted with the next that is; a large batch is cut off."""
     now_s = [0.0]
-    failed = FailedSteps(Tape(0, 0, verbatim=False), lambda: "127.0.0.1:1", lambda: now_s[0])
+    failed = FailedSteps(RecordBuffer(0, 0, verbatim=False), lambda: "127.0.0.1:1", lambda: now_s[0])
     for step in range(1, 31):
         failed.on_end(_lost(step, 1))
         now_s[0] += 1.0

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
 from svc_common.step_text import composition_text
@@ -22,8 +22,8 @@ class FailedSteps(StepObserver):
     `admin_address()`: where operators fetch recordings. `now()`: monotonic seconds.
     """
 
-    def __init__(self, tape: Tape, admin_address: Callable[[], str], now: Callable[[], float]) -> None:
-        self._tape = tape
+    def __init__(self, record_buffer: RecordBuffer, admin_address: Callable[[], str], now: Callable[[], float]) -> None:
+        self._record_buffer = record_buffer
         self._admin_address = admin_address
         self._allowance = TokenBucket(1 / SECONDS_PER_STEP, MOST_AT_ONCE, now)
         self._num_untold = 0
@@ -48,7 +48,7 @@ class FailedSteps(StepObserver):
         return "\n".join(lines)
 
     def _recording(self, step: int) -> str:
-        place = self._tape.place_of(step) if self._tape.is_on else None
+        place = self._record_buffer.place_of(step) if self._record_buffer.is_on else None
         if place is None:
             return "it is not recorded; --record-memory says how much memory is for that"
         number, position = place

@@ -18,7 +18,7 @@ from scheduler_svc.observe.recording.events import (
     Returned,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, Tokens
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.recording.snapshot import CoreSnapshot
 
 _HEAD = struct.Struct("<III")

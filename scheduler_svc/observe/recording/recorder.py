@@ -34,14 +34,14 @@ from scheduler_svc.observe.recording.events import (
     WorkerLost,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, column_of, ints, tokens
-from scheduler_svc.observe.recording.ring import Ring
+from scheduler_svc.observe.recording.segment_buffer import SegmentBuffer
 from svc_common.errors import QuireError
 
 log = logging.getLogger(__name__)
 
 
 class RecordingCore:
-    """A `Scheduler` with the same methods: inputs are recorded in `ring`, reads go straight to the core.
+    """A `Scheduler` with the same methods: inputs are recorded in `buffer`, reads go straight to the core.
 
     `clock`: seconds, as passed to `schedule`. `about`: what else a replay needs; "max_under_way" is the
     number of plans that the service sends ahead of results. `freezer`: makes the records of plans. An error in
@@ -51,13 +51,13 @@ class RecordingCore:
     def __init__(
         self,
         core: Scheduler,
-        ring: Ring,
+        buffer: SegmentBuffer,
         clock: Callable[[], float],
         about: dict[str, Any] | None = None,
         freezer: PlanFreezer | None = None,
     ) -> None:
         self.core = core
-        self._ring = ring
+        self._buffer = buffer
         self._clock = clock
         self._about = about or {}
         self._freezer = freezer or PlanFreezer()
@@ -127,7 +127,7 @@ class RecordingCore:
 
     def schedule(self, now: float) -> list[StepPlan]:
         """As `Scheduler.schedule`. First starts a new segment, with a snapshot, if there is none or the current one is full."""
-        if self._ring.is_full or not self._has_begun:
+        if self._buffer.is_full or not self._has_begun:
             self._begin()
         try:
             plans = self.core.schedule(now)
@@ -205,7 +205,7 @@ class RecordingCore:
     def _take_snapshot(self) -> None:
         taken = snapshot.take(self.core, self._records)
         about = {**self._about, "spec": asdict(self.core.spec), "limits": asdict(self.core.state.limits)}
-        self._ring.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
+        self._buffer.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
         self._has_begun = True
         self._shape = None
         self._expected.clear()
@@ -216,7 +216,7 @@ class RecordingCore:
     def _add(self, event: Event) -> None:
         """Record an event. Events before the first plan are covered by its snapshot."""
         if self._has_begun:
-            self._ring.add(event)
+            self._buffer.add(event)
 
     def _note_plans(self, now: float, plans: list[StepPlan]) -> None:
         decisions, num_bytes = self._freezer.of_all(plans), 200
@@ -227,7 +227,7 @@ class RecordingCore:
             self._expected[plan.step] = shape.sampling
             if plan.steady is not None:
                 self._steady[plan.step] = plan.steady
-        self._ring.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
+        self._buffer.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
 
     def _note_result(
         self,
@@ -239,7 +239,7 @@ class RecordingCore:
     ) -> None:
         record = _plain_record(result, steady, expected)
         record = record or ResultRecord.of(result, _by_name(result, steady), expected)
-        self._ring.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
+        self._buffer.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
 
     def _forget(self, ended: list[EndedSequence]) -> None:
         for sequence in ended:

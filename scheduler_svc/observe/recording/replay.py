@@ -35,7 +35,7 @@ from scheduler_svc.observe.recording.events import (
 from scheduler_svc.observe.recording.history import ReplayHistory
 from scheduler_svc.observe.recording.inputs import token_ids
 from scheduler_svc.observe.recording.recorder import failure
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import QuireError
 
 _I32 = np.dtype("<i4")
