@@ -78,8 +78,9 @@ class RequestSpans(StepObserver):
     def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
         if self._traces:
-            o = record.origin
-            self._moment = PlanMoment(plan.step, unix_ns(o.planned_ns), o.step_id, o.epoch, o.worker, o.worker_id)
+            origin = record.origin
+            at_ns = unix_ns(origin.planned_ns)
+            self._moment = PlanMoment(plan.step, at_ns, origin.step_id, origin.epoch, origin.worker, origin.worker_id)
             self._take_plan(plan, self._moment)
 
     def _take_plan(self, plan: StepPlan, moment: PlanMoment) -> None:

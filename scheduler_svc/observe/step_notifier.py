@@ -73,9 +73,10 @@ class StepNotifier:
     def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None, why: str = "") -> None:
         """Close steps (None: all open ones) without a result, and note that the sequences were removed from the worker."""
         for step in list(self._open) if steps is None else steps:
-            if step in self._open:
-                self._open[step].failure, self._open[step].why = WORKER_LOST, why
-                self._close(self._open[step], "the worker was lost")
+            record = self._open.get(step)
+            if record is not None and not record.is_closed:
+                record.failure, record.why = WORKER_LOST, why
+                self._close(record, "the worker was lost")
         self._left.extend(names)
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -89,10 +90,11 @@ class StepNotifier:
 
     def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
         """The sampled tokens; who got how many is shared with the step before if it is the same."""
-        sampled = result.sampled
         if result.branches:
             runs = {run.name: run.token_ids for run in outcome.runs}
             sampled = SampledColumns.of({**runs, **result.result.tokens})
+        else:
+            sampled = result.sampled
         last = self._last_sampled
         if sampled.names is not last.names and (sampled.names, sampled.counts) == (last.names, last.counts):
             sampled = SampledColumns(last.names, last.counts, sampled.token_ids)
