@@ -27,8 +27,10 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import Timelines
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import WorkerResult
@@ -52,21 +54,25 @@ Goal: all together at most 65 MiB.
 class _Kept:
     """The buffers of one run; those not requested are as small as possible."""
 
-    log: StepLog | None
+    steps: StepNotifier
     timelines: Timelines | None
-    tape: Tape
+    record_buffer: RecordBuffer
 
     @classmethod
     def of(cls, buffers: list[str]) -> "_Kept":
         """Create the buffers with the scheduler's defaults."""
         settings = SchedulerSettings(workers=("127.0.0.1:1",))
         num_events, ring_bytes = settings.max_logged_events, settings.record_ring_bytes
+        record_buffer = RecordBuffer(
+            settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False
+        )
+        logs = [StepLog(settings.max_logged_steps)] if "steps" in buffers else []
         return cls(
-            log=StepLog(settings.max_logged_steps) if "steps" in buffers else None,
+            steps=StepNotifier(logs, freezer=record_buffer.freezer),
             timelines=Timelines(lambda request_id: False, num_logged=num_events, num_heads=num_events)
             if "decisions" in buffers
             else None,
-            tape=Tape(settings.record_segment_steps, ring_bytes if "recording" in buffers else 0, verbatim=False),
+            record_buffer=record_buffer,
         )
 
 
@@ -79,7 +85,7 @@ class _Run:
         )
         self._kept = kept
         self._now = 0.0
-        self._core = kept.tape.record(presets.build("quire", limits), lambda: self._now)
+        self._core = kept.record_buffer.record(presets.build("quire", limits), lambda: self._now)
         self._running = running
         self._num_added = self._num_live = 0
         self._rng = np.random.default_rng(1)
@@ -92,8 +98,7 @@ class _Run:
         for plan in self._core.schedule(self._now):
             if self._kept.timelines is not None:
                 self._kept.timelines.observe(plan.events)
-            if self._kept.log is not None:
-                self._kept.log.begin(plan, 1, planned_ns=int(1e9 * self._now), schedule_ns=100_000)
+            self._kept.steps.planned(plan, StepOrigin(int(1e9 * self._now), 100_000, epoch=1))
             if not plan.is_empty:
                 self._answer(plan)
 
@@ -109,10 +114,10 @@ class _Run:
         result = StepResult(plan.step, tokens, duration_s=_STEP_S)
         outcome = self._core.update(result, self._now)
         self._num_live -= sum(ended.request_done for ended in outcome.ended)
-        if self._kept.log is not None:
-            timings = worker_pb2.StepTimings(started_ns=10**18, queued_ns=10_000, prepare_ns=10_000, model_ns=9 * 10**6)
-            computed = plan.num_batched_tokens
-            self._kept.log.complete(WorkerResult(plan.step, result, {}, computed, int(1e9 * _STEP_S), timings))
+        timings = worker_pb2.StepTimings(started_ns=10**18, queued_ns=10_000, prepare_ns=10_000, model_ns=9 * 10**6)
+        computed = plan.num_batched_tokens
+        returned = WorkerResult(plan.step, result, {}, computed, int(1e9 * _STEP_S), timings)
+        self._kept.steps.returned(plan, returned, outcome)
 
 
 def keep(buffers: list[str], steps: int, running: int) -> int:

@@ -18,8 +18,8 @@ from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.link import Link, Scheduling, SimulatedAnswer
 from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.observe.recording.file_format import Recording, RecordingWriter
-from scheduler_svc.observe.recording.ring import RecordingSegment
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import ConfigError
 
 SUFFIX = ".rec"
@@ -32,22 +32,24 @@ def write(path: Path, policy: str, workload: Workload, load: Load) -> Simulation
 
     Tokens are stored verbatim, since they are synthetic. The file begins after the first request has arrived.
     """
-    tape = Tape(_SEGMENT_STEPS, _MAX_BYTES, verbatim=True)
+    record_buffer = RecordBuffer(_SEGMENT_STEPS, _MAX_BYTES, verbatim=True)
     line = _Line()
-    core = tape.record(policies_runs.build(policy, load), line.now, {"workload": workload.name, "seed": workload.seed})
+    core = record_buffer.record(
+        policies_runs.build(policy, load), line.now, {"workload": workload.name, "seed": workload.seed}
+    )
     core.observe_costs(GPU.costs)
     history = policies_runs.simulate(core, workload, connect=line).run()
-    _save(path, tape)
+    _save(path, record_buffer)
     return history
 
 
-def _save(path: Path, tape: Tape) -> None:
-    segments = tape.segments()
+def _save(path: Path, record_buffer: RecordBuffer) -> None:
+    segments = record_buffer.segments()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         writer = RecordingWriter(file)
-        writer.write(tape.beginning())
-        for packed in tape.pack(segments):
+        writer.write(record_buffer.beginning())
+        for packed in record_buffer.pack(segments):
             writer.write(packed.frame)
         writer.finish(num_segments=len(segments), num_steps=sum(segment.num_steps for segment in segments))
 

@@ -7,6 +7,7 @@ load.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,12 +23,19 @@ from scheduler_svc.gateways.engine_service import EngineServicer
 from scheduler_svc.gateways.gateway_table import FrontendTable
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.loop.step_loop import StepLoop
+from scheduler_svc.observe.cost_feedback import CostFeedback
 from scheduler_svc.observe.explanations import Explanations
+from scheduler_svc.observe.integrity_check import IntegrityCheck
+from scheduler_svc.observe.metrics.failed_steps import FailedSteps
 from scheduler_svc.observe.metrics.reading import Watched
 from scheduler_svc.observe.metrics.service_metrics import SchedulerMetrics
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.preemption_warnings import PreemptionWarnings
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
@@ -96,7 +104,9 @@ class _SchedulerService:
         self._spans = RequestSpans(self._telemetry, lambda: "" if readiness.serving else readiness.reason)
         self._book = RequestBook(settings, self._spans, monotonic_ns)
         self._log = StepLog(settings.max_logged_steps)
-        self._tape = Tape(settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens)
+        self._record_buffer = RecordBuffer(
+            settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens
+        )
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
         choice = settings.policy_choice()
         self._adapters = AdapterRegistry(
@@ -107,27 +117,43 @@ class _SchedulerService:
         for name, path in settings.adapter_paths().items():
             self._adapters.declare(name, path)
         self._lanes = self._make_lanes(choice)
+        watched = Watched(settings, self._book, self._core, self._explanations, self._readiness, self._lanes)
+        self._metrics = SchedulerMetrics(watched, self._telemetry)
         self._loop = StepLoop(
             settings,
             choice,
             self._lanes,
             self._book,
-            self._log,
+            StepNotifier(self._observers(), freezer=self._record_buffer.freezer),
             self._readiness,
-            self._explanations,
-            self._tape,
+            self._record_buffer,
             self._adapters.id_of,
         )
-        watched = Watched(
-            settings, self._book, lambda: self._loop.core, self._explanations, self._readiness, self._lanes
-        )
-        self._metrics = SchedulerMetrics(watched, self._log, self._tape, self._telemetry, lambda: self.admin_address)
         self._metrics_server = MetricsServer(self._metrics.registry)
         call_later = asyncio.get_running_loop().call_later
         self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
         self._health_task: asyncio.Task[None] | None = None
         self._server, self._admin_server = self._peers.server(GATEWAY), self._peers.server(GATEWAY, OPERATOR)
+
+    def _core(self) -> AnyCore | None:
+        """The core in use; None before the workers have reported their block counts."""
+        return self._loop.core
+
+    def _observers(self) -> list[StepObserver]:
+        """All observers of steps, in the order in which they are called."""
+        settings, metrics = self._settings, self._metrics
+        return [
+            self._spans,
+            self._explanations,
+            PreemptionWarnings(self._book.log_extra),
+            CostFeedback(self._core),
+            IntegrityCheck(self._core, settings.integrity_check_every),
+            self._log,
+            metrics.steps,
+            FailedSteps(self._record_buffer, lambda: self.admin_address, time.monotonic),
+            *([metrics.stats_line] if settings.stats_interval_s else []),
+        ]
 
     def _make_lanes(self, choice: PolicyChoice) -> list[WorkerLane]:
         """One lane for each worker address."""
@@ -162,15 +188,14 @@ class _SchedulerService:
         engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
         calls = AdapterCalls(self._adapters)
-        loop = self._loop
         admin = AdminParts(
-            core=lambda: loop.core,
+            core=self._core,
             log=self._log,
             explanations=self._explanations,
-            tape=self._tape,
-            set_policy=loop.set_policy,
+            record_buffer=self._record_buffer,
+            set_policy=self._loop.set_policy,
             adapters=calls,
-            load=LoadReport(self._settings, self._book, lambda: loop.core, self._log, self._readiness),
+            load=LoadReport(self._settings, self._book, self._core, self._log, self._readiness),
             lanes=self._lanes,
             readiness=self._readiness,
             book=self._book,
@@ -191,7 +216,7 @@ class _SchedulerService:
     async def run(self, stop: asyncio.Event) -> None:
         """Run steps until `stop`. Raises if the step loop ends with an error."""
         loop = asyncio.create_task(self._loop.run(), name="step-loop")
-        told = asyncio.create_task(self._metrics.tell(self._settings.stats_interval_s), name="stats")
+        told = asyncio.create_task(self._metrics.stats_line.run(self._settings.stats_interval_s), name="stats")
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)

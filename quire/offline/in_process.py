@@ -25,18 +25,19 @@ from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import AnyParams, PoolingParams, SamplingParams
 from quire.offline.in_process_adapters import InProcessAdapters
 from quire.offline.in_process_request import InProcessRequest
-from quire.offline.in_process_steps import LoggedSteps, NoWitness, StepWitness
+from quire.offline.in_process_requests import InProcessRequests
+from quire.offline.in_process_steps import KeptSteps
 from quire.offline.llm_settings import named_as_in_python
 from quire.scheduling import scheduler_settings
-from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepPlan
-from scheduler_svc.loop.publishing import publish
+from scheduler_svc.loop.settling import StepSettling
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
-from scheduler_svc.requests.choice_output import Ending
-from scheduler_svc.requests.sequence_errors import sequence_error
 from scheduler_svc.requests.submission import parse, to_core
-from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
+from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
+from svc_common import rpc
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, QuireError
 from worker_svc.engine import Engine, Progress
@@ -81,9 +82,9 @@ class InProcessEngine:
         self._defaults = validation.SamplingDefaults.from_generation_config(self.text_model.generation_config)
         self._core = choice.for_model(size).build(fit)
         self._planner = RowPlanner(fit.max_num_seqs)
-        self._witness: StepWitness = LoggedSteps(self._core.spec.name) if log_steps else NoWitness()
-        self._live: dict[str, InProcessRequest] = {}
-        self._aborted: list[RequestOutput] = []
+        self._kept = KeptSteps(is_on=log_steps)
+        self._live = InProcessRequests(self._core.stop_at)
+        self._settling = StepSettling(self._live, StepNotifier(self._kept.observers, policy=self._core.spec.name))
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class InProcessEngine:
             ChoiceEvents(i, self._text(resolved, i), with_logprobs=submission.sampling.logprobs)
             for i in range(submission.num_choices)
         ]
-        self._live[request_id] = InProcessRequest(
+        live = InProcessRequest(
             submission,
             request,
             None if isinstance(prompt, Conversation) else prompt,
@@ -109,6 +110,7 @@ class InProcessEngine:
             submission.adapter or self.limits.model,
             normalize=isinstance(params, PoolingParams) and params.normalize,
         )
+        self._live.add(request_id, live)
 
     def _text(self, resolved: validation.ResolvedRequest, choice: int) -> TextStream:
         parser = None if resolved.parsing is None else resolved.parsing.parser(choice)
@@ -163,19 +165,17 @@ class InProcessEngine:
         wanted = [request_id for request_id in sorted(request_ids) if request_id in self._live]
         self._core.abort(wanted)
         for request_id in wanted:
-            live = self._live.pop(request_id)
-            live.abort()
-            self._aborted.append(live.output)
+            self._live.abort(request_id)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """End requests without reporting them from `step`."""
         gone = set(request_ids)
         self.abort(gone)
-        self._aborted = [output for output in self._aborted if output.request_id not in gone]
+        self._live.forget(gone)
 
     def has_unfinished(self) -> bool:
         """True if `step` has anything to run or report."""
-        return bool(self._live or self._aborted)
+        return self._live.has_news
 
     def close(self) -> None:
         """End all requests and reset the engine."""
@@ -186,104 +186,36 @@ class InProcessEngine:
 
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
         """See Backend."""
-        return self._witness.steps(tables=tables)
+        return self._kept.as_json(tables=tables)
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the requests with new output; finished ones for the last time."""
-        touched: dict[str, RequestOutput] = {output.request_id: output for output in self._aborted}
-        self._aborted.clear()
         began_ns = monotonic_ns()
         for plan in self._core.schedule(began_ns / NS_PER_S):
-            self._witness.planned(plan, self._core, began_ns)
-            self._end_all(plan.ended, touched)
+            self._live.step_error = None
+            origin = StepOrigin(planned_ns=began_ns, schedule_ns=monotonic_ns() - began_ns)
+            self._settling.announce(self._core, plan, origin)
             if plan.left or not plan.is_empty:
-                self._run(plan, touched)
-        return list(touched.values())
-
-    def _run(self, plan: StepPlan, touched: dict[str, RequestOutput]) -> None:
-        message = self._planner.encode(plan, self._sampling)
-        try:
-            result = self._decoded(message)
-        except QuireError as error:
-            self._fail(plan, error, touched)
-            return
-        outcome = self._core.update(result.result, monotonic_ns() / NS_PER_S)
-        self._witness.ran(result, outcome)
-        publish(outcome, result, self)
-        self._end_all(outcome.ended, touched)
-        for request_id in dict.fromkeys(run.request_id for run in outcome.runs):
-            if request_id in self._live and not self._live[request_id].made.ranked:
-                self._deliver(request_id, touched)
+                self._settling.settle(self._core, plan, self._executed(self._planner.encode(plan, self._sampling)))
+                self._live.deliver()
+        return self._live.take_reported()
 
     def _sampling(self, request_id: str) -> RowSampling:
         live = self._live[request_id]
         return live.submission.row_sampling(self.limits, live.request.lora_id)
 
-    def _decoded(self, message: worker_pb2.SchedulerOutputs) -> WorkerResult:
-        output = self._engine.execute(message)
+    def _executed(self, message: worker_pb2.SchedulerOutputs) -> WorkerResult:
+        """The step's result. If it could not run, its requests end with `step_error`."""
+        try:
+            output = self._engine.execute(message)
+        except QuireError as error:
+            self._live.step_error = error
+            output = worker_pb2.WorkerOutputs(error=rpc.to_error_status(error))
         output.step_id, output.epoch = message.step_id, message.epoch
         result = self._planner.decode(output)
         if result is None:
             raise Internal(f"the engine answered step {output.step_id}, which is not awaited")
         return result
-
-    def _fail(self, plan: StepPlan, error: QuireError, touched: dict[str, RequestOutput]) -> None:
-        """Fail the requests of a step that could not run; other requests continue."""
-        void = worker_pb2.WorkerOutputs(step_id=self._planner.last_step_id, epoch=self._planner.epoch)
-        self._planner.decode(void)
-        outcome = self._core.fail_step(plan.step, error.message)
-        for ended in outcome.ended:
-            live = self._live.pop(ended.request_id)
-            live.fail(error)
-            touched[ended.request_id] = live.output
-
-    # --- what a step gave (publishing.Readers) ---------------------------------------------------------------------
-
-    def put_tokens(self, run: SequenceTokens, step: int, extras: TokenExtras | None) -> None:
-        """See Readers."""
-        live = self._live[run.request_id]
-        wants_tops = live.submission.num_top_logprobs > 0
-        live.made.put(run, extras, logprobs=live.submission.sampling.logprobs, tops=wants_tops)
-
-    def put_prompt(self, core_id: str, run: PromptRun) -> None:
-        """See Readers."""
-        prompt = self._live[core_id].made.prompt
-        if prompt is not None:
-            prompt.put(run)
-
-    def put_embedding(self, core_id: str, values: bytes) -> None:
-        """See Readers."""
-        self._live[core_id].made.embedding = values
-
-    def _end_all(self, ended: Iterable[EndedSequence], touched: dict[str, RequestOutput]) -> None:
-        for end in ended:
-            live = self._live.get(end.request_id)
-            if live is None:
-                continue  # already ended by a stop string or by the failure of another sequence
-            if end.error is not None:
-                self._core.abort([end.request_id])
-                del self._live[end.request_id]
-                live.fail(sequence_error(end.error, live.submission))
-                touched[end.request_id] = live.output
-            elif live.made.ranked:
-                if end.request_done:
-                    live.made.rank(live.request)
-                    self._deliver(end.request_id, touched)
-            else:
-                choice = live.made.choices[end.index]
-                choice.ending = choice.ending or Ending.of(end.status, end.stop_token_id)
-                self._deliver(end.request_id, touched)
-
-    def _deliver(self, request_id: str, touched: dict[str, RequestOutput]) -> None:
-        """Report a request's new output; a stop string ends its choice, and the last choice ends the request."""
-        live = self._live[request_id]
-        for choice, num_tokens in live.deliver():
-            if not live.made.ranked:
-                self._core.stop_at(f"{request_id}/{choice}", num_tokens)
-        touched[request_id] = live.output
-        if live.is_complete:
-            del self._live[request_id]
-            live.finish()
 
 
 # --- the composition root ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines
 
 _MS_PER_S = 1e3

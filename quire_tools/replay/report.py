@@ -10,7 +10,7 @@ from rich.table import Table
 from quire_tools.replay.memory_course import MemoryPoint
 from quire_tools.replay.what_if import WhatIf
 from quire_tools.simulation.history import Figures
-from scheduler_svc.observe.recording.decision import Difference
+from scheduler_svc.observe.recording.difference import Difference
 from scheduler_svc.observe.recording.replay import ReplayReport
 
 _MS = 1e3

@@ -25,7 +25,7 @@ from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.events import Added, Event, PlanEvent
 from scheduler_svc.observe.recording.history import RequestSteps
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.keys import limit_names
 from svc_common.errors import ConfigError, FailedPrecondition

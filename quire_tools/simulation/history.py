@@ -8,14 +8,7 @@ import numpy as np
 
 from quire_tools.simulation.cost_model import StepShape
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.request import Request, SequenceStatus
-
-ENDS = {
-    SequenceStatus.FINISHED_STOPPED: "stop",
-    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
-    SequenceStatus.FINISHED_ABORTED: "abort",
-    SequenceStatus.FINISHED_IGNORED: "ignored",
-}
+from scheduler_svc.core.request import Request
 
 
 @dataclass(slots=True)

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from quire_tools.simulation.cost_model import first_computed
-from quire_tools.simulation.history import ENDS, RequestHistory, SimulationHistory
+from quire_tools.simulation.history import RequestHistory, SimulationHistory
 from quire_tools.simulation.link import SimulatedAnswer
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
+from scheduler_svc.observe.recording.history import end_of
 
 OnToken = Callable[[str, int], None]
 
@@ -105,5 +106,4 @@ class Recorder:
         for e in ended:
             record = self.history.requests[e.request_id]
             if record.end is None and e.request_done:
-                failed = "failed" if e.error is not None and ENDS[e.status] == "abort" else ENDS[e.status]
-                record.end, record.end_s, record.end_step = why or failed, now, step
+                record.end, record.end_s, record.end_step = why or end_of(e), now, step

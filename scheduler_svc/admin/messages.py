@@ -4,7 +4,7 @@ from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.core.reasons import Numbers
-from scheduler_svc.observe.recording.needs import Needs
+from scheduler_svc.observe.counterfactual.search import Counterfactual
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.timelines import WaitEpisode
 from svc_common.clock import NS_PER_S, unix_ns
@@ -51,7 +51,7 @@ def memory_message(report: MemoryReport) -> admin_pb2.MemoryReport:
     )
 
 
-def episode_message(episode: WaitEpisode, needs: Needs) -> admin_pb2.Episode:
+def episode_message(episode: WaitEpisode, needs: Counterfactual) -> admin_pb2.Episode:
     """One episode of a timeline, with its counterfactual: what would have ended it."""
     return admin_pb2.Episode(
         from_step=episode.from_step,

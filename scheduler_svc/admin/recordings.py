@@ -4,20 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.observe.recording.tape import SentSegment, Tape, TapeReader
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer, RecordBufferReader, SentSegment
 from svc_common.errors import FailedPrecondition
 
 _PART_BYTES = 2**20
 
 
-async def dump(tape: Tape, request: admin_pb2.DumpRecordingRequest) -> AsyncIterator[admin_pb2.DumpRecordingResponse]:
+async def dump(
+    record_buffer: RecordBuffer, request: admin_pb2.DumpRecordingRequest
+) -> AsyncIterator[admin_pb2.DumpRecordingResponse]:
     """Kept segments, oldest first; with `follow`, new ones as they are completed. FailedPrecondition if recording is off."""
-    if not tape.is_on:
+    if not record_buffer.is_on:
         raise FailedPrecondition(
             "this scheduler records nothing; start it with --record-memory above 0", reason="NOT_RECORDING"
         )
-    yield admin_pb2.DumpRecordingResponse(beginning=tape.beginning(), segment=request.since_segment)
-    reader = TapeReader(tape, request.since_segment, leaves_open=request.follow)
+    yield admin_pb2.DumpRecordingResponse(beginning=record_buffer.beginning(), segment=request.since_segment)
+    reader = RecordBufferReader(record_buffer, request.since_segment, leaves_open=request.follow)
     while True:
         async for packed in _in_thread(reader.new()):
             for part in _parts(packed):

@@ -23,10 +23,10 @@ from scheduler_svc.core.composition.spec import as_written
 from scheduler_svc.loop import policy_change
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe import memory_view
+from scheduler_svc.observe.counterfactual.live_search import LiveSearch
 from scheduler_svc.observe.explanations import Explanations
-from scheduler_svc.observe.inquirer import Inquirer
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
@@ -53,7 +53,7 @@ class AdminParts:
     core: Callable[[], AnyCore | None]
     log: StepLog
     explanations: Explanations
-    tape: Tape
+    record_buffer: RecordBuffer
     set_policy: SetPolicy
     adapters: AdapterCalls
     load: LoadReport
@@ -67,7 +67,7 @@ class AdminService:
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
-        self._inquirer = Inquirer(parts.tape)
+        self._live_search = LiveSearch(parts.record_buffer)
         parts.log.read_state = self._state
 
     def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -87,7 +87,7 @@ class AdminService:
         }
         streaming: dict[type[Message], _Streaming] = {
             pb.WatchSchedulerRequest: self.watch_scheduler,
-            pb.DumpRecordingRequest: lambda request: dump(parts.tape, request),
+            pb.DumpRecordingRequest: lambda request: dump(parts.record_buffer, request),
         }
         handlers = {_method(cls): _unary_handler(cls, answer) for cls, answer in unary.items()}
         handlers |= {_method(cls): _stream_handler(cls, answers) for cls, answers in streaming.items()}
@@ -154,7 +154,7 @@ class AdminService:
         explanations = self._parts.explanations
         core_id, *others = explanations.core_ids(request.tenant, request.request_id)
         episodes = explanations.episodes(core_id)
-        needs, num_open = await self._inquirer.needs(core_id, episodes) if request.needs else ({}, 0)
+        needs, num_open = await self._live_search.counterfactuals(core_id, episodes) if request.needs else ({}, 0)
         messages = [episode_message(episode, needs.get(i, {})) for i, episode in enumerate(episodes)]
         return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open, others=others)
 

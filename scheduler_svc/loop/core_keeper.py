@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.loop import policy_change
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.workers.cache_agreement import CacheCounts, least
-from scheduler_svc.workers.cost_meter import CostMeter
 from scheduler_svc.workers.link import OwnedStream
 from svc_common.clock import NS_PER_S, monotonic_ns
 
@@ -58,30 +57,28 @@ class CoreKeeper:
     recordings contain.
     """
 
-    def __init__(self, choice: PolicyChoice, tape: Tape, *, overlap: bool | None) -> None:
+    def __init__(self, choice: PolicyChoice, record_buffer: RecordBuffer, *, overlap: bool | None) -> None:
         self.core: AnyCore | None = None
         self.overlaps = bool(overlap)
         self._choice = self._started_with = choice
-        self._tape = tape
+        self._record_buffer = record_buffer
         self._overlap = overlap
-        self._meter = CostMeter()
         self._last_step = 0
 
     def build(self, owned: Sequence[OwnedStream]) -> AnyCore:
         """Build a new core for these workers; it replaces the previous one."""
         step = self.core.step if self.core is not None else self._last_step
-        self._meter = CostMeter()
         workers = Workers.of(owned)
         self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
-        core = choice.build(choice.core_limits(workers.size), rename=self._tape.rename)
+        core = choice.build(choice.core_limits(workers.size), rename=self._record_buffer.rename)
         about = {
             "model_digest": workers.limits.model_digest,
             "worker": ",".join(each.worker_boot_id for each in owned),
             "epoch": owned[0].epoch,
             "max_under_way": None if self.overlaps and not core.has_worker_per_lane else 1,
         }
-        self.core = self._tape.record(core, lambda: monotonic_ns() / NS_PER_S, about)
+        self.core = self._record_buffer.record(core, lambda: monotonic_ns() / NS_PER_S, about)
         self.core.step = step
         return self.core
 
@@ -93,12 +90,6 @@ class CoreKeeper:
     def most_rows(self, workers: Workers) -> int:
         """Number of sequences that each worker reserved memory for."""
         return self._started_with.core_limits(workers.size).max_num_seqs
-
-    def observe_cost(self, num_tokens: int, num_moved_blocks: int, duration_ns: int) -> None:
-        """Measure a step's cost. The core gets new estimates once they change noticeably."""
-        costs = self._meter.observe(num_tokens, num_moved_blocks, duration_ns)
-        if costs is not None and self.core is not None:
-            self.core.observe_costs(costs)
 
     def change_policy(self, settings: Sequence[str], workers: Workers | None) -> tuple[int, list[policy_change.Change]]:
         """Change the policy by "KEY=VALUE" settings; returns the first step under it and the changed values.

@@ -13,8 +13,7 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.readiness import Readiness
-from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from scheduler_svc.workers.lane import WorkerLane
@@ -39,7 +38,7 @@ class LaneKeeper:
         keeper: CoreKeeper,
         book: RequestBook,
         intake: LoopIntake,
-        step_log: StepLog,
+        steps: StepNotifier,
         readiness: Readiness,
     ) -> None:
         self.lanes = list(lanes)
@@ -48,7 +47,7 @@ class LaneKeeper:
         self._keeper = keeper
         self._book = book
         self._intake = intake
-        self._log = step_log
+        self._steps = steps
         self._readiness = readiness
         for lane in self.lanes:
             lane.listen(self.on_news)
@@ -59,11 +58,6 @@ class LaneKeeper:
         self._book.wake.set()
 
     @property
-    def core(self) -> AnyCore | None:
-        """The core in use, if any."""
-        return self._keeper.core
-
-    @property
     def here(self) -> list[WorkerLane]:
         """Lanes to connected workers."""
         return [lane for lane in self.lanes if lane.is_here]
@@ -71,12 +65,12 @@ class LaneKeeper:
     @property
     def can_step(self) -> bool:
         """True if there is a core and a connected worker."""
-        return self.core is not None and bool(self.here)
+        return self._keeper.core is not None and bool(self.here)
 
     def of(self, plan: StepPlan) -> WorkerLane:
         """The lane to the worker that runs the plan."""
-        assert self.core is not None
-        return self.lanes[plan.lane if self.core.has_worker_per_lane else 0]
+        assert self._keeper.core is not None
+        return self.lanes[plan.lane if self._keeper.core.has_worker_per_lane else 0]
 
     def show_ready(self) -> None:
         """Report the service as ready, because steps complete or can."""
@@ -93,7 +87,7 @@ class LaneKeeper:
             if owned is not None:
                 await self._adopt(lane, resumed=owned.resumed)
         self._hand_over()
-        if self.core is None:
+        if self._keeper.core is None:
             self._build()
 
     async def _adopt(self, lane: WorkerLane, *, resumed: bool) -> None:
@@ -106,22 +100,22 @@ class LaneKeeper:
             except WorkerLostError as error:
                 self.lose(lane, error)
                 return
-        self._intake.fail_without_adapter(self.core)
-        if self.core is not None and not lane.in_flight:
+        self._intake.fail_without_adapter(self._keeper.core)
+        if self._keeper.core is not None and not lane.in_flight:
             self.show_ready()
 
     def _begin(self, lane: WorkerLane) -> None:
         """Begin a new epoch with a worker that holds no rows. Discard the core if models or block counts no longer match it."""
         self._let_go(lane)
-        if self.core is None:
+        if self._keeper.core is None:
             return
         if not self._are_alike():
             self._keeper.discard()
             return
         assert self.workers is not None
         lane.begin(self._keeper.most_rows(self.workers))
-        if self.core.has_worker_per_lane:
-            self.core.take_lane_back(lane.number)
+        if self._keeper.core.has_worker_per_lane:
+            self._keeper.core.take_lane_back(lane.number)
 
     def _are_alike(self) -> bool:
         """True if the connected workers have the blocks and the model that the core was built for."""
@@ -138,7 +132,7 @@ class LaneKeeper:
         if len(owned) < len(self.lanes):
             return
         before, self.workers = self.workers, Workers.of(owned)
-        self._log.policy = self._keeper.build(owned).policy
+        self._steps.policy = self._keeper.build(owned).policy
         for live in self._book.live():
             self._move(live, before, self.workers)
         for lane in self.lanes:
@@ -163,7 +157,7 @@ class LaneKeeper:
     def discard_core(self, why: str) -> None:
         """Drop the core after a bug in the scheduler, and count a loss for each request in it, so that retries are bounded."""
         self._keeper.discard()
-        self._log.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
+        self._steps.lost_worker([name for lane in self.lanes for name in lane.planner.names], why=why)
         for live in self._book.live():
             live.num_losses += live.place is RequestStage.IN_CORE
         for lane in self.lanes:
@@ -172,7 +166,7 @@ class LaneKeeper:
 
     def _hand_over(self) -> None:
         """Requeue the sequences of workers that stay away, so that other lanes' workers continue them."""
-        if self.core is None or not self.core.has_worker_per_lane or not self.here:
+        if self._keeper.core is None or not self._keeper.core.has_worker_per_lane or not self.here:
             return
         for lane in self.lanes:
             if not (lane.is_here or lane.is_void) and lane.seconds >= _RETURN_S:
@@ -185,19 +179,20 @@ class LaneKeeper:
         if lane.is_void:
             return
         in_step = {entry.request_id for sent in lane.in_flight for entry in sent.plan.scheduled}
-        self._log.lost_worker(lane.planner.names, [sent.plan.step for sent in lane.in_flight], lane.lost_because)
+        self._steps.lost_worker(lane.planner.names, [sent.plan.step for sent in lane.in_flight], lane.lost_because)
         for live in self._book.live():
             if self._runs_on(live, lane) and not self._book.lost_its_worker(live, in_step=live.core_id in in_step):
-                self._intake.leave_core(live, self.core)
+                self._intake.leave_core(live, self._keeper.core)
                 self._book.fail(live, _poisonous(live))
         lane.empty()
-        if self.core is not None:
-            self.core.reset_sequences_of_lost_worker(lane.number if self.core.has_worker_per_lane else None)
+        if self._keeper.core is not None:
+            lost_lane = lane.number if self._keeper.core.has_worker_per_lane else None
+            self._keeper.core.reset_sequences_of_lost_worker(lost_lane)
 
     def _runs_on(self, live: LiveRequest, lane: WorkerLane) -> bool:
         if live.place is not RequestStage.IN_CORE:
             return False
-        if self.core is None or not self.core.has_worker_per_lane or live.request is None:
+        if self._keeper.core is None or not self._keeper.core.has_worker_per_lane or live.request is None:
             return True
         return any(group.lane == lane.number for group in live.request.groups)
 

@@ -8,7 +8,7 @@ from scheduler_svc.core.plan import SequenceTokens, StepOutcome, StepPlan, StepR
 from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
 
 
-class Readers(Protocol):
+class TokenReaders(Protocol):
     """Receiver of outputs, by request id in the core."""
 
     def put_tokens(self, run: SequenceTokens, step: int, extras: TokenExtras | None) -> None:
@@ -20,18 +20,21 @@ class Readers(Protocol):
     def put_embedding(self, core_id: str, values: bytes) -> None:
         """Store the prompt's embedding."""
 
+    def drafts_verified(self, core_id: str, num_accepted: int, num_rejected: int) -> None:
+        """Count draft tokens that the step accepted and rejected."""
 
-def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
+
+def publish(outcome: StepOutcome, result: WorkerResult, readers: TokenReaders) -> None:
     """Deliver the core's outcome of a step, with the log probabilities and embeddings of the worker's result."""
     step = result.result.step
     if result.plain is not None:
         for tokens in outcome.runs:
-            book.put_tokens(tokens, step, None)
+            readers.put_tokens(tokens, step, None)
         return
     for name, run in result.prompts:
-        book.put_prompt(_request_of(name), run)
+        readers.put_prompt(_request_of(name), run)
     for name, values in result.embeddings.items():
-        book.put_embedding(_request_of(name), values)
+        readers.put_embedding(_request_of(name), values)
     born: Counter[str] = Counter()
     for tokens in outcome.runs:
         parent = tokens.forked_from or tokens.name
@@ -41,7 +44,7 @@ def publish(outcome: StepOutcome, result: WorkerResult, book: Readers) -> None:
             extras = extras.one(born[parent]) if extras is not None else None
             born[parent] += 1
         if tokens.name not in result.embeddings:
-            book.put_tokens(tokens, step, extras if parent not in result.result.candidates else _NONE)
+            readers.put_tokens(tokens, step, extras if parent not in result.result.candidates else _NONE)
 
 
 def count_drafts(plan: StepPlan, result: StepResult, count: Callable[[str, int, int], None]) -> None:

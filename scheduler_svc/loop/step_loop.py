@@ -1,29 +1,37 @@
-"""The engine loop: plan, send and publish steps for as long as the process lives.
+"""The engine loop: plan, send and settle steps for as long as the process lives.
 
-With overlap, up to as many plans are in flight as the policy plans ahead (plan k+1 is sent before result k is
-read); without, one. If each lane has its own worker, all ranks are planned for together once all are done, as
-Chitu's collector does; a rank without work gets no message and no step in the log. Results are taken in the
-order of arrival. Inputs are taken before each plan (`intake`); `lane_keeper` handles workers that connect and
-fail.
+A turn, with overlap (`depth` plans in flight) and without:
+
+    overlap                                     no overlap
+      take ends, new requests                     take ends, new requests
+      plan k+1 = core.schedule()                  plan k = core.schedule()
+      announce(plan k+1), send                    announce(plan k), send
+      again, while there is room                  wait for the result of k
+      wait for the result of k                    settle(plan k, result k)
+      settle(plan k, result k)
+
+`settling` is what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect
+and fail. If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's
+collector does; a rank without work gets no message and no step in the log. Results are taken in the order of
+arrival.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from scheduler_svc.core.plan import StepOutcome, StepPlan
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop import policy_change
 from scheduler_svc.loop.coarse_timer import Alarm
 from scheduler_svc.loop.core_keeper import CoreKeeper
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.lane_keeper import LaneKeeper
-from scheduler_svc.loop.publishing import count_drafts, publish
 from scheduler_svc.loop.readiness import Readiness
-from scheduler_svc.observe.explanations import Explanations
+from scheduler_svc.loop.settling import StepSettling
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.request_trace import PlanMoment
-from scheduler_svc.observe.step_log import StepLog
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
@@ -31,7 +39,7 @@ from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
 from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
-from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
+from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +49,10 @@ _UNSERVED_CHECK_S = 1.0
 _SLOW_S = 0.5
 """A rank's step that takes longer no longer delays plans for the other ranks."""
 _BUG_PAUSE_S = 0.1
-_PREEMPTIONS_PER_WARNING = 50
 
 
 class StepLoop:
-    """Runs until cancelled. Reads and writes `book`, writes `step_log` and `readiness`. `lanes`: to all workers.
+    """Runs until cancelled. Reads and writes `book` and `readiness`. `lanes`: to all workers; `steps`: the observers.
 
     `adapter_id(name)`: id of a loaded adapter; raises NotFound.
     """
@@ -56,20 +63,18 @@ class StepLoop:
         choice: PolicyChoice,
         lanes: Sequence[WorkerLane],
         book: RequestBook,
-        step_log: StepLog,
+        steps: StepNotifier,
         readiness: Readiness,
-        explanations: Explanations,
-        tape: Tape,
+        record_buffer: RecordBuffer,
         adapter_id: Callable[[str], int],
     ) -> None:
-        self._settings = settings
-        self._keeper = CoreKeeper(choice, tape, overlap=settings.overlap)
+        self._no_worker_timeout_ns = int(settings.no_worker_timeout_s * NS_PER_S)
+        self._keeper = CoreKeeper(choice, record_buffer, overlap=settings.overlap)
         self._book = book
-        self._log = step_log
         self._readiness = readiness
-        self._explanations = explanations
+        self._settling = StepSettling(book, steps)
         self._intake = LoopIntake(book, adapter_id)
-        self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, step_log, readiness)
+        self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, steps, readiness)
         self._alarm = Alarm(self._lanes.on_news)
         self._unserved_since_ns: int | None = None
 
@@ -97,7 +102,7 @@ class StepLoop:
         return self._keeper.change_policy(settings, self._lanes.workers)
 
     async def _turn(self) -> None:
-        self._intake.take_ends(self.core)
+        self._intake.take_ends(self._keeper.core)
         await self._lanes.meet()
         if not self._lanes.can_step:
             self._fail_unserved()
@@ -114,12 +119,12 @@ class StepLoop:
     # --- sending plans --------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        assert self.core is not None and self._lanes.workers is not None
-        self._intake.take_requests(self.core, self._lanes.workers.limits)
+        assert self._keeper.core is not None and self._lanes.workers is not None
+        self._intake.take_requests(self._keeper.core, self._lanes.workers.limits)
 
     def _has_work(self) -> bool:
-        assert self.core is not None
-        return self.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
+        assert self._keeper.core is not None
+        return self._keeper.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
 
     def _is_busy(self) -> bool:
         """True if a connected worker has a plan in flight."""
@@ -131,13 +136,13 @@ class StepLoop:
         Ranks are planned for when all are done, so that steps which drifted apart run together again; a slow
         rank is not waited for.
         """
-        assert self.core is not None
+        assert self._keeper.core is not None
         here = self._lanes.here
-        if self.core.has_worker_per_lane:
+        if self._keeper.core.has_worker_per_lane:
             busy = [lane for lane in here if lane.in_flight]
             return len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy)
         num_in_flight = len(here[0].in_flight)
-        return not num_in_flight or (self._keeper.overlaps and num_in_flight < self.core.depth)
+        return not num_in_flight or (self._keeper.overlaps and num_in_flight < self._keeper.core.depth)
 
     async def _dispatch(self) -> bool:
         """Plan and send, if there is work and room; True if anything was sent.
@@ -146,9 +151,9 @@ class StepLoop:
         """
         if not self._has_work() or not self._has_room():
             return False
-        assert self.core is not None
+        assert self._keeper.core is not None
         began_ns = monotonic_ns()
-        plans = self.core.schedule(began_ns / NS_PER_S)
+        plans = self._keeper.core.schedule(began_ns / NS_PER_S)
         took_ns = monotonic_ns() - began_ns
         for plan in plans:
             self._announce(plan, began_ns, took_ns)
@@ -165,28 +170,19 @@ class StepLoop:
             self._lanes.lose(lane, error)
 
     def _announce(self, plan: StepPlan, began_ns: int, took_ns: int) -> None:
-        """Report a plan before its result: to step log, spans, explanations and requests."""
-        assert self.core is not None
-        lane = self._lanes.of(plan)
-        moves = plan.swap_in or plan.swap_out or plan.copy
-        tables = self.core.block_tables() if moves else None
-        rank = plan.lane if self.core.has_worker_per_lane else None
-        self._log.begin(plan, lane.planner.epoch, tables, rank=rank, planned_ns=began_ns, schedule_ns=took_ns)
-        self._book.planned(plan, lambda: _moment(plan, lane, began_ns))
-        self._explanations.observe(plan)
-        first = plan.num_cumulative_preemptions - len(plan.preempted) + 1
-        for number, (request_id, mode) in enumerate(plan.preempted, first):
-            self._book.preempted(request_id, plan.step, mode)
-            if number % _PREEMPTIONS_PER_WARNING == 1:
-                about = self._book.log_extra(request_id)
-                log.warning("preemption %d since the start: request %s, by %s", number, request_id, mode, extra=about)
-        for entry in plan.entries:
-            if entry.fresh:
-                request = self.core.request(entry.request_id)
-                num_cached = (request and request.num_cached_tokens) or 0
-                self._book.scheduled(entry.request_id, plan.step, num_cached, lane.boot_id)
-        self._end_all(StepOutcome(ended=plan.ended))
-        self._log.planned(plan.step)
+        """Tell observers and requests of a plan before it is sent."""
+        core, lane = self._keeper.core, self._lanes.of(plan)
+        assert core is not None
+        origin = StepOrigin(
+            planned_ns=began_ns,
+            schedule_ns=took_ns,
+            epoch=lane.planner.epoch,
+            step_id=lane.planner.last_step_id + 1,
+            worker=lane.number,
+            worker_id=lane.boot_id,
+            rank=plan.lane if core.has_worker_per_lane else None,
+        )
+        self._settling.announce(core, plan, origin)
 
     def _sampling(self, request_id: str) -> RowSampling:
         live = self._book.in_core(request_id)
@@ -218,42 +214,13 @@ class StepLoop:
             self._lanes.on_news()
 
     def _settle(self, plan: StepPlan, result: WorkerResult) -> None:
-        """Apply a result to the core and publish it."""
-        assert self.core is not None
+        """Apply a result to the core and deliver it. Requests that ended while the step ran get none of its tokens."""
+        core = self._keeper.core
+        assert core is not None
         self._lanes.show_ready()
-        if plan.is_empty:
-            self._log.complete(result)
-        elif result.error is not None:
-            self._log.complete(result)
-            self._end_all(self.core.fail_step(plan.step, result.error.message))
-        else:
-            # Requests that ended while the step ran get none of its tokens.
-            self._intake.take_ends(self.core)
-            outcome = self.core.update(result.result, monotonic_ns() / NS_PER_S)
-            self._measure(plan, result)
-            self._log.complete(result, {run.name: run.token_ids for run in outcome.runs} if result.branches else None)
-            publish(outcome, result, self._book)
-            count_drafts(plan, result.result, self._book.drafts_verified)
-            self._end_all(outcome)
-        self._check_integrity(plan.step)
-
-    def _measure(self, plan: StepPlan, result: WorkerResult) -> None:
-        """Pass the step's duration to the cost estimates."""
-        num_moved = len(plan.swap_in) + len(plan.swap_out)
-        self._keeper.observe_cost(plan.num_tokens, num_moved, result.duration_ns)
-
-    def _end_all(self, outcome: StepOutcome) -> None:
-        for ended in outcome.ended:
-            self._book.sequence_ended(ended)
-            if ended.error is not None and not ended.request_done and self.core is not None:
-                self.core.abort([ended.request_id])
-
-    def _check_integrity(self, step: int) -> None:
-        """Check the block ledger every `integrity_check_every` steps; violations are logged and the service continues."""
-        every = self._settings.integrity_check_every
-        if every and step % every == 0 and self.core is not None:
-            for violation in self.core.check_integrity():
-                log.error("block ledger after step %d: %s", step, violation)
+        if result.error is None and not plan.is_empty:
+            self._intake.take_ends(core)
+        self._settling.settle(core, plan, result)
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
@@ -281,12 +248,6 @@ class StepLoop:
         """Fail requests that have waited `no_worker_timeout_s` without a worker; time spent loading a model does not count."""
         if self._unserved_since_ns is None or self._readiness.warming:
             self._unserved_since_ns = monotonic_ns()
-        too_long_ns = monotonic_ns() - int(self._settings.no_worker_timeout_s * NS_PER_S)
+        too_long_ns = monotonic_ns() - self._no_worker_timeout_ns
         if too_long_ns >= self._unserved_since_ns:
-            self._intake.fail_unserved(self.core, too_long_ns, self._readiness.reason)
-
-
-def _moment(plan: StepPlan, lane: WorkerLane, began_ns: int) -> PlanMoment:
-    """Trace context of a plan about to be sent to that lane's worker."""
-    step_id = lane.planner.last_step_id + 1
-    return PlanMoment(plan.step, unix_ns(began_ns), step_id, lane.planner.epoch, lane.number, lane.boot_id)
+            self._intake.fail_unserved(self._keeper.core, too_long_ns, self._readiness.reason)

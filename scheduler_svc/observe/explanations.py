@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Numbers, Reason
 from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode, note_heads, now_of
 from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import NotFound
+from svc_common.errors import NotFound, QuireError
 from svc_common.public_ids import meanings
 
 _NUM_OUTAGES = 256
@@ -28,7 +31,7 @@ class _Outage:
     to_time: float | None = None
 
 
-class Explanations:
+class Explanations(StepObserver, RequestListener):
     """Timelines of the service's requests. Times are monotonic seconds, as in the core.
 
     `num_logged`: number of events kept, and of events about queue heads.
@@ -42,20 +45,26 @@ class Explanations:
         )
         self._outages: deque[_Outage] = deque(maxlen=_NUM_OUTAGES)
         self._heads: dict[str, CoreEvent] = {}
+        self._last_events: dict[str, CoreEvent] = {}
+        book.listen(self)
         self._note_readiness()
         readiness.listen(self._note_readiness)
 
-    def observe(self, plan: StepPlan) -> None:
-        """Record a plan's events in timelines and requests."""
+    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+        """Keep a plan's events, and the latest event of each live request."""
         self._timelines.observe(plan.events)
         note_heads(self._heads, plan)
         for event in plan.events:
-            if event.request_id:
-                self._book.explained(event)
+            if event.request_id and self._book.in_core(event.request_id) is not None:
+                self._last_events[event.request_id] = event
+
+    def ended(self, live: LiveRequest, error: QuireError | None) -> None:
+        """Forget the request's latest event."""
+        self._last_events.pop(live.core_id, None)
 
     def reason_of(self, live: LiveRequest) -> tuple[str, Reason, Numbers]:
         """Current queue, reason and numbers of a live request; of several samples, the one with the latest event counts."""
-        event = live.last_event if live.place is RequestStage.IN_CORE else None
+        event = self._last_events.get(live.core_id) if live.place is RequestStage.IN_CORE else None
         queue = event.queue if event is not None else "waiting"
         if queue in WAITING_QUEUES and not self._readiness.serving:
             return queue, Reason.NO_WORKER, {"why": self._readiness.reason}

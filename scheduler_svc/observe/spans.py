@@ -5,7 +5,6 @@ once. There is no span or event per token: a step that only gives a traced reque
 counter increment.
 """
 
-import logging
 from collections.abc import Callable
 
 from protos.common.v1 import common_pb2
@@ -16,6 +15,8 @@ from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Reason
 from scheduler_svc.observe.head_of_line import QueueHeads
 from scheduler_svc.observe.request_trace import PlanMoment, RequestTrace, Value, WaitingSample
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
 from scheduler_svc.observe.timelines import BETWEEN_PLANS, behind
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common import trace_names as names
@@ -23,13 +24,11 @@ from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 from svc_common.errors import Cancelled, DeadlineExceeded, QuireError
 from svc_common.telemetry import Telemetry, context_of, error_numbers, is_sampled
 
-log = logging.getLogger(__name__)
-
 NS_PER_MS = 1_000_000
 _CANCELLED = common_pb2.FINISH_REASON_CANCELLED
 
 
-class RequestSpans:
+class RequestSpans(StepObserver):
     """Traces of the live requests (`LiveRequest.trace`). `outage()`: why no worker runs steps, "" = one does."""
 
     def __init__(self, telemetry: Telemetry, outage: Callable[[], str] = lambda: "") -> None:
@@ -41,21 +40,22 @@ class RequestSpans:
 
     # --- requests arriving --------------------------------------------------------------------------------------------
 
-    def accepted(self, live: LiveRequest) -> None:
-        """Open the queue span of a traced request."""
+    def accepted(self, live: LiveRequest) -> RequestTrace | None:
+        """Open the queue span of a traced request; None for others."""
         message = live.submission.sampling.trace
         if not self._telemetry.enabled or message is None or not is_sampled(message):
-            return
+            return None
         parent = context_of(message)
         if parent is None:
-            return
+            return None
         submission = live.submission
         trace = RequestTrace(self._telemetry, parent, submission.request_id, is_single=submission.best_of == 1)
-        self._traces[live.core_id] = live.trace = trace
+        self._traces[live.core_id] = trace
         attributes = {names.INPUT_TOKENS: len(submission.prompt), names.PRIORITY: -submission.priority}
         trace.open(names.QUEUE, _now_ns(), attributes)
         if why := self._outage():
             _tell_outage(trace, why)
+        return trace
 
     def refused(self, message: common_pb2.TraceContext, request_id: str, error: QuireError) -> None:
         """Record a zero-length span with the error of a request that was not accepted."""
@@ -75,16 +75,13 @@ class RequestSpans:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: StepPlan, make_moment: Callable[[], PlanMoment]) -> None:
+    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
-        if not self._traces:
-            return
-        try:
-            self._moment = make_moment()
+        if self._traces:
+            origin = record.origin
+            at_ns = unix_ns(origin.planned_ns)
+            self._moment = PlanMoment(plan.step, at_ns, origin.step_id, origin.epoch, origin.worker, origin.worker_id)
             self._take_plan(plan, self._moment)
-        except Exception:
-            # An error in telemetry must not fail the step.
-            log.exception("no spans for step %d", plan.step)
 
     def _take_plan(self, plan: StepPlan, moment: PlanMoment) -> None:
         for event in plan.events:
@@ -180,7 +177,6 @@ class RequestSpans:
         elif any(c.ending is not None and c.ending.reason == _CANCELLED for c in live.output.choices):
             self._cancelled(trace, live, now_ns)
         trace.close(now_ns)
-        live.trace = None
         del self._traces[live.core_id]
 
     def _cancelled(self, trace: RequestTrace, live: LiveRequest, now_ns: int) -> None:

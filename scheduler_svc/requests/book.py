@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.parts.deadlines import EXPIRED
-from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepPlan
-from scheduler_svc.core.reasons import CoreEvent
+from scheduler_svc.core.parts.deadlines import EXPIRED, DeadlineHeap
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens
 from scheduler_svc.core.request import SequenceStatus
-from scheduler_svc.observe.request_trace import PlanMoment
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.choice_output import Ending
-from scheduler_svc.requests.deadline_watch import DeadlineWatch, deadline_passed
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
 from scheduler_svc.requests.retention import Retention
-from scheduler_svc.requests.sequence_errors import sequence_error
+from scheduler_svc.requests.sequence_errors import deadline_passed, sequence_error
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
@@ -47,7 +44,7 @@ class RequestBook:
         self._by_key: dict[tuple[str, str], LiveRequest] = {}
         self._by_core_id: dict[str, LiveRequest] = {}
         self.inputs = LoopInputs(self.wake)
-        self._deadlines = DeadlineWatch(clock, self._by_core_id)
+        self._deadlines = DeadlineHeap(self._is_past)
         self._room = WaitingRoom(settings, clock)
         self._retained = Retention(settings, clock)
         self._listeners: list[RequestListener] = []
@@ -117,8 +114,8 @@ class RequestBook:
         self.inputs.enter(live)
         self._room.enter(submission.tenant, len(submission.prompt))
         if submission.deadline_ns is not None:
-            self._deadlines.add(live.core_id, submission.deadline_ns)
-        self._spans.accepted(live)
+            self._deadlines.add(submission.deadline_ns, live.core_id, len(self._by_core_id))
+        live.trace = self._spans.accepted(live)
         self.wake.set()
         return live
 
@@ -177,11 +174,12 @@ class RequestBook:
 
     def take_expired(self) -> list[LiveRequest]:
         """Pop the live requests with an expired deadline."""
-        return self._deadlines.take_expired()
+        expired = self._deadlines.pop_expired(self._clock())
+        return [self._by_core_id[core_id] for core_id in expired] if expired else []
 
-    def next_deadline_ns(self) -> int | None:
+    def next_deadline_ns(self) -> float | None:
         """Earliest time (monotonic ns) at which `take_expired` may return something; None without deadlines."""
-        return self._deadlines.next_ns
+        return self._deadlines.earliest()
 
     # --- progress: from the loop ----------------------------------------------------------------------------------
 
@@ -193,10 +191,6 @@ class RequestBook:
         """Queue a request again after its core was discarded; it keeps its tokens and its queued stops and cancels."""
         live.place = RequestStage.PENDING
         self.inputs.enter(live)
-
-    def planned(self, plan: StepPlan, moment: Callable[[], PlanMoment]) -> None:
-        """Record a plan in the request spans; `moment` is called only if a request is traced."""
-        self._spans.planned(plan, moment)
 
     def scheduled(self, core_id: str, step: int, cached_prompt_tokens: int, worker_id: str) -> None:
         """Record that `step` schedules the request on that worker, for the first time or after a preemption or loss."""
@@ -219,12 +213,6 @@ class RequestBook:
             live.time.num_preemptions += 1
             live.time.preempted_since_ns = self._clock()
 
-    def explained(self, event: CoreEvent) -> None:
-        """Keep the core's latest event (state or waiting reason) of the request."""
-        live = self._by_core_id.get(event.request_id)
-        if live is not None:
-            live.last_event = event
-
     def lost_its_worker(self, live: LiveRequest, *, in_step: bool) -> bool:
         """Record the loss of the request's KV with its worker; False if it reached `max_worker_losses` and must be failed.
 
@@ -244,7 +232,8 @@ class RequestBook:
             live.time.first_token_ns = self._clock()
         if live.trace is not None and not live.trace.goes_on(step):
             self._spans.tokens(live.trace, step)
-        self.inputs.absolve(live)
+        if live.num_losses:
+            self.inputs.absolve(live)
         submission = live.submission
         live.output.put(run, extras, logprobs=submission.sampling.logprobs, tops=submission.num_top_logprobs > 0)
         if not live.output.ranked:
@@ -337,6 +326,7 @@ class RequestBook:
         self._by_core_id.pop(live.core_id, None)
         self.inputs.ended(live)
         self._spans.ended(live, error)
+        live.trace = None
         for listener in self._listeners:
             listener.ended(live, error)
         if live.submission.resumable and self._by_key.get(live.submission.key) is live:
@@ -347,6 +337,11 @@ class RequestBook:
         live.touch()
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _is_past(self, core_id: str, deadline_ns: float) -> bool:
+        """True if no live request of that id has that deadline."""
+        live = self._by_core_id.get(core_id)
+        return live is None or live.submission.deadline_ns != deadline_ns
 
     def _forget_expired(self) -> None:
         for live in self._retained.take_expired():

@@ -1,13 +1,11 @@
-"""Listener interface for request events, implemented by metrics."""
-
-from typing import Protocol
+"""Base class of listeners for request events, implemented by metrics and explanations."""
 
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common.errors import QuireError
 
 
-class RequestListener(Protocol):
-    """Called by the book on the event loop; must not change any request."""
+class RequestListener:
+    """Called by the book on the event loop; must not change any request. Methods that are not overridden do nothing."""
 
     def started(self, live: LiveRequest) -> None:
         """The request is in a plan for the first time."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.reasons import CoreEvent
 from scheduler_svc.core.request import Request
 from scheduler_svc.observe.request_trace import RequestTrace
 from scheduler_svc.requests.choice_output import ChoiceOutputs
@@ -70,9 +69,8 @@ class LiveRequest:
 
     `core_id`: its id in the core. `request`: the core's record, once it entered the core. `num_losses`:
     workers lost while it was in their step, since its last token. `failure`: its error, if it failed.
-    `account_at_end`: set by every end. `worker_id`: the worker that it was scheduled on last. `last_event`:
-    the core's latest event of any of its sequences. `retain_until_ns`: end of the retention of a resumable
-    request that ended.
+    `account_at_end`: set by every end. `worker_id`: the worker that it was scheduled on last.
+    `retain_until_ns`: end of the retention of a resumable request that ended.
     """
 
     core_id: str
@@ -91,7 +89,6 @@ class LiveRequest:
     retain_until_ns: int = 0
     trace: RequestTrace | None = field(default=None, repr=False)
     worker_id: str = ""
-    last_event: CoreEvent | None = None
 
     @property
     def is_waiting(self) -> bool:

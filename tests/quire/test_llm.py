@@ -11,8 +11,15 @@ import pytest
 from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from quire.offline.in_process_steps import NoWitness
-from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, OutOfRange
+from quire.offline.in_process_steps import KeptSteps
+from svc_common.errors import (
+    AlreadyExists,
+    ConfigError,
+    FailedPrecondition,
+    InvalidArgument,
+    OutOfRange,
+    ResourceExhausted,
+)
 from tests.e2e.oracle import expected, mixed_jobs
 from tests.quire.up_process import ROOT
 
@@ -102,10 +109,28 @@ def test_its_steps_are_told(llm: LLM) -> None:
     assert sum(len(step["preempted"]) for step in steps) == sum(output.num_preemptions for output in outputs) > 0
 
 
+def test_a_step_that_cannot_run_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the engine's own error; the step is kept with it, and the next request runs as ever."""
+    engine = llm._backend._engine  # type: ignore[attr-defined]
+    execute = engine.execute
+    with monkeypatch.context() as patch:
+
+        def out_of_memory(message: object) -> None:
+            execute(message)
+            raise ResourceExhausted("no device memory left", reason="OUT_OF_MEMORY")
+
+        patch.setattr(engine, "execute", out_of_memory)
+        with pytest.raises(ResourceExhausted, match="no device memory left"):
+            llm.generate([[3, 4, 5]], _greedy(4))
+    assert llm.steps()[-1]["error"] == "no device memory left"
+    [output] = llm.generate([[3, 4, 5]], _greedy(4))
+    assert output.error is None and len(output.outputs[0].token_ids) == 4
+
+
 def test_steps_are_kept_where_asked_for() -> None:
     """FailedPrecondition that says how; behind a gateway they are not this program's."""
     with pytest.raises(FailedPrecondition, match="log_steps=True"):
-        NoWitness().steps(tables=False)
+        KeptSteps(is_on=False).as_json(tables=False)
     with pytest.raises(ConfigError, match="log_steps"):
         LLM(target="127.0.0.1:1", log_steps=True)
 

@@ -12,8 +12,10 @@ from quire.cli.operators.record import app as record_command
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.metrics.failed_steps import MOST_AT_ONCE, FailedSteps
 from scheduler_svc.observe.recording.file_format import Recording
-from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.step_log import StepLog, StepRecord
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepOrigin, StepRecord
 from tests.repo.cli_lines import parse_quire
 from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.test_step_log import entry
@@ -93,22 +95,32 @@ async def test_a_lost_worker_and_many_in_a_row(caplog: pytest.LogCaptureFixture)
     assert all("prefill poison  tokens 0..7 (7)" in text for text in texts)
 
 
+class _Taken(StepObserver):
+    """Keeps the records of steps that ended."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+
+    def on_end(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
 def _lost(step: int, num_groups: int) -> StepRecord:
     """A step whose worker was lost."""
-    taken: list[StepRecord] = []
-    log = StepLog(10, "any")
-    log.listen(taken.append)
-    log.begin(StepPlan(step, 0, [entry(f"r{i}/0", blocks=[]) for i in range(num_groups)]), 1)
-    log.lost_worker([], why="it went")
-    return taken[0]
+    taken = _Taken()
+    steps = StepNotifier([taken])
+    plan = StepPlan(step, 0, [entry(f"r{i}/0", blocks=[]) for i in range(num_groups)])
+    steps.planned(plan, StepOrigin(epoch=1))
+    steps.lost_worker([], why="it went")
+    return taken.records[0]
 
 
 def test_after_a_burst_one_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     """What was not told is counted with the next that is; a large batch is cut off."""
     now_s = [0.0]
-    failed = FailedSteps(Tape(0, 0, verbatim=False), lambda: "127.0.0.1:1", lambda: now_s[0])
+    failed = FailedSteps(RecordBuffer(0, 0, verbatim=False), lambda: "127.0.0.1:1", lambda: now_s[0])
     for step in range(1, 31):
-        failed.step(_lost(step, 1))
+        failed.on_end(_lost(step, 1))
         now_s[0] += 1.0
     numbers = [int(text.split()[1]) for text in told(caplog)]
     assert numbers == [1, 2, 3, 4, 5, 11, 21]
@@ -117,5 +129,5 @@ def test_after_a_burst_one_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> N
     ]
     assert "\n5 failed steps before it are not shown" in told(caplog)[-2]
     now_s[0] = 100.0
-    failed.step(_lost(31, 100))
+    failed.on_end(_lost(31, 100))
     assert told(caplog)[-1].count("\n  decode  r") == 32 and "\n  and 68 more\n" in told(caplog)[-1]

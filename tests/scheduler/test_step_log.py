@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.step_log import StepLog, StepReader
+from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.observe.step_record import StepOrigin, Tables
 from scheduler_svc.workers.result import WorkerResult
 from tests.core.builders import answer, make_core, make_request
 from tests.scheduler.harness import run_async, stack
@@ -18,6 +20,21 @@ PROMPT = list(range(32, 72))
 
 def result(step: int, tokens: dict[str, list[int]]) -> WorkerResult:
     return WorkerResult(step, StepResult(step, tokens), {}, sum(map(len, tokens.values())), 1_000)
+
+
+class Logged:
+    """A step log that is told of steps as the loop tells it."""
+
+    def __init__(self, max_steps: int, policy: str) -> None:
+        self.log = StepLog(max_steps)
+        self._steps = StepNotifier([self.log], policy=policy)
+        self.lost_worker = self._steps.lost_worker
+
+    def begin(self, plan: StepPlan, epoch: int, whole: Tables | None = None) -> None:
+        self._steps.planned(plan, StepOrigin(epoch=epoch), whole)
+
+    def complete(self, found: WorkerResult) -> None:
+        self._steps.returned(StepPlan(found.result.step, 0), found, StepOutcome())
 
 
 def tables_of(report: admin_pb2.StepReport) -> dict[str, list[str]]:
@@ -34,7 +51,7 @@ def test_tables_of_every_held_step_are_those_of_the_core(
     num_blocks: int, requests: list[tuple[int, int]], keep: int
 ) -> None:
     """Rebuilt from changes they equal the ledger right after schedule(), also where older steps were dropped."""
-    core, log, expected = make_core(num_gpu_blocks=num_blocks), StepLog(keep, "vllm-v1"), {}
+    core, log, expected = make_core(num_gpu_blocks=num_blocks), Logged(keep, "vllm-v1"), {}
     for i, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(f"r{i}", prompt, max_tokens))
     for i in range(150):
@@ -48,7 +65,7 @@ def test_tables_of_every_held_step_are_those_of_the_core(
         tokens = answer(plan)
         log.complete(WorkerResult(i, tokens, {}, plan.num_tokens, 1))
         core.update(tokens)
-    reports = list(StepReader(log, 0, tables=True).new())
+    reports = list(StepReader(log.log, 0, tables=True).new())
     assert [r.step for r in reports] == sorted(expected)[-keep:]
     for report in reports:
         tables, plan = expected[report.step]
@@ -73,7 +90,7 @@ def entry(name: str, *, blocks: list[int], fresh: bool = False, computed: int = 
 
 def test_moved_blocks_are_kept_whole() -> None:
     """Swaps and copies change tables in ways the plan's additions do not show: such a step keeps its tables as they are."""
-    log = StepLog(10, "any")
+    log = Logged(10, "any")
     log.begin(StepPlan(1, 0, [entry("a/0", blocks=[3, 4], fresh=True), entry("b/0", blocks=[5], fresh=True)]), 1)
     log.complete(result(1, {"a/0": [1], "b/0": [2]}))
     moved = StepPlan(
@@ -88,7 +105,7 @@ def test_moved_blocks_are_kept_whole() -> None:
     log.complete(result(2, {"a/0": [3]}))
     log.begin(StepPlan(3, 0, [entry("a/0", blocks=[7])]), 1)
     log.complete(result(3, {"a/0": [4]}))
-    second, third = list(StepReader(log, 2, tables=True).new())
+    second, third = list(StepReader(log.log, 2, tables=True).new())
     assert tables_of(second) == {"a/0": ["g3", "g6"], "b/0": ["c0"]}
     assert tables_of(third) == {"a/0": ["g3", "g6", "g7"], "b/0": ["c0"]}
     assert [(p.src, p.dst) for p in second.swap_out] == [(5, 0)] and second.queues.swapped == 1
@@ -96,11 +113,11 @@ def test_moved_blocks_are_kept_whole() -> None:
 
 def test_sequences_of_a_request_are_one_group() -> None:
     """`scheduled` lists requests: sequences side by side share an entry whose tokens add up."""
-    log = StepLog(10, "any")
+    log = Logged(10, "any")
     group = [ScheduledSequence(f"a/{i}", "a", i, 2, 4 + i, [], False, False, True, False, 4) for i in range(2)]
     log.begin(StepPlan(5, 0, [*group, entry("b/0", blocks=[])]), 2)
     log.complete(result(5, {"a/0": [1], "a/1": [2], "b/0": [3]}))
-    [report] = StepReader(log, 0, tables=False).new()
+    [report] = StepReader(log.log, 0, tables=False).new()
     assert [(g.id, list(g.seqs), g.tokens, g.computed_before) for g in report.scheduled] == [
         ("a", ["a/0", "a/1"], 4, 4),
         ("b", ["b/0"], 1, 4),
@@ -111,7 +128,7 @@ def test_sequences_of_a_request_are_one_group() -> None:
 def test_steady_decode_costs_its_tokens() -> None:
     """256 sequences decoding: a held step takes no more than about 2 KB (10,000 steps: 20 MB), not a copy of the batch."""
     names = [f"request-{i}/0" for i in range(256)]
-    log = StepLog(10_000, "vllm-v1")
+    log = Logged(10_000, "vllm-v1")
 
     def step(k: int) -> None:
         entries = [entry(name, blocks=[], computed=100 + k) for name in names]
@@ -131,22 +148,22 @@ def test_steady_decode_costs_its_tokens() -> None:
 
 def test_a_step_whose_worker_was_lost_says_so() -> None:
     """Its result never comes: the record closes with the reason, and the tables of the next epoch start empty."""
-    log = StepLog(10, "any")
+    log = Logged(10, "any")
     log.begin(StepPlan(1, 0, [entry("a/0", blocks=[3], fresh=True)]), 1)
     log.lost_worker(["a/0"], [1])
     log.begin(StepPlan(2, 0, [entry("b/0", blocks=[4], fresh=True)]), 2)
     log.complete(result(2, {"b/0": [1]}))
-    first, second = StepReader(log, 0, tables=True).new()
+    first, second = StepReader(log.log, 0, tables=True).new()
     assert first.error == "the worker was lost" and tables_of(first) == {"a/0": ["g3"]}
     assert tables_of(second) == {"b/0": ["g4"]}
 
 
 def test_a_reader_slower_than_the_log_skips() -> None:
     """It misses what is no longer held and goes on with the right tables."""
-    log = StepLog(5, "any")
+    log = Logged(5, "any")
     log.begin(StepPlan(1, 0, [entry("a/0", blocks=[1], fresh=True)]), 1)
     log.complete(result(1, {"a/0": [1]}))
-    reader = StepReader(log, 0, tables=True)
+    reader = StepReader(log.log, 0, tables=True)
     for step in range(2, 20):
         log.begin(StepPlan(step, 0, [entry("a/0", blocks=[step])]), 1)
         log.complete(result(step, {"a/0": [1]}))

@@ -1,6 +1,11 @@
-"""Deadlines: reject infeasible requests, and drop requests that are still waiting at their deadline."""
+"""Deadlines: reject infeasible requests, and drop requests that are still waiting at their deadline.
+
+`DeadlineHeap` serves the core's clock here and the service's clock in `scheduler_svc.requests.book`.
+"""
 
 import heapq
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.ordering import least_service_s
@@ -13,13 +18,50 @@ EXPIRED = "its deadline passed before it could be started"
 _NUM_STALE = 1_000
 
 
+Item = TypeVar("Item")
+
+
+class DeadlineHeap(Generic[Item]):
+    """Items by deadline, on any clock. `is_over(item, deadline)`: that deadline of the item no longer matters."""
+
+    def __init__(self, is_over: Callable[[Item, float], bool]) -> None:
+        self._is_over = is_over
+        self._entries: list[tuple[float, int, Item]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, deadline: float, item: Item, num_live: int) -> None:
+        """Add an item; those that are over are removed once they outnumber the `num_live` others by far."""
+        self._count += 1
+        heapq.heappush(self._entries, (deadline, self._count, item))
+        if len(self._entries) > 2 * num_live + _NUM_STALE:
+            self._entries = [entry for entry in self._entries if not self._is_over(entry[2], entry[0])]
+            heapq.heapify(self._entries)
+
+    def pop_expired(self, now: float) -> list[Item]:
+        """Remove and return the items past their deadline that are not over; each is returned once."""
+        expired = []
+        while self._entries and self._entries[0][0] <= now:
+            deadline, _, item = heapq.heappop(self._entries)
+            if not self._is_over(item, deadline):
+                expired.append(item)
+        return expired
+
+    def earliest(self) -> float | None:
+        """Earliest deadline of an item that is not over; None if there is none."""
+        while self._entries and self._is_over(self._entries[0][2], self._entries[0][0]):
+            heapq.heappop(self._entries)
+        return self._entries[0][0] if self._entries else None
+
+
 class Deadlines:
     """Owner of the deadlines of unfinished requests. A request without one costs nothing."""
 
     def __init__(self, costs: CostBook) -> None:
         self._costs = costs
-        self._heap: list[tuple[float, int, Request]] = []
-        self._count = 0
+        self._heap = DeadlineHeap(_is_finished)
 
     def take(self, request: Request, state: CoreState) -> None:
         """Watch a request's deadline. DeadlineExceeded (INFEASIBLE) if even an idle worker would miss it.
@@ -34,18 +76,11 @@ class Deadlines:
         if needs_s > has_s:
             state.cache.forget(request.sequences[0])
             raise infeasible(request, needs_s, has_s)
-        self._count += 1
-        heapq.heappush(self._heap, (request.deadline, self._count, request))
-        if len(self._heap) > 2 * len(state.requests) + _NUM_STALE:
-            self._heap = [entry for entry in self._heap if not entry[2].is_finished]
-            heapq.heapify(self._heap)
+        self._heap.add(request.deadline, request, len(state.requests))
 
     def pop_expired(self, now: float) -> list[Request]:
         """Remove and return the requests past their deadline; each is returned once."""
-        expired = []
-        while self._heap and self._heap[0][0] <= now:
-            expired.append(heapq.heappop(self._heap)[2])
-        return expired
+        return self._heap.pop_expired(now)
 
 
 class DropExpired:
@@ -72,3 +107,7 @@ def infeasible(request: Request, needs_s: float, has_s: float) -> DeadlineExceed
         reason="INFEASIBLE",
         metadata={"needs_s": f"{needs_s:.6f}", "has_s": f"{has_s:.6f}"},
     )
+
+
+def _is_finished(request: Request, deadline: float) -> bool:
+    return request.is_finished

@@ -5,9 +5,10 @@ from prometheus_client import CollectorRegistry, Counter
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.parts.preemption import RECOMPUTE, SWAP
 from scheduler_svc.observe.metrics import definitions as d
-from scheduler_svc.observe.step_log import StepRecord
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest
-from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import QuireError
 from svc_common.metrics import exemplar_of
@@ -16,8 +17,8 @@ from svc_common.reasons import known_reason
 _UNSPECIFIED = common_pb2.FINISH_REASON_UNSPECIFIED
 
 
-class StepCounts:
-    """Listener of the step log. `sums`: its counters that the statistics line uses."""
+class StepCounts(StepObserver):
+    """Counts steps. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._steps = d.STEPS.counter(registry)
@@ -37,19 +38,19 @@ class StepCounts:
         self.sums = (self._steps, tokens, self._prompt_steps, self._output, self._failed)
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
 
-    def step(self, record: StepRecord) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Count a completed step."""
         self._steps.inc()
-        self._schedule.observe(record.schedule_ns / NS_PER_S)
+        self._schedule.observe(record.origin.schedule_ns / NS_PER_S)
         num_prefill, num_decode = self._num_tokens(record)
         if num_prefill:
             self._prompt_steps.inc()
             self._prefill.inc(num_prefill)
         if num_decode:
             self._decode.inc(num_decode)
-        self._output.inc(len(record.sampled_ids) // wire_arrays.I32.itemsize)
+        self._output.inc(record.num_sampled)
         for name, counter in self._moves.items():
-            if pairs := getattr(record, name):
+            if pairs := getattr(record.plan, name):
                 counter.inc(len(pairs))
         if record.failure:
             self._failed.labels(record.failure).inc()
@@ -58,13 +59,14 @@ class StepCounts:
 
     def _num_tokens(self, record: StepRecord) -> tuple[int, int]:
         """Prefill and decode tokens. Fast decode steps share their columns, so the last result is reused."""
-        if self._counted[0] is not record.scheduled:
-            self._counted = record.scheduled, record.scheduled.num_tokens()
+        shape = record.plan.shape
+        if self._counted[0] is not shape:
+            self._counted = shape, shape.token_counts
         return self._counted[1]
 
 
-class RequestCounts:
-    """Listener of the book. `sums`: its counters that the statistics line uses."""
+class RequestCounts(RequestListener):
+    """Counts requests. `sums`: its counters that the statistics line uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue_time = d.QUEUE_TIME.histogram(registry)

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from scheduler_svc.observe.recording.tape import Tape
-from scheduler_svc.observe.step_log import StepRecord
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
 from svc_common.step_text import composition_text
 from svc_common.token_bucket import TokenBucket
 
@@ -15,19 +16,19 @@ SECONDS_PER_STEP = 10.0
 _LINES_OF_A_KIND = 32
 
 
-class FailedSteps:
-    """Listener of the step log. Rate limited to five failures at once and one per 10 s; the number skipped is logged.
+class FailedSteps(StepObserver):
+    """Logs failed steps. Rate limited to five failures at once and one per 10 s; the number skipped is logged.
 
     `admin_address()`: where operators fetch recordings. `now()`: monotonic seconds.
     """
 
-    def __init__(self, tape: Tape, admin_address: Callable[[], str], now: Callable[[], float]) -> None:
-        self._tape = tape
+    def __init__(self, record_buffer: RecordBuffer, admin_address: Callable[[], str], now: Callable[[], float]) -> None:
+        self._record_buffer = record_buffer
         self._admin_address = admin_address
         self._allowance = TokenBucket(1 / SECONDS_PER_STEP, MOST_AT_ONCE, now)
         self._num_untold = 0
 
-    def step(self, record: StepRecord) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Log the step if it failed."""
         if not record.failure:
             return
@@ -47,7 +48,7 @@ class FailedSteps:
         return "\n".join(lines)
 
     def _recording(self, step: int) -> str:
-        place = self._tape.place_of(step) if self._tape.is_on else None
+        place = self._record_buffer.place_of(step) if self._record_buffer.is_on else None
         if place is None:
             return "it is not recorded; --record-memory says how much memory is for that"
         number, position = place

@@ -13,7 +13,8 @@ import numpy as np
 from block_manager.pool import PoolCounts
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.metrics.reading import Readings
-from scheduler_svc.observe.step_log import StepRecord
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import StepRecord
 from svc_common.clock import NS_PER_S
 from svc_common.log_format import STATS_LOGGER
 from svc_common.metrics import MetricSpec, Sums
@@ -23,8 +24,8 @@ log = logging.getLogger(STATS_LOGGER)
 NS_PER_MS = NS_PER_S // 1_000
 
 
-class StatsLine:
-    """Listener of the step log, for step durations; `sums()`: all counters' values. `clock`: monotonic ns."""
+class StatsLine(StepObserver):
+    """Observes step durations. `sums()`: all counters' values. `clock`: monotonic ns."""
 
     def __init__(self, readings: Readings, sums: Callable[[], Sums], clock: Callable[[], int]) -> None:
         self._readings = readings
@@ -33,15 +34,17 @@ class StatsLine:
         self._durations_ns: list[int] = []
         self._since_ns = clock()
         self._before = sums()
-        self._queues = readings.queues
+        self._queues = (0, 0, 0)
 
-    def step(self, record: StepRecord) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Add the duration of a completed step."""
         if not record.error:
             self._durations_ns.append(record.duration_ns)
 
     async def run(self, interval_s: float) -> None:
-        """Log a line every `interval_s` seconds until cancelled."""
+        """Log a line every `interval_s` seconds until cancelled; 0 = never."""
+        if not interval_s:
+            await asyncio.Event().wait()
         while True:
             await asyncio.sleep(interval_s)
             try:

@@ -1,5 +1,5 @@
-"""Recordings of the scheduler core: every input as an event, with every decision; replay, what-if and counterfactuals.
+"""Recordings of the scheduler core: every input as an event, with every decision; and their replay.
 
-`recorder` wraps a core and writes segments into a record buffer (`ring`), each starting with a `snapshot`;
+`recorder` wraps a core and writes segments into the `record_buffer`, each starting with a `snapshot`;
 `codec` and `file_format` write them to a file, `replay` runs them again. Nothing here depends on gRPC.
 """

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scheduler_svc.observe.recording.decision import Decision, StepShapeColumns
+from scheduler_svc.observe.plan_record import PlanRecord, StepShapeColumns
 from scheduler_svc.observe.recording.events import (
     EVENTS,
     Added,
@@ -18,12 +18,12 @@ from scheduler_svc.observe.recording.events import (
     Returned,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, Tokens
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.recording.snapshot import CoreSnapshot
 
 _HEAD = struct.Struct("<III")
 _I32 = np.dtype("<i4")
-_DECISION_FIELDS = tuple(f.name for f in fields(Decision))
+_PLAN_FIELDS = tuple(f.name for f in fields(PlanRecord))
 _TOKENS, _BYTES = 0, 1
 
 
@@ -103,8 +103,8 @@ class _Encoder:
             return self._array(value)
         if isinstance(value, RequestRecord):
             return self._request(value)
-        if isinstance(value, Decision):
-            return [self._shape(value.shape) if n == "shape" else getattr(value, n) for n in _DECISION_FIELDS]
+        if isinstance(value, PlanRecord):
+            return [self._shape(value.shape) if n == "shape" else getattr(value, n) for n in _PLAN_FIELDS]
         if isinstance(value, ResultRecord):
             return [getattr(value, f.name) for f in fields(ResultRecord)]
         raise TypeError(f"a {type(value).__name__} has no place in a recording")
@@ -201,8 +201,8 @@ class _Decoder:
     def _planned(self, at: float, decisions: list[list[Any]], *rest: Any) -> tuple[Any, ...]:
         return at, [self._decision(*values) for values in decisions], *rest
 
-    def _decision(self, step: int, lane: int, shape: int, *rest: Any) -> Decision:
-        return Decision(step, lane, self._shapes[shape], *rest)
+    def _decision(self, step: int, lane: int, shape: int, *rest: Any) -> PlanRecord:
+        return PlanRecord(step, lane, self._shapes[shape], *rest)
 
     def _returned(self, at: float, now: float | None, result: list[Any], *rest: Any) -> tuple[Any, ...]:
         (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_svc.observe.recording.decision import Decision, Ending
+from scheduler_svc.observe.plan_record import Ending, PlanRecord
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, Tokens
 
 
@@ -47,10 +47,10 @@ class StoppedAt:
 
 @dataclass(slots=True)
 class PlanEvent:
-    """`schedule(at)`, one decision per plan; `failed`: it raised that error instead."""
+    """`schedule(at)`, with a record of each plan; `failed`: it raised that error instead."""
 
     at: float
-    decisions: list[Decision]
+    decisions: list[PlanRecord]
     failed: str = ""
     num_bytes: int = 200
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scheduler_svc.observe.recording.codec import BadSegment, TokenRename, decode, encode
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import ConfigError
 from svc_common.version import VERSION
 
 MAGIC = b"QUIREREC"
-FORMAT = 4
+FORMAT = 5
 HEADER, SEGMENT, END = 1, 2, 3
 _PREAMBLE = struct.Struct("<8sII")
 _FRAME = struct.Struct("<BQQ16s")
@@ -178,7 +178,7 @@ class Recording:
             raise self._error(
                 "OTHER_VERSION",
                 f"was recorded by quire {name} (format {number}); this is quire {VERSION} (format {FORMAT}): "
-                f"replay it with that version, or record again with this one",
+                f"replay it with the build that recorded it, or record again with this one",
             )
         if len(version) < length:
             raise self._cut_short(len(head) + len(version))

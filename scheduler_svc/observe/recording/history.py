@@ -87,5 +87,10 @@ class ReplayHistory:
             if steps is not None and sequence.request_done:
                 self._without_token.pop(sequence.request_id, None)
                 steps.end_step = step
-                failed = sequence.error is not None and sequence.status is SequenceStatus.FINISHED_ABORTED
-                steps.end = "failed" if failed else _ENDS[sequence.status]
+                steps.end = end_of(sequence)
+
+
+def end_of(ended: EndedSequence) -> str:
+    """How the sequence ended, in the words of `RequestSteps.end`."""
+    failed = ended.error is not None and ended.status is SequenceStatus.FINISHED_ABORTED
+    return "failed" if failed else _ENDS[ended.status]

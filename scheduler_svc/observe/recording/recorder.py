@@ -15,8 +15,8 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepRe
 from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.plan_record import PlanFreezer, StepShapeColumns, endings
 from scheduler_svc.observe.recording import snapshot
-from scheduler_svc.observe.recording.decision import DecisionMaker, StepShapeColumns, endings
 from scheduler_svc.observe.recording.events import (
     AbortEvent,
     Added,
@@ -34,28 +34,33 @@ from scheduler_svc.observe.recording.events import (
     WorkerLost,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, column_of, ints, tokens
-from scheduler_svc.observe.recording.ring import Ring
+from scheduler_svc.observe.recording.segment_buffer import SegmentBuffer
 from svc_common.errors import QuireError
 
 log = logging.getLogger(__name__)
 
 
 class RecordingCore:
-    """A `Scheduler` with the same methods: inputs are recorded in `ring`, reads go straight to the core.
+    """A `Scheduler` with the same methods: inputs are recorded in `buffer`, reads go straight to the core.
 
     `clock`: seconds, as passed to `schedule`. `about`: what else a replay needs; "max_under_way" is the
-    number of plans that the service sends ahead of results. An error in recording is logged once and turns
-    recording off; scheduling continues.
+    number of plans that the service sends ahead of results. `freezer`: makes the records of plans. An error in
+    recording is logged once and turns recording off; scheduling continues.
     """
 
     def __init__(
-        self, core: Scheduler, ring: Ring, clock: Callable[[], float], about: dict[str, Any] | None = None
+        self,
+        core: Scheduler,
+        buffer: SegmentBuffer,
+        clock: Callable[[], float],
+        about: dict[str, Any] | None = None,
+        freezer: PlanFreezer | None = None,
     ) -> None:
         self.core = core
-        self._ring = ring
+        self._buffer = buffer
         self._clock = clock
         self._about = about or {}
-        self._decisions = DecisionMaker()
+        self._freezer = freezer or PlanFreezer()
         self._records: dict[str, RequestRecord] = {}
         self._shape: StepShapeColumns | None = None
         self._expected: dict[int, tuple[str, ...]] = {}
@@ -122,7 +127,7 @@ class RecordingCore:
 
     def schedule(self, now: float) -> list[StepPlan]:
         """As `Scheduler.schedule`. First starts a new segment, with a snapshot, if there is none or the current one is full."""
-        if self._ring.is_full or not self._has_begun:
+        if self._buffer.is_full or not self._has_begun:
             self._begin()
         try:
             plans = self.core.schedule(now)
@@ -200,9 +205,9 @@ class RecordingCore:
     def _take_snapshot(self) -> None:
         taken = snapshot.take(self.core, self._records)
         about = {**self._about, "spec": asdict(self.core.spec), "limits": asdict(self.core.state.limits)}
-        self._ring.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
+        self._buffer.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
         self._has_begun = True
-        self._decisions.forget()
+        self._shape = None
         self._expected.clear()
 
     def _note(self, event: Event) -> None:
@@ -211,20 +216,18 @@ class RecordingCore:
     def _add(self, event: Event) -> None:
         """Record an event. Events before the first plan are covered by its snapshot."""
         if self._has_begun:
-            self._ring.add(event)
+            self._buffer.add(event)
 
     def _note_plans(self, now: float, plans: list[StepPlan]) -> None:
-        decisions, num_bytes = [], 200
-        for plan in plans:
-            decision = self._decisions.of(plan)
+        decisions, num_bytes = self._freezer.of_all(plans), 200
+        for plan, decision in zip(plans, decisions, strict=True):
             shape = decision.shape
             num_bytes += decision.num_bytes + (0 if shape is self._shape else shape.num_bytes)
             self._shape = shape
             self._expected[plan.step] = shape.sampling
             if plan.steady is not None:
                 self._steady[plan.step] = plan.steady
-            decisions.append(decision)
-        self._ring.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
+        self._buffer.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
 
     def _note_result(
         self,
@@ -236,7 +239,7 @@ class RecordingCore:
     ) -> None:
         record = _plain_record(result, steady, expected)
         record = record or ResultRecord.of(result, _by_name(result, steady), expected)
-        self._ring.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
+        self._buffer.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
 
     def _forget(self, ended: list[EndedSequence]) -> None:
         for sequence in ended:

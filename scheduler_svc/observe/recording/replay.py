@@ -13,15 +13,9 @@ from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.plan_record import PlanFreezer, PlanRecord, StepShapeColumns, endings
 from scheduler_svc.observe.recording import snapshot
-from scheduler_svc.observe.recording.decision import (
-    Decision,
-    DecisionMaker,
-    Difference,
-    StepShapeColumns,
-    endings,
-    first_difference,
-)
+from scheduler_svc.observe.recording.difference import Difference, first_difference
 from scheduler_svc.observe.recording.events import (
     AbortEvent,
     Added,
@@ -41,7 +35,7 @@ from scheduler_svc.observe.recording.events import (
 from scheduler_svc.observe.recording.history import ReplayHistory
 from scheduler_svc.observe.recording.inputs import token_ids
 from scheduler_svc.observe.recording.recorder import failure
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import QuireError
 
 _I32 = np.dtype("<i4")
@@ -91,7 +85,7 @@ class Replayer:
         self.report = ReplayReport()
         self.now = 0.0
         self._watcher = watcher
-        self._decisions = DecisionMaker()
+        self._freezer = PlanFreezer()
         self._shapes: dict[int, StepShapeColumns] = {}
 
     def run(self, segments: Iterable[RecordingSegment], *, until_step: int | None = None) -> Iterator[Event]:
@@ -132,7 +126,7 @@ class Replayer:
             self.core.state.steady.dissolve()
             return
         self.core = snapshot.restore(segment.snapshot)
-        self._decisions = DecisionMaker()
+        self._freezer = PlanFreezer()
         self.report.history.begin(self.core)
         if self._watcher is not None:
             self._watcher.began(self.core)
@@ -185,9 +179,9 @@ class Replayer:
         for recorded, plan in zip(event.decisions, plans, strict=False):
             self._compare_plan(recorded, plan)
 
-    def _compare_plan(self, recorded: Decision, plan: StepPlan) -> None:
+    def _compare_plan(self, recorded: PlanRecord, plan: StepPlan) -> None:
         self._shapes[recorded.step] = recorded.shape
-        found = first_difference(recorded, self._decisions.of(plan))
+        found = first_difference(recorded, self._freezer.of(plan))
         self.report.first_difference = self.report.first_difference or found
 
     def _returned(self, event: Returned) -> None:

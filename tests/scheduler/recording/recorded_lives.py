@@ -11,7 +11,7 @@ from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.file_format import RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
-from scheduler_svc.observe.recording.ring import RecordingSegment, Ring
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
 from svc_common.errors import ConfigError
 from tests.core.lives import Life
 from tests.core.random_policies import Setting, random_setting
@@ -35,7 +35,7 @@ _LIMITS = ("num_gpu_blocks", "num_cpu_blocks", "max_num_batched_tokens", "max_nu
 
 
 class RecordedLife(Life):
-    """A life with a recorder. `ring` holds what is recorded; `num_changes`: live changes of policy and limits."""
+    """A life with a recorder. `buffer` holds what is recorded; `num_changes`: live changes of policy and limits."""
 
     def __init__(
         self, setting: Setting, *, segment_steps: int = 10, max_bytes: int = 2**30, alias: Alias | None
@@ -43,9 +43,9 @@ class RecordedLife(Life):
         super().__init__(setting)
         self.alias = alias
         self.num_changes = 0
-        self.ring = Ring(segment_steps, max_bytes)
+        self.buffer = SegmentBuffer(segment_steps, max_bytes)
         core = presets.build(setting.spec, setting.limits, rename=alias)
-        self.core: Any = RecordingCore(core, self.ring, lambda: self._now)
+        self.core: Any = RecordingCore(core, self.buffer, lambda: self._now)
 
     def change(self, rng: random.Random) -> None:
         """An operator changes something; what cannot be is refused, and nothing happens then. Costs change by themselves."""
@@ -68,11 +68,11 @@ class RecordedLife(Life):
 
     def segments(self) -> list[RecordingSegment]:
         """What is recorded, as somebody reads it who did not record it."""
-        return [codec.decode(codec.encode(segment, self.alias)) for segment in self.ring.segments()]
+        return [codec.decode(codec.encode(segment, self.alias)) for segment in self.buffer.segments()]
 
     def write(self, path: Path) -> None:
         """A file of it."""
-        segments = list(self.ring.segments())
+        segments = list(self.buffer.segments())
         with path.open("wb") as file:
             writer = RecordingWriter(file)
             writer.write(file_format.beginning({"verbatim": self.alias is None}))
@@ -90,11 +90,11 @@ def _or_same(choice: Any, key: str, value: Any) -> Any:
 
 
 def recorded(
-    policy: str, seed: int, *, num_events: int = 0, changes: bool = True, alias: Alias | None = None, **ring: int
+    policy: str, seed: int, *, num_events: int = 0, changes: bool = True, alias: Alias | None = None, **buffer: int
 ) -> RecordedLife:
-    """One random life under that policy, from its first request to its last. `ring`: of `RecordedLife`."""
+    """One random life under that policy, from its first request to its last. `buffer`: of `RecordedLife`."""
     rng = random.Random(f"recorded {policy} {seed}")
-    life = RecordedLife(random_setting(policy, rng), alias=alias or Alias(KEY), **ring)
+    life = RecordedLife(random_setting(policy, rng), alias=alias or Alias(KEY), **buffer)
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(num_events or rng.randint(20, 120)):
         _happen(life, busy, rng, changes=changes)

@@ -15,7 +15,7 @@ from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.inputs import token_ids, tokens
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay
-from scheduler_svc.observe.recording.ring import Ring
+from scheduler_svc.observe.recording.segment_buffer import SegmentBuffer
 
 PROMPT = [1_234_567 + 97 * i for i in range(40)]
 MOST = 2**31 - 1
@@ -60,8 +60,8 @@ def test_hashes_are_of_the_names() -> None:
 def _life(alias: Alias | None) -> tuple[bytes, list[int]]:
     """The bytes of a recording with a prompt, an output and a stop id of which none is common, and all these."""
     limits = CoreLimits(4, 65, 64, max_num_seqs=4, max_num_batched_tokens=64)
-    ring = Ring(2, 2**30)
-    core = RecordingCore(presets.build("vllm-v1", limits, rename=alias), ring, lambda: 0.0)
+    buffer = SegmentBuffer(2, 2**30)
+    core = RecordingCore(presets.build("vllm-v1", limits, rename=alias), buffer, lambda: 0.0)
     stop = StopRules(20, eos_token_ids=frozenset([7_654_321]), stop_token_ids=frozenset([7_654_987]))
     core.add(Request("r0", PROMPT, stop, 0.0, cache_salt="a palimpsest", committed=[3_456_789]))
     outputs = [5_432_100 + 11 * i for i in range(6)]
@@ -69,7 +69,7 @@ def _life(alias: Alias | None) -> tuple[bytes, list[int]]:
         [plan] = core.schedule(float(i))
         core.update(StepResult(plan.step, {"r0/0": [token]}))
     core.put_drafts({"r0/0": [2_345_678]})
-    segments = list(ring.segments())
+    segments = list(buffer.segments())
     data = b"".join(codec.encode(segment, alias) for segment in segments)
     assert replay([codec.decode(codec.encode(segment, alias)) for segment in segments]).identical
     return data, [*PROMPT, 7_654_321, 7_654_987, 3_456_789, 2_345_678, *outputs]

@@ -12,7 +12,7 @@ import pytest
 from scheduler_svc.observe.recording import codec, file_format, snapshot
 from scheduler_svc.observe.recording.file_format import FORMAT, MAGIC, Recording, RecordingError, RecordingWriter
 from scheduler_svc.observe.recording.replay import replay
-from scheduler_svc.observe.recording.ring import PackedSegment, RecordingSegment, Ring
+from scheduler_svc.observe.recording.segment_buffer import PackedSegment, RecordingSegment, SegmentBuffer
 from scheduler_svc.observe.recording.snapshot import CoreSnapshot, SnapshotError
 from svc_common.version import VERSION
 from tests.scheduler.recording.recorded_lives import recorded
@@ -30,7 +30,7 @@ def _path(tmp_path: Path) -> Path:
 def test_what_is_written_is_read(path: Path) -> None:
     """Segments, steps and header come back."""
     recording = Recording(path)
-    held = list(LIFE.ring.segments())
+    held = list(LIFE.buffer.segments())
     assert recording.num_segments == len(held) > 2
     assert recording.num_steps == sum(segment.num_steps for segment in held)
     assert recording.about == {"verbatim": False}
@@ -106,7 +106,7 @@ def test_parts_put_elsewhere(path: Path) -> None:
 
 
 def _frames() -> list[bytes]:
-    frames = [file_format.segment_frame(segment, LIFE.alias) for segment in LIFE.ring.segments()]
+    frames = [file_format.segment_frame(segment, LIFE.alias) for segment in LIFE.buffer.segments()]
     return [file_format.beginning({"verbatim": False}), *frames]
 
 
@@ -157,7 +157,7 @@ def _document(root: list[object], *classes: list[object]) -> bytes:
 )
 def test_snapshots_run_nothing(document: bytes) -> None:
     """Only objects of a core can be made: nothing is called or imported that is no part of one, whoever wrote the snapshot."""
-    taken = next(LIFE.ring.segments()).snapshot
+    taken = next(LIFE.buffer.segments()).snapshot
     with pytest.raises(SnapshotError):
         snapshot.restore(replace(taken, objects=document))
 
@@ -169,17 +169,17 @@ def test_snapshots_of_another_shape() -> None:
         snapshot.restore(CoreSnapshot(taken.objects, taken.tokens, []))
 
 
-# --- the ring ----------------------------------------------------------------------------------------------------------
+# --- the buffer ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_ring_is_bounded() -> None:
     """The oldest segments go; those that are left replay."""
     life = recorded("vllm-v0", 1, num_events=400, max_bytes=120_000)
-    numbers = [segment.number for segment in life.ring.segments()]
+    numbers = [segment.number for segment in life.buffer.segments()]
     assert numbers[0] > 0
-    assert numbers == list(range(numbers[0], life.ring.num_segments))
-    assert life.ring.num_bytes == sum(segment.num_bytes for segment in life.ring.segments())
-    assert life.ring.num_bytes <= 120_000
+    assert numbers == list(range(numbers[0], life.buffer.num_segments))
+    assert life.buffer.num_bytes == sum(segment.num_bytes for segment in life.buffer.segments())
+    assert life.buffer.num_bytes <= 120_000
     assert replay(life.segments()).identical
 
 
@@ -188,36 +188,36 @@ def test_a_segment_ends_by_bytes_too() -> None:
     segments = LIFE.segments()
     events = [event for segment in segments for event in segment.events]
     for snapshot_bytes, numbers in ((500, [0, 1]), (5_000, [1])):
-        ring = Ring(1_000, 8_000)
-        assert ring.is_full
+        buffer = SegmentBuffer(1_000, 8_000)
+        assert buffer.is_full
         taken = CoreSnapshot(b"x" * snapshot_bytes, segments[0].snapshot.tokens, [])
-        ring.begin(1, {}, taken, goes_on=False)
+        buffer.begin(1, {}, taken, goes_on=False)
         coming = cycle(events)
-        while not ring.is_full:
-            ring.add(next(coming))
+        while not buffer.is_full:
+            buffer.add(next(coming))
         most = max(2_000, 2 * taken.num_bytes)
-        assert most <= ring.num_bytes < most + max(event.num_bytes for event in events)
-        ring.begin(2, {}, taken, goes_on=True)
-        assert [segment.number for segment in ring.segments()] == numbers
+        assert most <= buffer.num_bytes < most + max(event.num_bytes for event in events)
+        buffer.begin(2, {}, taken, goes_on=True)
+        assert [segment.number for segment in buffer.segments()] == numbers
 
 
 def test_complete_segments_are_held_packed() -> None:
     """All but the newest, in less than half of what their objects take, and nothing is lost of them; the oldest go."""
-    sources = list(LIFE.ring.segments())
+    sources = list(LIFE.buffer.segments())
     objects_bytes = sum(segment.num_bytes for segment in sources)
-    ring = Ring(1_000, 2**20, pack=_pack_at_once)
+    buffer = SegmentBuffer(1_000, 2**20, pack=_pack_at_once)
     for segment in sources:
-        ring.begin(segment.first_step, segment.about, segment.snapshot, goes_on=segment.goes_on)
+        buffer.begin(segment.first_step, segment.about, segment.snapshot, goes_on=segment.goes_on)
         for event in segment.events:
-            ring.add(event, num_steps=len(getattr(event, "decisions", ())))
-    *packed, newest = ring.segments()
+            buffer.add(event, num_steps=len(getattr(event, "decisions", ())))
+    *packed, newest = buffer.segments()
     assert isinstance(newest, RecordingSegment) and all(isinstance(segment, PackedSegment) for segment in packed)
-    assert ring.num_bytes < objects_bytes / 2
+    assert buffer.num_bytes < objects_bytes / 2
     for segment, source in zip(packed, sources, strict=False):
         found = codec.decode(file_format.contents(segment.frame))
         assert (found.first_step, found.num_steps) == (source.first_step, segment.num_steps)
         assert len(found.events) == len(source.events)
-    small = Ring(1_000, 1, pack=_pack_at_once)
+    small = SegmentBuffer(1_000, 1, pack=_pack_at_once)
     for segment in sources:
         small.begin(segment.first_step, segment.about, segment.snapshot, goes_on=True)
         small.add(segment.events[0])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire_tools.replay.what_if import what_if
-from scheduler_svc.observe.recording.ring import RecordingSegment
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from tests.scheduler.harness import Stack, stack
 
 WORKER = {"time_scale": 1.0, "step_base_s": 0.025, "decode_row_s": 2e-4, "prefill_token_s": 1e-4, "num_gpu_blocks": 200}
@@ -39,25 +39,25 @@ async def run_load(s: Stack, num_requests: int) -> tuple[float, float]:
 
 
 @pytest.fixture
-def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
-    """The tapes of the schedulers that are started in this process."""
-    made: list[Tape] = []
-    begin = Tape.__init__
+def buffers(monkeypatch: pytest.MonkeyPatch) -> list[RecordBuffer]:
+    """The buffers of the schedulers that are started in this process."""
+    made: list[RecordBuffer] = []
+    begin = RecordBuffer.__init__
 
-    def noted(self: Tape, *args: Any, **values: Any) -> None:
+    def noted(self: RecordBuffer, *args: Any, **values: Any) -> None:
         begin(self, *args, **values)
         made.append(self)
 
-    monkeypatch.setattr(Tape, "__init__", noted)
+    monkeypatch.setattr(RecordBuffer, "__init__", noted)
     return made
 
 
 async def real_run(
-    policy: str, num_requests: int, tapes: list[Tape]
+    policy: str, num_requests: int, buffers: list[RecordBuffer]
 ) -> tuple[tuple[float, float], list[RecordingSegment]]:
     async with stack(WORKER, policy=policy, **SERVICE) as s:
         medians = await run_load(s, num_requests)
-        return medians, tapes[-1].replayable()
+        return medians, buffers[-1].replayable()
 
 
 @pytest.mark.long
@@ -66,15 +66,15 @@ async def real_run(
     ("recorded", "asked"), [("quire", "vllm-v0"), ("vllm-v0", "quire"), ("vllm-v1", "chitu"), ("chitu", "vllm-v1")]
 )
 def test_medians_are_predicted_within_a_fifth(
-    recorded: str, asked: str, tapes: list[Tape], record_property: Callable[[str, object], None]
+    recorded: str, asked: str, buffers: list[RecordBuffer], record_property: Callable[[str, object], None]
 ) -> None:
     """Issue 4: predicted medians of TTFT and TPOT within 20 % of a real run of that policy on simulated workers."""
     found: dict[str, float] = {}
 
     async def test() -> None:
-        _, segments = await real_run(recorded, 150, tapes)
+        _, segments = await real_run(recorded, 150, buffers)
         predicted = what_if(segments, asked, []).predicted.figures()
-        (ttft_s, tpot_s), _ = await real_run(asked, 150, tapes)
+        (ttft_s, tpot_s), _ = await real_run(asked, 150, buffers)
         found.update(ttft=predicted.ttft_p50_s / ttft_s, tpot=predicted.tpot_p50_s / tpot_s)
 
     asyncio.run(test())

@@ -10,11 +10,11 @@ from quire_tools.replay.what_if import Change, what_if
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import KEYS, Reason
-from scheduler_svc.observe.recording import inquiry
-from scheduler_svc.observe.recording.inquiry import WaitQuestion
-from scheduler_svc.observe.recording.needs import Value
-from scheduler_svc.observe.recording.probe import StepProbe
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.counterfactual import wait_questions
+from scheduler_svc.observe.counterfactual.past_step import PastStep
+from scheduler_svc.observe.counterfactual.search import Value
+from scheduler_svc.observe.counterfactual.wait_questions import WaitQuestion
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
 from tests.core.random_policies import random_setting
@@ -60,7 +60,7 @@ def question(name: str, episode: WaitEpisode) -> WaitQuestion:
 def lets_in(segments: Sequence[RecordingSegment], name: str, sample: int, step: int, values: dict[str, Value]) -> bool:
     """It starts, or comes back, in a plan of that step."""
     try:
-        plans = StepProbe.at(segments, step)(values)
+        plans = PastStep.at(segments, step)(values)
     except ConfigError:
         return False
     events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == (name, sample)]
@@ -76,7 +76,7 @@ def check(policy: str, num_lives: int, num_waits: int) -> Counter[str]:
         all_waits = waits(life)
         for name, episode in rng.sample(all_waits, min(num_waits, len(all_waits))):
             asked = question(name, episode)
-            [needs] = inquiry.answer(segments, [asked])
+            [needs] = wait_questions.answer(segments, [asked])
             reason = Reason(asked.head_reason or asked.reason)
             told[f"{reason.value}{'' if needs else ' -'}"] += 1
             for key, value in needs.items():
@@ -129,7 +129,7 @@ def test_the_same_is_seen_by_a_whole_what_if() -> None:
         life = explained("vllm-v1", seed)
         segments = life.segments()
         for name, episode in waits(life)[:4]:
-            [needs] = inquiry.answer(segments, [question(name, episode)])
+            [needs] = wait_questions.answer(segments, [question(name, episode)])
             if len(needs) != 1 or episode.reason is Reason.PREEMPTED or life.requests[name].num_samples > 1:
                 continue
             [(key, value)] = needs.items()

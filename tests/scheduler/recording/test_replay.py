@@ -26,7 +26,7 @@ from scheduler_svc.observe.recording.events import EVENTS, Added, PlanEvent
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from tests.core.builders import answer, make_request
 from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
@@ -85,7 +85,7 @@ def test_another_core_of_the_process_begins_a_segment() -> None:
     """After a fault in planning the scheduler builds another core; what that does is replayed from a snapshot of its own."""
     first = recorded("vllm-v1", 1, segment_steps=100_000, changes=False)
     again = RecordedLife(first.setting, segment_steps=100_000, alias=first.alias)
-    again.core = RecordingCore(again.core.core, first.ring, lambda: again._now)
+    again.core = RecordingCore(again.core.core, first.buffer, lambda: again._now)
     again.core.step = first.core.step
     rng = random.Random(2)
     for _ in range(60):
@@ -102,7 +102,7 @@ def test_mask_times_of_the_fast_path_are_recorded() -> None:
     """Of results that are one token per sequence: whose masks held a step up sits out, again in a replay."""
     life = RecordedLife(random_setting("quire", random.Random(1)), alias=Alias(KEY))
     limits = CoreLimits(block_size=16, num_gpu_blocks=64, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
-    life.core = RecordingCore(presets.build("quire", limits, rename=life.alias), life.ring, lambda: life._now)
+    life.core = RecordingCore(presets.build("quire", limits, rename=life.alias), life.buffer, lambda: life._now)
     for name in "ab":
         life.core.add(make_request(name, 3, 40))
     num_columns = 0
@@ -205,7 +205,7 @@ def test_a_missing_input_is_noticed() -> None:
 def test_bytes_are_a_matter_of_the_life_alone() -> None:
     """R201: the same life recorded twice makes the same bytes, so that recordings can be compared."""
     first, second = (recorded("vllm-v1", 3) for _ in range(2))
-    pairs = zip(first.ring.segments(), second.ring.segments(), strict=True)
+    pairs = zip(first.buffer.segments(), second.buffer.segments(), strict=True)
     assert all(codec.encode(a, first.alias) == codec.encode(b, second.alias) for a, b in pairs)
 
 

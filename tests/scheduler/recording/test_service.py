@@ -185,7 +185,7 @@ async def _what_if_commands(path: Path, tmp_path: Path) -> None:
 def test_a_different_replay_ends_with_status_1(tmp_path: Path) -> None:
     """R201: with the first difference, for people and for programs; a what-if of it is refused."""
     life = recorded("vllm-v1", 2)
-    decision = next(e for s in life.ring.segments() for e in s.events if getattr(e, "decisions", None)).decisions[0]
+    decision = next(e for s in life.buffer.segments() for e in s.events if getattr(e, "decisions", None)).decisions[0]
     decision.num_waiting += 5
     life.write(tmp_path / "odd.rec")
     shown = CliRunner().invoke(replay_command.app, [str(tmp_path / "odd.rec")])
@@ -238,7 +238,7 @@ def test_a_recorder_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture, m
     life = recorded("vllm-v1", 2)
     core = life.core
     assert isinstance(core, RecordingCore)
-    monkeypatch.setattr(life.ring, "add", lambda *args, **values: 1 / 0)
+    monkeypatch.setattr(life.buffer, "add", lambda *args, **values: 1 / 0)
     for _ in range(3):
         core.schedule(1e6)
         core.abort(["nobody"])

@@ -18,15 +18,16 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
+from scheduler_svc.observe.counterfactual.past_step import PastStep, replan
+from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import changes, codec
 from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.changes import Change
-from scheduler_svc.observe.recording.decision import DecisionMaker, first_difference
+from scheduler_svc.observe.recording.difference import first_difference
 from scheduler_svc.observe.recording.events import PlanEvent
-from scheduler_svc.observe.recording.probe import StepProbe, probe
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import Replayer, replay
-from scheduler_svc.observe.recording.ring import RecordingSegment, Ring
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
 from svc_common.errors import ConfigError, OutOfRange
 from tests.core.builders import answer, make_request
 from tests.scheduler.recording.recorded_lives import recorded
@@ -41,9 +42,9 @@ class _Clock:
 def _contention() -> tuple[list[RecordingSegment], int]:
     """A request that fills the pool but for 2 blocks, and from some step on another that needs 4; the step after it came."""
     limits = CoreLimits(4, 17, 64, max_num_seqs=4, max_num_batched_tokens=64)
-    ring = Ring(3, 2**30)
+    buffer = SegmentBuffer(3, 2**30)
     alias = Alias(b"key")
-    core: Any = RecordingCore(presets.build("vllm-v1", limits, rename=alias), ring, lambda: _Clock.now)
+    core: Any = RecordingCore(presets.build("vllm-v1", limits, rename=alias), buffer, lambda: _Clock.now)
     core.add(make_request("big", 52, 8))
     for step in range(3):
         _step(core, step)
@@ -51,7 +52,7 @@ def _contention() -> tuple[list[RecordingSegment], int]:
     found = core.step + 1
     for step in range(3, 14):
         _step(core, step)
-    return [codec.decode(codec.encode(segment, alias)) for segment in ring.segments()], found
+    return [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()], found
 
 
 def _step(core: Any, step: int) -> None:
@@ -69,7 +70,7 @@ def _admitted(plans: list[StepPlan]) -> bool:
 def test_just_enough_admits() -> None:
     """R136: 2 blocks are free, 4 are needed: with 2 more it starts in that very step, with 1 more it does not."""
     segments, step = _contention()
-    ask = StepProbe.at(segments, step)
+    ask = PastStep.at(segments, step)
     assert [_admitted(ask({"num_gpu_blocks": 17 + extra})) for extra in (0, 1, 2, 1, 0)] == [
         False,
         False,
@@ -77,7 +78,7 @@ def test_just_enough_admits() -> None:
         False,
         False,
     ]
-    assert _admitted(probe(segments, step, {"num_gpu_blocks": 19}))
+    assert _admitted(replan(segments, step, {"num_gpu_blocks": 19}))
     for extra in (1, 2):
         found = what_if(segments, None, [Change(step, {"num_gpu_blocks": 17 + extra})])
         assert found.from_step == step
@@ -113,10 +114,10 @@ def test_probes_repeat_the_recorded_step(policy: str) -> None:
     segments = recorded(policy, 5, num_events=60).segments()
     calls = [e for s in segments for e in s.events if isinstance(e, PlanEvent) and e.decisions]
     for event in random.Random(1).sample(calls, 4):
-        ask = StepProbe.at(segments, event.decisions[0].step)
+        ask = PastStep.at(segments, event.decisions[0].step)
         for _ in range(2):
             for want, plan in zip(event.decisions, ask({}), strict=True):
-                assert first_difference(want, DecisionMaker().of(plan)) is None
+                assert first_difference(want, PlanFreezer().of(plan)) is None
 
 
 def test_steps_that_are_not_there() -> None:
@@ -124,9 +125,9 @@ def test_steps_that_are_not_there() -> None:
     segments, _ = _contention()
     last = sum(segment.num_steps for segment in segments)
     with pytest.raises(OutOfRange, match=f"does not hold step {last + 1}"):
-        StepProbe.at(segments, last + 1)
+        PastStep.at(segments, last + 1)
     with pytest.raises(OutOfRange):
-        StepProbe.at(segments[1:], 1)
+        PastStep.at(segments[1:], 1)
     with pytest.raises(ConfigError, match=f"step {last + 5} is not in the recording, which has steps 1 to {last}"):
         what_if(segments, None, [Change(last + 5, {"max_num_seqs": 2})])
 
@@ -212,22 +213,24 @@ class _SimulatedClock:
         return 0.0 if self.simulation is None else self.simulation._events.now
 
 
-def _run(policy: str, num_seqs: int, ring: Ring | None = None, alias: Alias | None = None) -> SimulationHistory:
-    """A real run of that policy, recorded where there is a ring."""
+def _run(
+    policy: str, num_seqs: int, buffer: SegmentBuffer | None = None, alias: Alias | None = None
+) -> SimulationHistory:
+    """A real run of that policy, recorded where there is a buffer."""
     limits = CoreLimits(16, 400, 512, max_num_seqs=num_seqs, max_num_batched_tokens=512)
     core: Any = presets.build(policy, limits, rename=alias)
     clock = _SimulatedClock()
-    if ring is not None:
-        core = _Timed(core, ring, clock)
+    if buffer is not None:
+        core = _Timed(core, buffer, clock)
     clock.simulation = Simulation(core, _arrivals(1), PseudoTokens(3, eos_every=50), COST)
     return clock.simulation.run()
 
 
 def test_predictions_are_near() -> None:
     """The recorded policy with twice as many places, and two others: medians of TTFT and TPOT within 20 % of a real run of them."""
-    ring, alias = Ring(200, 2**30), Alias(b"key")
-    was = _run("vllm-v1", 6, ring, alias).figures()
-    segments = [codec.decode(codec.encode(segment, alias)) for segment in ring.segments()]
+    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    was = _run("vllm-v1", 6, buffer, alias).figures()
+    segments = [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()]
     assert replay(segments).identical
     for policy, num_seqs in ((None, 12), ("vllm-v0", 12), ("quire", 12)):
         found = what_if(segments, policy, [Change(None, {"max_num_seqs": num_seqs})])
@@ -244,10 +247,10 @@ def test_predictions_are_near() -> None:
 
 def test_recorded_figures_are_those_of_the_run() -> None:
     """Times are read from the recording as the run itself had them."""
-    ring, alias = Ring(200, 2**30), Alias(b"key")
-    was = _run("vllm-v1", 6, ring, alias).figures()
+    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    was = _run("vllm-v1", 6, buffer, alias).figures()
     observed = Observed()
-    Replayer(observed).run(codec.decode(codec.encode(segment, alias)) for segment in ring.segments())
+    Replayer(observed).run(codec.decode(codec.encode(segment, alias)) for segment in buffer.segments())
     observed.close()
     seen = observed.history.figures()
     assert (seen.num_done, seen.num_preemptions, seen.num_lost_tokens) == (
@@ -261,9 +264,9 @@ def test_recorded_figures_are_those_of_the_run() -> None:
 
 def test_who_is_censored() -> None:
     """Requests that the recording does not see end: counted, and ended where it leaves them."""
-    ring, alias = Ring(200, 2**30), Alias(b"key")
-    _run("vllm-v1", 6, ring, alias)
-    segments = [codec.decode(codec.encode(segment, alias)) for segment in ring.segments()]
+    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    _run("vllm-v1", 6, buffer, alias)
+    segments = [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()]
     cut = segments[: len(segments) // 2]
     found = what_if(cut, "vllm-v0", [])
     unfinished = [name for name, steps in replay(cut).history.requests.items() if steps.end is None]

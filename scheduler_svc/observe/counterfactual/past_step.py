@@ -9,11 +9,11 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import changes, snapshot
 from scheduler_svc.observe.recording.events import PlanEvent
 from scheduler_svc.observe.recording.replay import Replayer
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import OutOfRange, QuireError
 
 
-class StepProbe:
+class PastStep:
     """A core as of just before a step, for any number of tries. The recording itself is never changed."""
 
     def __init__(self, core: Scheduler, now: float) -> None:
@@ -63,9 +63,9 @@ class StepProbe:
         return snapshot.restore(self._core)
 
 
-def probe(segments: Iterable[RecordingSegment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
-    """Plan one recorded step with other values; use `StepProbe` for several tries of a step."""
-    return StepProbe.at(segments, step)(values)
+def replan(segments: Iterable[RecordingSegment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
+    """Plan one recorded step with other values; use `PastStep` for several tries of a step."""
+    return PastStep.at(segments, step)(values)
 
 
 def _shortest(segments: list[RecordingSegment], step: int) -> list[RecordingSegment]:

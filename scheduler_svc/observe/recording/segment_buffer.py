@@ -62,7 +62,7 @@ Held = RecordingSegment | PackedSegment
 Pack = Callable[[RecordingSegment], Future[PackedSegment]]
 
 
-class Ring:
+class SegmentBuffer:
     """Buffer of segments. One ends after `segment_steps` steps or a quarter of `max_bytes`; beyond that the oldest are dropped.
 
     A segment does not end before its events are as large as its snapshot, since otherwise a large core would

@@ -1,6 +1,6 @@
 """Counterfactual of a wait: the knobs and smallest values that would have let a request in at a step, found by search.
 
-Instead of a formula, the step is planned again with other values (`Trial`). So the answer accounts for
+Instead of a formula, the step is planned again with other values (`Replanning`). So the answer accounts for
 everything ahead of the request, and one unit less was tried and does not suffice.
 """
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from scheduler_svc.core.reasons import KEYS, Reason
 
 Value = int | float
-Needs = dict[str, Value]
+Counterfactual = dict[str, Value]
 
 RISING = (
     "num_gpu_blocks",
@@ -27,7 +27,7 @@ FALLING = ("watermark_blocks", "delay_factor")
 _RESOLUTION = 2.0**-20
 
 
-class Trial(Protocol):
+class Replanning(Protocol):
     """A past step that can be planned again with other values."""
 
     def value(self, key: str) -> Value | None:
@@ -40,19 +40,19 @@ class Trial(Protocol):
         """True if the request runs after that step when it is planned with these values."""
 
 
-def find_needs(trial: Trial, reason: Reason, head_reason: str = "") -> Needs:
+def find_counterfactual(replanning: Replanning, reason: Reason, head_reason: str = "") -> Counterfactual:
     """The smallest values that let the request in; empty if no values do (a result is pending, or its type must wait).
 
     A single key if one is enough, the reason's own keys first; else as few keys as the search finds. Of
     falling keys the largest value.
     """
-    if trial.lets_in({}):
+    if replanning.lets_in({}):
         return {}  # it was let in
-    keys = [key for key in _keys(reason, head_reason) if trial.value(key) is not None]
+    keys = [key for key in _keys(reason, head_reason) if replanning.value(key) is not None]
     for key in keys:
-        if trial.lets_in({key: _generous(trial, key)}):
-            return {key: _boundary(trial, key, {}, _generous(trial, key))}
-    return _together(trial, keys)
+        if replanning.lets_in({key: _generous(replanning, key)}):
+            return {key: _boundary(replanning, key, {}, _generous(replanning, key))}
+    return _together(replanning, keys)
 
 
 def _keys(reason: Reason, head_reason: str) -> Iterator[str]:
@@ -60,31 +60,33 @@ def _keys(reason: Reason, head_reason: str) -> Iterator[str]:
     return iter(dict.fromkeys([*own, *RISING, *FALLING]))
 
 
-def _generous(trial: Trial, key: str) -> Value:
-    return 0 if key in FALLING else trial.most(key)
+def _generous(replanning: Replanning, key: str) -> Value:
+    return 0 if key in FALLING else replanning.most(key)
 
 
-def _together(trial: Trial, keys: Iterable[str]) -> Needs:
+def _together(replanning: Replanning, keys: Iterable[str]) -> Counterfactual:
     """A set of keys: start with all that help, then drop keys and reduce values as far as possible."""
-    needs = {key: _generous(trial, key) for key in keys}
-    if not trial.lets_in(needs):
+    values = {key: _generous(replanning, key) for key in keys}
+    if not replanning.lets_in(values):
         return {}
-    while (less := _with_less(trial, needs)) != needs:
-        needs = less
-    return needs
+    while (less := _with_less(replanning, values)) != values:
+        values = less
+    return values
 
 
-def _with_less(trial: Trial, needs: Needs) -> Needs:
+def _with_less(replanning: Replanning, values: Counterfactual) -> Counterfactual:
     """Drop each key, or else reduce it as far as the others allow. A smaller value of one may make a smaller one of another do."""
-    for key in reversed(list(needs)):
-        others = {other: value for other, value in needs.items() if other != key}
-        needs = others if trial.lets_in(others) else {**needs, key: _boundary(trial, key, others, needs[key])}
-    return needs
+    for key in reversed(list(values)):
+        others = {other: value for other, value in values.items() if other != key}
+        values = (
+            others if replanning.lets_in(others) else {**values, key: _boundary(replanning, key, others, values[key])}
+        )
+    return values
 
 
-def _boundary(trial: Trial, key: str, others: Needs, good: Value) -> Value:
+def _boundary(replanning: Replanning, key: str, others: Counterfactual, good: Value) -> Value:
     """A value that suffices next to one that does not, between the current value, which does not, and `good`, which does."""
-    now = trial.value(key)
+    now = replanning.value(key)
     assert now is not None
     bad = now
     unit = 1 if isinstance(now, int) else _RESOLUTION
@@ -92,14 +94,14 @@ def _boundary(trial: Trial, key: str, others: Needs, good: Value) -> Value:
     stride = unit
     while abs(good - now) > stride:
         tried = now + stride if good > now else now - stride
-        if trial.lets_in({**others, key: tried}):
+        if replanning.lets_in({**others, key: tried}):
             good = tried
             break
         bad = tried
         stride *= 2
     while abs(good - bad) > unit:
         middle = (good + bad) // 2 if unit == 1 else (good + bad) / 2
-        if trial.lets_in({**others, key: middle}):
+        if replanning.lets_in({**others, key: middle}):
             good = middle
         else:
             bad = middle

@@ -10,9 +10,9 @@ from quire.operators import recordings
 from quire.operators.admin import AdminClient
 from quire.operators.why import why_json
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.observe.inquirer import by_worth
+from scheduler_svc.observe.counterfactual.live_search import by_worth
+from scheduler_svc.observe.counterfactual.past_step import PastStep
 from scheduler_svc.observe.recording.file_format import Recording
-from scheduler_svc.observe.recording.probe import StepProbe
 from scheduler_svc.observe.timelines import WaitEpisode
 from tests.scheduler.harness import run_async, stack
 
@@ -41,7 +41,7 @@ async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(tmp_path:
     named = [(name, e, needs_of(e)) for name, e in waits if needs_of(e)]
     assert len(named) >= 6
     for request_id, episode, needs in named:
-        probe = StepProbe.at(segments, episode["from_step"])
+        probe = PastStep.at(segments, episode["from_step"])
         assert is_let_in(probe, request_id, needs), (request_id, episode)
         for key in needs:
             assert not is_let_in(probe, request_id, {**needs, key: needs[key] - 1}), (request_id, episode)
@@ -60,7 +60,7 @@ def fetch(admin_address: str, path: Path) -> None:
         fetched.finish()
 
 
-def is_let_in(probe: StepProbe, request_id: str, values: dict[str, int]) -> bool:
+def is_let_in(probe: PastStep, request_id: str, values: dict[str, int]) -> bool:
     events = [e for plan in probe(values) for e in plan.events if e.request_id == request_id]
     return any(e.reason is Reason.RUNNING for e in events)
 

@@ -1,6 +1,6 @@
 """Counterfactual answers for past waits: which knob, at which value, would have let a request in, with one unit less failing.
 
-Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.recording.inquiry
+Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.counterfactual.wait_questions
 FILE` reads rounds of questions as JSON from standard input and writes a line of JSON for each answer when it
 is found: [index among all questions, values]. Each round is one replay, in the order of steps.
 """
@@ -16,10 +16,10 @@ from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import QueueKind
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.counterfactual.past_step import PastStep
+from scheduler_svc.observe.counterfactual.search import Counterfactual, Value, find_counterfactual
 from scheduler_svc.observe.recording.file_format import Recording
-from scheduler_svc.observe.recording.needs import Needs, Value, find_needs
-from scheduler_svc.observe.recording.probe import StepProbe
-from scheduler_svc.observe.recording.ring import RecordingSegment
+from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from svc_common.errors import ConfigError, QuireError
 
 
@@ -37,14 +37,14 @@ class WaitQuestion:
     head_reason: str = ""
 
 
-class StepTrial:
-    """`needs.Trial` for one request in one step. `forks`: run each try in a forked child; the process must be single-threaded."""
+class WaitReplanning:
+    """`Replanning` for one request in one step. `forks`: run each try in a forked child; the process must be single-threaded."""
 
-    def __init__(self, probe: StepProbe, question: WaitQuestion, *, forks: bool) -> None:
-        self._probe = probe
+    def __init__(self, past: PastStep, question: WaitQuestion, *, forks: bool) -> None:
+        self._past = past
         self._question = question
         self._forks = forks
-        self._core = probe.core()
+        self._core = past.core()
 
     def value(self, key: str) -> Value | None:
         """The recorded value; None if the policy does not have the key."""
@@ -70,11 +70,11 @@ class StepTrial:
         """True if a plan of that step starts or resumes the request."""
         if self._forks:
             return _in_child(lambda: self._starts(self._core, values))
-        return self._starts(self._probe.core(), values)
+        return self._starts(self._past.core(), values)
 
     def _starts(self, core: Scheduler, values: Mapping[str, Value]) -> bool:
         try:
-            plans = self._probe.plan(core, values)
+            plans = self._past.plan(core, values)
         except ConfigError:
             return False  # the values contradict others
         who = self._question.request_id, self._question.sample
@@ -106,26 +106,28 @@ def _value(core: Scheduler, key: str) -> Value | None:
 
 def answers(
     segments: Sequence[RecordingSegment], questions: Sequence[WaitQuestion], *, forks: bool = False
-) -> Iterator[tuple[int, Needs]]:
+) -> Iterator[tuple[int, Counterfactual]]:
     """Answers as (index of the question, values), step by step.
 
     Values are empty if none would suffice, or if the segments do not have the step. `forks`: as in
-    `StepTrial`.
+    `WaitReplanning`.
     """
-    for step, probe in StepProbe.at_each(segments, (question.step for question in questions)):
+    for step, past in PastStep.at_each(segments, (question.step for question in questions)):
         for i, question in enumerate(questions):
             if question.step == step:
-                yield i, {} if isinstance(probe, QuireError) else _answer(probe, question, forks=forks)
+                yield i, {} if isinstance(past, QuireError) else _answer(past, question, forks=forks)
 
 
-def answer(segments: Sequence[RecordingSegment], questions: Sequence[WaitQuestion]) -> list[Needs]:
+def answer(segments: Sequence[RecordingSegment], questions: Sequence[WaitQuestion]) -> list[Counterfactual]:
     """All answers, in the order of the questions."""
     found = dict(answers(segments, questions))
     return [found[i] for i in range(len(questions))]
 
 
-def _answer(probe: StepProbe, question: WaitQuestion, *, forks: bool) -> Needs:
-    return find_needs(StepTrial(probe, question, forks=forks), Reason(question.reason), question.head_reason)
+def _answer(past: PastStep, question: WaitQuestion, *, forks: bool) -> Counterfactual:
+    return find_counterfactual(
+        WaitReplanning(past, question, forks=forks), Reason(question.reason), question.head_reason
+    )
 
 
 def main(path: str) -> None:
@@ -133,8 +135,8 @@ def main(path: str) -> None:
     segments, first = list(Recording(Path(path)).segments()), 0
     for values in json.load(sys.stdin):
         questions = [WaitQuestion(**value) for value in values]
-        for number, needs in answers(segments, questions, forks=True):
-            sys.stdout.write(json.dumps([first + number, needs]) + "\n")
+        for number, found in answers(segments, questions, forks=True):
+            sys.stdout.write(json.dumps([first + number, found]) + "\n")
             sys.stdout.flush()
         first += len(questions)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.observe.recording.needs import Value, find_needs
+from scheduler_svc.observe.counterfactual.search import Value, find_counterfactual
 
 
 class MadeUp:
@@ -32,7 +32,7 @@ def test_one_key_that_is_enough_is_found_to_the_unit(now: int, need: int) -> Non
     """design.md 4: just enough admits, one unit less does not."""
     need = max(need, now + 1)
     trial = MadeUp({"num_gpu_blocks": now, "max_num_seqs": 4}, lambda v: v["num_gpu_blocks"] >= need)
-    assert find_needs(trial, Reason.NEED_BLOCKS) == {"num_gpu_blocks": need}
+    assert find_counterfactual(trial, Reason.NEED_BLOCKS) == {"num_gpu_blocks": need}
     assert trial.num_tries < 40
 
 
@@ -43,20 +43,20 @@ def test_two_keys_that_are_needed_together_are_both_found(blocks: int, tokens: i
         {"num_gpu_blocks": 10, "max_num_batched_tokens": 100, "max_num_seqs": 7},
         lambda v: v["num_gpu_blocks"] >= blocks and v["max_num_batched_tokens"] >= tokens,
     )
-    found = find_needs(trial, Reason.BEHIND, "TOKEN_BUDGET")
+    found = find_counterfactual(trial, Reason.BEHIND, "TOKEN_BUDGET")
     assert found == {"num_gpu_blocks": blocks, "max_num_batched_tokens": tokens}
 
 
 def test_of_a_falling_key_the_largest_value_is_found() -> None:
     """A watermark or a delay that is a little smaller would have done."""
-    assert find_needs(MadeUp({"watermark_blocks": 50}, lambda v: v["watermark_blocks"] <= 41), Reason.NEED_BLOCKS) == {
-        "watermark_blocks": 41
-    }
-    found = find_needs(MadeUp({"delay_factor": 0.5}, lambda v: v["delay_factor"] < 0.3), Reason.DELAY)
+    assert find_counterfactual(
+        MadeUp({"watermark_blocks": 50}, lambda v: v["watermark_blocks"] <= 41), Reason.NEED_BLOCKS
+    ) == {"watermark_blocks": 41}
+    found = find_counterfactual(MadeUp({"delay_factor": 0.5}, lambda v: v["delay_factor"] < 0.3), Reason.DELAY)
     assert found["delay_factor"] == pytest.approx(0.3, abs=1e-5)
     assert found["delay_factor"] < 0.3
 
 
 def test_nothing_is_found_where_nothing_helps() -> None:
     """A result that is pending is not a matter of any knob."""
-    assert find_needs(MadeUp({"num_gpu_blocks": 3}, lambda v: False), Reason.RESULT_PENDING) == {}
+    assert find_counterfactual(MadeUp({"num_gpu_blocks": 3}, lambda v: False), Reason.RESULT_PENDING) == {}

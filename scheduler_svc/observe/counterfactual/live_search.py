@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_svc.core.reasons import KEYS, Reason
+from scheduler_svc.observe.counterfactual.search import Counterfactual
+from scheduler_svc.observe.counterfactual.wait_questions import WaitQuestion, as_json
 from scheduler_svc.observe.recording.file_format import RecordingWriter
-from scheduler_svc.observe.recording.inquiry import WaitQuestion, as_json
-from scheduler_svc.observe.recording.needs import Needs
-from scheduler_svc.observe.recording.tape import Tape
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.timelines import WaitEpisode
 
 log = logging.getLogger(__name__)
@@ -26,32 +26,34 @@ _PLAIN = (Reason.NEED_BLOCKS, Reason.TOKEN_BUDGET)
 _NUM_IN_ROUND = 16
 """Questions per replay: small, so that first answers come soon and replays stay short."""
 _TIMEOUT_S = 25.0
-_PROGRAM = (sys.executable, "-m", "scheduler_svc.observe.recording.inquiry")
+_PROGRAM = (sys.executable, "-m", "scheduler_svc.observe.counterfactual.wait_questions")
 
 
-class Inquirer:
+class LiveSearch:
     """Runs one search at a time and caches answers, since the past does not change. Searches that time out have no answer."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, record_buffer: RecordBuffer) -> None:
+        self._record_buffer = record_buffer
         self._lock = asyncio.Lock()
-        self._known: OrderedDict[WaitQuestion, Needs] = OrderedDict()
+        self._known: OrderedDict[WaitQuestion, Counterfactual] = OrderedDict()
 
-    async def needs(self, core_id: str, episodes: Sequence[WaitEpisode]) -> tuple[dict[int, Needs], int]:
+    async def counterfactuals(
+        self, core_id: str, episodes: Sequence[WaitEpisode]
+    ) -> tuple[dict[int, Counterfactual], int]:
         """Counterfactuals by position of the episode, and the number of waits that could not be searched in time.
 
         A counterfactual maps knobs to values that would have let the request in at the episode's first step.
         Only steps in the record buffer can be searched; without recording the result is empty.
         """
         waits = {i: _question(core_id, episodes[i]) for i in by_worth(episodes)}
-        if not waits or not self._tape.is_on:
+        if not waits or not self._record_buffer.is_on:
             return {}, 0
         async with self._lock:
             open_questions = [question for question in waits.values() if question not in self._known]
             if open_questions:
                 await self._ask(open_questions)
         found = {i: self._known[question] for i, question in waits.items() if question in self._known}
-        return {i: needs for i, needs in found.items() if needs}, len(waits) - len(found)
+        return {i: values for i, values in found.items() if values}, len(waits) - len(found)
 
     async def _ask(self, questions: list[WaitQuestion]) -> None:
         with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".rec") as file:
@@ -82,8 +84,8 @@ class Inquirer:
         process.stdin.write(as_json(rounds).encode())
         process.stdin.close()
         async for line in process.stdout:
-            number, needs = json.loads(line)
-            self._known[questions[number]] = needs
+            number, values = json.loads(line)
+            self._known[questions[number]] = values
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         if await process.wait():
@@ -93,13 +95,13 @@ class Inquirer:
 
     def _write(self, path: Path, since_step: int) -> None:
         """Write the segments from that step on as a recording."""
-        held = self._tape.segments()
+        held = self._record_buffer.segments()
         start = max((i for i, segment in enumerate(held) if segment.first_step <= since_step), default=0)
         with path.open("wb") as file:
             writer = RecordingWriter(file)
-            writer.write(self._tape.beginning())
+            writer.write(self._record_buffer.beginning())
             num_segments = num_steps = 0
-            for packed in self._tape.pack(held[start:]):
+            for packed in self._record_buffer.pack(held[start:]):
                 writer.write(packed.frame)
                 num_segments, num_steps = num_segments + 1, num_steps + packed.num_steps
             writer.finish(num_segments=num_segments, num_steps=num_steps)

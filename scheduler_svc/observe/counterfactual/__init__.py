@@ -1,0 +1,1 @@
+"""Counterfactuals of waits: which values of which knobs would have let a request in."""

@@ -1,0 +1,236 @@
+"""What a core decided in one step, as columns: cheap to keep and easy to compare.
+
+In fast decode, names, token counts and flags equal those of the step before, and so does `computed before -
+step`; such a step shares its `StepShapeColumns` with the one before.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
+from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
+from svc_common import wire_arrays
+
+FRESH, RESUMED, SAMPLES, PREFILL = 1, 2, 4, 8
+Ending = list[Any]
+Pairs = Sequence[Sequence[int]]
+
+
+@dataclass(slots=True, eq=False)
+class StepShapeColumns:
+    """The scheduled sequences and how they run. `lead`: int32, tokens computed before the step minus the step number.
+
+    `tokens`: int32, empty = one each. `flags`: a byte each, empty = all plain decodes.
+    """
+
+    names: tuple[str, ...]
+    tokens: bytes
+    lead: bytes
+    flags: bytes
+
+    @property
+    def sampling(self) -> tuple[str, ...]:
+        """Names of the sequences that yield a token."""
+        return self._with(SAMPLES) if self.flags else self.names
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """Names of the sequences that are sent to the worker whole."""
+        return self._with(FRESH) if self.flags else ()
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Tokens of each sequence."""
+        return _ints(self.tokens).tolist() if self.tokens else [1] * len(self.names)
+
+    def computed_before(self, step: int) -> list[int]:
+        """Tokens computed before the step, of each sequence."""
+        before: list[int] = (_ints(self.lead) + step).tolist()
+        return before
+
+    @property
+    def is_prefill(self) -> list[bool]:
+        """Whether each sequence is in prefill."""
+        return [bool(f & PREFILL) for f in self.flags] if self.flags else [False] * len(self.names)
+
+    @property
+    def token_counts(self) -> tuple[int, int]:
+        """Tokens of prefills and of decodes."""
+        num_all = int(_ints(self.tokens).sum()) if self.tokens else len(self.names)
+        num_prefill = sum(n for n, is_prefill in zip(self.num_tokens, self.is_prefill, strict=True) if is_prefill)
+        return num_prefill, num_all - num_prefill
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size."""
+        return 200 + 8 * len(self.names) + len(self.tokens) + len(self.lead) + len(self.flags)
+
+    def is_like(self, other: "StepShapeColumns") -> bool:
+        """True if all columns are equal."""
+        if self.lead != other.lead or (self.tokens, self.flags) != (other.tokens, other.flags):
+            return False
+        return self.names is other.names or self.names == other.names
+
+    def _with(self, flag: int) -> tuple[str, ...]:
+        return tuple([name for name, flags in zip(self.names, self.flags, strict=True) if flags & flag])
+
+
+@dataclass(slots=True)
+class PlanRecord:
+    """One plan; sequences are lists, or () if empty. Pairs are [source, destination].
+
+    `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
+    where nonzero. `ended`: in the form of `ending_of`.
+    """
+
+    step: int
+    lane: int
+    shape: StepShapeColumns
+    num_batched_tokens: int = 0
+    num_prefill_groups: int = 0
+    num_lookahead_slots: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_swapped: int = 0
+    free_gpu: int = 0
+    free_cpu: int = 0
+    blocks: Sequence[int] = ()
+    drafts: Pairs = ()
+    cached_blocks: Pairs = ()
+    swap_in: Pairs = ()
+    swap_out: Pairs = ()
+    copy: Pairs = ()
+    preempted: Sequence[Sequence[str]] = ()
+    left: Sequence[str] = ()
+    finished: Sequence[str] = ()
+    ended: Sequence[Ending] = ()
+    lookups: Sequence[Sequence[Any]] = ()
+    late: Sequence[str] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size without the shape."""
+        return 350 + 60 * sum(map(len, _SEQUENCES(self))) + 8 * len(self.blocks)
+
+    def new_blocks(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """The sequences that got blocks, with their ids."""
+        start = 0
+        while start < len(self.blocks):
+            index, end = self.blocks[start], start + 2 + self.blocks[start + 1]
+            yield self.shape.names[index], self.blocks[start + 2 : end]
+            start = end
+
+
+_SEQUENCES = attrgetter(*(f.name for f in fields(PlanRecord) if f.default == () and f.name != "blocks"))
+
+
+def ending_of(ended: EndedSequence) -> Ending:
+    """[name, status, number of output tokens, error]."""
+    return [ended.name, int(ended.status), ended.num_output_tokens, ended.error]
+
+
+def endings(ended: Iterable[EndedSequence]) -> list[Ending]:
+    """`ending_of` each."""
+    return [ending_of(e) for e in ended]
+
+
+class PlanFreezer:
+    """Converts plans to records; keeps the last shape, which the next record may share."""
+
+    def __init__(self) -> None:
+        self._shape: StepShapeColumns | None = None
+        self._course: tuple[object, int] | None = None
+        self._latest: list[tuple[StepPlan, PlanRecord]] = []
+
+    def of_all(self, plans: Sequence[StepPlan]) -> list[PlanRecord]:
+        """Records of all plans of a `schedule` call; `of` returns them until the next call."""
+        self._latest = [(plan, self._frozen(plan)) for plan in plans]
+        return [record for _, record in self._latest]
+
+    def of(self, plan: StepPlan) -> PlanRecord:
+        """The record of a plan."""
+        for known, record in self._latest:
+            if known is plan:
+                return record
+        return self._frozen(plan)
+
+    def _frozen(self, plan: StepPlan) -> PlanRecord:
+        course = plan.course
+        goes_on = course is not None and course == self._course
+        blocks = _steady_blocks(plan.steady) if goes_on and plan.steady is not None else None
+        entries = [] if goes_on else plan.scheduled
+        if not goes_on or self._shape is None:
+            self._shape = _shape(entries, plan.step, self._shape)
+        self._course = course
+        record = PlanRecord(
+            step=plan.step,
+            lane=plan.lane,
+            shape=self._shape,
+            num_batched_tokens=plan.num_batched_tokens,
+            num_prefill_groups=plan.num_prefill_groups,
+            num_lookahead_slots=plan.num_lookahead_slots,
+            num_waiting=plan.num_waiting,
+            num_running=plan.num_running,
+            num_swapped=plan.num_swapped,
+            free_gpu=plan.free_gpu,
+            free_cpu=plan.free_cpu,
+            blocks=(_blocks(entries) if blocks is None else blocks) or (),
+            left=plan.left or (),
+            finished=plan.finished or (),
+            late=plan.late or (),
+        )
+        _add_rare(record, plan, entries)
+        return record
+
+
+def _add_rare(record: PlanRecord, plan: StepPlan, entries: list[ScheduledSequence]) -> None:
+    """Fill the fields that are empty in most steps."""
+    if entries:
+        record.drafts = [[i, e.num_drafts] for i, e in enumerate(entries) if e.num_drafts] or ()
+        record.cached_blocks = [[i, e.num_cached_blocks] for i, e in enumerate(entries) if e.num_cached_blocks] or ()
+    for name in ("swap_in", "swap_out", "copy", "preempted", "lookups"):
+        if items := getattr(plan, name):
+            setattr(record, name, [list(item) for item in items])
+    if plan.ended:
+        record.ended = endings(plan.ended)
+
+
+def _shape(entries: list[ScheduledSequence], step: int, last: StepShapeColumns | None) -> StepShapeColumns:
+    names = tuple([e.name for e in entries])
+    counts = [e.num_tokens for e in entries]
+    flags = bytes(
+        [e.fresh * FRESH | e.resumed * RESUMED | e.samples * SAMPLES | e.is_prefill * PREFILL for e in entries]
+    )
+    made = StepShapeColumns(
+        names=last.names if last is not None and last.names == names else names,
+        tokens=b"" if all(n == 1 for n in counts) else wire_arrays.pack(counts),
+        lead=wire_arrays.pack([e.computed_before - step for e in entries]),
+        flags=b"" if flags.count(SAMPLES) == len(flags) else flags,
+    )
+    return last if last is not None and made.is_like(last) else made
+
+
+def _blocks(entries: list[ScheduledSequence]) -> list[int]:
+    found: list[int] = []
+    for i, entry in enumerate(entries):
+        if entry.new_block_ids:
+            found += (i, len(entry.new_block_ids), *entry.new_block_ids)
+    return found
+
+
+def _steady_blocks(share: SteadyShare) -> list[int]:
+    found: list[int] = []
+    if share.new_blocks:
+        rows = sorted(share.new_blocks)
+        for place, row in zip(np.searchsorted(share.rows, rows).tolist(), rows, strict=True):
+            found += (place, 1, share.new_blocks[row])
+    return found
+
+
+def _ints(data: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(data, wire_arrays.I32)

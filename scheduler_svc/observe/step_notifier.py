@@ -1,0 +1,122 @@
+"""Freezes each step into one `StepRecord` and passes it to the observers."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from scheduler_svc.core.plan import StepOutcome, StepPlan
+from scheduler_svc.observe.plan_record import PlanFreezer
+from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.observe.step_record import NO_TOKENS, StepOrigin, StepRecord, Tables
+from scheduler_svc.workers.result import SampledColumns, WorkerResult
+from scheduler_svc.workers.row_failures import NOT_FINITE
+from svc_common.clock import monotonic_ns
+from svc_common.reasons import known_reason
+
+log = logging.getLogger(__name__)
+
+WORKER_LOST, ROWS_NOT_FINITE = "WORKER_LOST", "NOT_FINITE"
+
+
+class StepNotifier:
+    """Owner of the open records. `policy`: name of the policy that makes the plans.
+
+    `freezer`: shared with a recorder, so that a plan is frozen once. Without observers, nothing is recorded.
+    """
+
+    def __init__(
+        self, observers: Sequence[StepObserver], *, policy: str = "", freezer: PlanFreezer | None = None
+    ) -> None:
+        self.policy = policy
+        self._freezer = freezer or PlanFreezer()
+        self._is_on = bool(observers)
+        self._on_plan = _overridden(observers, "on_plan")
+        self._on_announced = _overridden(observers, "on_announced")
+        self._on_result = _overridden(observers, "on_result")
+        self._on_end = _overridden(observers, "on_end")
+        self._open: dict[int, StepRecord] = {}
+        self._left: list[str] = []
+        self._last_sampled = NO_TOKENS
+
+    def planned(self, plan: StepPlan, origin: StepOrigin, whole: Tables | None = None) -> None:
+        """Open a record. `whole`: the current block tables, required if the plan moves blocks."""
+        if not self._is_on:
+            return
+        frozen = self._freezer.of(plan)
+        left = [*self._left, *plan.left] if self._left else frozen.left
+        record = StepRecord(frozen, origin, self.policy, left, whole)
+        if plan.is_empty:
+            self._left.extend(plan.left)
+        else:
+            self._left = []
+            self._open[plan.step] = record
+        _tell(self._on_plan, plan, record)
+
+    def announced(self, plan: StepPlan) -> None:
+        """Note that the requests know of the plan."""
+        record = self._open.get(plan.step)
+        if record is not None:
+            _tell(self._on_announced, record)
+
+    def returned(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
+        """Close a step with its result, which the core has processed."""
+        record = self._open.get(plan.step)
+        if record is None:
+            return
+        _tell(self._on_result, plan, result, outcome)
+        record.sampled = self._sampled(result, outcome)
+        record.computed_tokens = result.num_computed_tokens
+        record.duration_ns, record.timings = result.duration_ns, result.timings
+        record.failure, record.failed = _failure(result), tuple(result.result.failed.items())
+        self._close(record, result.error.message if result.error else "")
+
+    def lost_worker(self, names: Iterable[str], steps: Iterable[int] | None = None, why: str = "") -> None:
+        """Close steps (None: all open ones) without a result, and note that the sequences were removed from the worker."""
+        for step in list(self._open) if steps is None else steps:
+            record = self._open.get(step)
+            if record is not None and not record.is_closed:
+                record.failure, record.why = WORKER_LOST, why
+                self._close(record, "the worker was lost")
+        self._left.extend(names)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _close(self, record: StepRecord, error: str) -> None:
+        """Close a record. Steps end in step order, although the workers of several ranks answer in any order."""
+        record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
+        while self._open and (oldest := next(iter(self._open.values()))).is_closed:
+            del self._open[oldest.step]
+            _tell(self._on_end, oldest)
+
+    def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
+        """The sampled tokens; who got how many is shared with the step before if it is the same."""
+        if result.branches:
+            runs = {run.name: run.token_ids for run in outcome.runs}
+            sampled = SampledColumns.of({**runs, **result.result.tokens})
+        else:
+            sampled = result.sampled
+        last = self._last_sampled
+        if sampled.names is not last.names and (sampled.names, sampled.counts) == (last.names, last.counts):
+            sampled = SampledColumns(last.names, last.counts, sampled.token_ids)
+        self._last_sampled = sampled
+        return sampled
+
+
+def _overridden(observers: Sequence[StepObserver], name: str) -> list[Callable[..., None]]:
+    """The observers' methods of that name, without those that do nothing."""
+    nothing = getattr(StepObserver, name)
+    return [getattr(o, name) for o in observers if getattr(type(o), name) is not nothing]
+
+
+def _tell(methods: list[Callable[..., None]], *args: Any) -> None:
+    for method in methods:
+        try:
+            method(*args)
+        except Exception:
+            log.exception("%s failed; the step goes on", getattr(method, "__qualname__", method))
+
+
+def _failure(result: WorkerResult) -> str:
+    if result.error is not None:
+        return known_reason(result.error.reason)
+    return ROWS_NOT_FINITE if NOT_FINITE in result.result.failed.values() else ""
