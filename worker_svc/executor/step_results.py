@@ -120,7 +120,8 @@ class StepResults:
             embeddings=self._embeddings,
         )
         if self._yields:
-            _fill_tokens(result, _joined(self._yields), logprobs=logprobs)
+            found = self._yields[0] if len(self._yields) == 1 else _joined(self._yields)
+            _fill_tokens(result, found, logprobs=logprobs)
         if self._candidates:
             _fill_candidates(result, self._candidates)
         self._masks.fill(result)
@@ -128,9 +129,6 @@ class StepResults:
 
 
 def _joined(yields: list[Yield]) -> Yield:
-    if len(yields) == 1:
-        return yields[0]
-
     def column(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(found, name) for found in yields])
 
@@ -165,7 +163,7 @@ def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bo
 
 
 def _is_ascending(rows: IntArray) -> bool:
-    """True if each row appears once and in order, as in a single decode step."""
+    """True if each row appears once and in order, as in a single decode step of which no row failed."""
     return len(rows) < 2 or bool(np.logical_and.reduce(rows[1:] > rows[:-1]))
 
 
