@@ -120,7 +120,10 @@ class Reply:
         if not self._started:
             kind = "text/event-stream; charset=utf-8"
             await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        await self._part(b"".join(b"data: " + _json(value) + b"\n\n" for value in values))
+        parts = []
+        for value in values:
+            parts += (b"data: ", _json(value), b"\n\n")
+        await self._part(b"".join(parts))
 
     async def end_events(self) -> None:
         """Send OpenAI's end mark and end the response."""
