@@ -73,7 +73,7 @@ class StepResults:
     _candidates: list[Candidates] = field(default_factory=list)
     _prompts: list[worker_pb2.PromptLogprobs] = field(default_factory=list)
     _embeddings: list[worker_pb2.RowEmbedding] = field(default_factory=list)
-    _masks: MaskTimes = field(default_factory=MaskTimes)
+    _masks: MaskTimes | None = None
 
     def add(self, found: Yield) -> None:
         """Add tokens and failures of the next decode step."""
@@ -107,6 +107,7 @@ class StepResults:
 
     def add_masks(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
         """Add the cost of the grammar masks of `rows` in the next decode step."""
+        self._masks = self._masks or MaskTimes()
         self._masks.add(rows, incarnations, work)
 
     def outputs(
@@ -124,7 +125,8 @@ class StepResults:
             _fill_tokens(result, found, logprobs=logprobs)
         if self._candidates:
             _fill_candidates(result, self._candidates)
-        self._masks.fill(result)
+        if self._masks is not None:
+            self._masks.fill(result)
         return result
 
 
