@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
 
@@ -26,6 +27,7 @@ from scheduler_svc import app as scheduler
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import garbage
 from worker_svc import app as worker
+from worker_svc.settings import WorkerSettings
 
 _STOP_S = 30
 _PORTS = {
@@ -38,13 +40,21 @@ _PORTS = {
 class Stack:
     """Owner of the three processes.
 
-    `worker`: settings of the simulated worker; likewise the others. `address`: the gateway's.
+    `worker`: settings of the simulated worker, or with a `model` of the real one; likewise the others.
+    `call_logs`: folder for the logs of all calls (benchmarks.call_trace), which are complete when the stack
+    has ended. `address`: the gateway's.
     """
 
     def __init__(
-        self, worker: dict[str, Any], scheduler: dict[str, Any], gateway: dict[str, Any] | None = None
+        self,
+        worker: dict[str, Any],
+        scheduler: dict[str, Any],
+        gateway: dict[str, Any] | None = None,
+        *,
+        call_logs: Path | None = None,
     ) -> None:
         self._settings = {"worker": worker, "scheduler": scheduler, "gateway": gateway or {}}
+        self._call_logs = call_logs
         self._exits = ExitStack()
         self.address = ""
 
@@ -62,9 +72,13 @@ class Stack:
 
     def _start(self, started: ExitStack, name: str, peers: dict[str, Any]) -> str:
         """Start a service: HOST:PORT once it listens. Raises RuntimeError if it ends before."""
-        settings = json.dumps(_PORTS[name] | self._settings[name] | peers)
+        arguments = [name, json.dumps(_PORTS[name] | self._settings[name] | peers)]
+        logs = self._call_logs
+        program = (
+            ["benchmarks.service", *arguments] if logs is None else ["benchmarks.call_trace", *arguments, str(logs)]
+        )
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.service", name, settings],
+            [sys.executable, "-m", *program],
             stdout=subprocess.PIPE,
             env=child_environment(os.environ),
             text=True,
@@ -93,6 +107,8 @@ def main(
         asyncio.run(gateway.serve(GatewaySettings(**values), on_ready=ready))
     elif name == "scheduler":
         asyncio.run(scheduler.serve(SchedulerSettings(**values), on_ready=ready))
+    elif "model" in values:
+        asyncio.run(worker.serve(WorkerSettings.of(**values), on_ready=ready, watchers=quiet))
     else:
         asyncio.run(serve_simulated(SimulatedWorkerSettings.of(**values), on_ready=ready, watchers=quiet))
 

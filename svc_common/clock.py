@@ -7,9 +7,11 @@ NS_PER_S = 1_000_000_000
 _UNIX_OFFSET_NS = max(time.time_ns() - time.monotonic_ns() for _ in range(5))
 
 
-def monotonic_ns() -> int:
-    """Monotonic nanoseconds; only differences are meaningful."""
-    return time.monotonic_ns()
+monotonic_ns = time.monotonic_ns
+"""Monotonic nanoseconds; only differences are meaningful."""
+
+wall_ns = time.time_ns
+"""Nanoseconds since the epoch, for span timestamps."""
 
 
 def unix_ns(monotonic: int) -> int:
@@ -18,8 +20,3 @@ def unix_ns(monotonic: int) -> int:
     The offset is taken once, so that later changes of the clock do not separate equal times.
     """
     return monotonic + _UNIX_OFFSET_NS
-
-
-def wall_ns() -> int:
-    """Nanoseconds since the epoch, for span timestamps."""
-    return time.time_ns()

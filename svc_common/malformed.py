@@ -27,25 +27,25 @@ class MalformedRefused(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        parse = _parser(details.method.rpartition("/")[2], handler.request_deserializer)
+        method, deserialize = details.method.rpartition("/")[2], handler.request_deserializer
         if handler.request_streaming:
-            return behind(handler, lambda messages, context: _parse_each(messages, parse), deserializer=None)
-        return behind(handler, lambda raw, context: parse(raw), deserializer=None)
+            return behind(handler, lambda raw, context: _parse_each(raw, deserialize, method), deserializer=None)
+        return behind(handler, lambda raw, context: _parse(raw, deserialize, method), deserializer=None)
 
 
-def _parser(method: str, deserialize: _Deserialize) -> _Deserialize:
-    def parse(raw: bytes) -> Any:
-        try:
-            return deserialize(raw)
-        except DecodeError:
-            raise malformed(f"a request of {method}") from None
-
-    return parse
+def _parse(raw: bytes, deserialize: _Deserialize, method: str) -> Any:
+    try:
+        return deserialize(raw)
+    except DecodeError:
+        raise malformed(f"a request of {method}") from None
 
 
-async def _parse_each(messages: AsyncIterator[bytes], parse: _Deserialize) -> AsyncIterator[Any]:
-    async for raw in messages:
-        yield parse(raw)
+async def _parse_each(messages: AsyncIterator[bytes], deserialize: _Deserialize, method: str) -> AsyncIterator[Any]:
+    try:
+        async for raw in messages:
+            yield deserialize(raw)
+    except DecodeError:
+        raise malformed(f"a request of {method}") from None
 
 
 def malformed(what: str) -> InvalidArgument:

@@ -26,10 +26,12 @@ def check_first_token(
     model: FirstTokens,
 ) -> None:
     """Raise InvalidArgument naming all constraints of the request if no first token satisfies them together."""
-    fields = constraints.constraint_fields(sampling, stop.min_tokens)
     # Bad words or min_tokens alone never forbid the whole vocabulary, and a grammar that matches nothing does
     # not compile.
-    if len(fields) < 2 or not (sampling.allowed_token_ids or sampling.grammar.kind):
+    if not (sampling.allowed_token_ids or sampling.grammar.kind):
+        return
+    fields = constraints.constraint_fields(sampling, stop.min_tokens)
+    if len(fields) < 2:
         return
     opens = np.ones(limits.vocab_size, np.bool_)
     opens[_closed(sampling, stop, limits)] = False

@@ -197,7 +197,8 @@ def resolve(
     sampling_checks.check_prompt_logprobs(request.response, len(prompt_token_ids))
     sampling = _resolved_sampling(request, limits, defaults)
     sampling.seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
-    sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
+    if request.sampling.bad_words:
+        sampling.bad_words.extend(bad_word_sequences(request.sampling.bad_words, wording))
     if (grammar := forced or compiled_grammar(request, wording)) is not None:
         sampling.grammar.CopyFrom(grammar)
     stop = _resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids))

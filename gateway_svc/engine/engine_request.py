@@ -368,8 +368,8 @@ class EngineRequest:
         """
         if not self._has_news():
             await self._news(timeout_s)
-        if not self._has_news():
-            return None
+            if not self._has_news():
+                return None
         update, self._update = self._update, Update()
         if self._error is not None and not update.has_output:
             raise self._error
@@ -380,8 +380,9 @@ class EngineRequest:
         return update
 
     def _has_news(self) -> bool:
-        update = self._update
-        return bool(update.choices or update.started or update.account or update.has_output or self._error)
+        new = self._update
+        said = new.started or new.account or new.prompt_logprobs or new.embedding
+        return bool(new.choices or said or self._error)
 
     # --- to the scheduler --------------------------------------------------------------------------------------------
 

@@ -131,10 +131,12 @@ class RequestTable:
 
     def receive(self, message: engine_pb2.EngineMessage) -> None:
         """Dispatch each part to its request, ignoring released ones. Raises InvalidArgument for a malformed message."""
-        self._receive_beginnings(message)
+        if message.attached or message.started:
+            self._receive_beginnings(message)
         if message.HasField("tokens"):
             self._receive_tokens(message.tokens)
-        self._receive_parts(message)
+        if message.prompt_logprobs or message.embeddings:
+            self._receive_parts(message)
         for finished in message.finished:
             if (request := self._by_handle.get(finished.handle)) is not None:
                 self._finish(request, finished)
@@ -158,7 +160,9 @@ class RequestTable:
             request = self._by_handle.get(handle)
             if request is None:
                 continue
-            if not request.add_tokens(_known(request, choice), run):
+            if choice >= request.num_choices:
+                raise _unknown(request, choice)
+            if not request.add_tokens(choice, run):
                 self._resync(request)
             elif request.num_unread_bytes > MAX_UNREAD_BYTES:
                 self._cut_off(request)
@@ -172,7 +176,8 @@ class RequestTable:
                 request.add_embedding(embedding)
 
     def _finish(self, request: EngineRequest, finished: engine_pb2.Finished) -> None:
-        _known(request, finished.choice)
+        if finished.choice >= request.num_choices:
+            raise _unknown(request, finished.choice)
         if request.passes_over(finished):
             self._resync(request)
         else:
@@ -226,8 +231,5 @@ class RequestTable:
             self._outbox.stop(engine_pb2.Stopped(handle=request.handle, choice=choice, token_offset=token_offset))
 
 
-def _known(request: EngineRequest, choice: int) -> int:
-    """Return `choice`; raises InvalidArgument if the request has no such choice."""
-    if choice >= request.num_choices:
-        raise InvalidArgument.field("choice", f"is {choice}; request {request.request_id} has {request.num_choices}")
-    return choice
+def _unknown(request: EngineRequest, choice: int) -> InvalidArgument:
+    return InvalidArgument.field("choice", f"is {choice}; request {request.request_id} has {request.num_choices}")

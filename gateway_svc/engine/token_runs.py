@@ -1,6 +1,6 @@
 """Split the scheduler's token columns, which hold many requests, into runs of one choice each. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.engine.v1 import engine_pb2
@@ -33,11 +33,8 @@ class ChoiceTokens:
         self.tops += other.tops
 
 
-def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, ChoiceTokens]]:
-    """Iterate over (handle, choice, run) in order.
-
-    Raises InvalidArgument, before the first run, if the columns' lengths do not match.
-    """
+def read_runs(tokens: engine_pb2.TokenColumns) -> list[tuple[int, int, ChoiceTokens]]:
+    """All (handle, choice, run) in order. Raises InvalidArgument if the columns' lengths do not match."""
     handles = wire_arrays.unpack(tokens.handles, "tokens.handles", wire_arrays.U32)
     length = len(handles)
     choices = wire_arrays.unpack(tokens.choices, "tokens.choices", wire_arrays.U32, length=length)
@@ -45,33 +42,23 @@ def read_runs(tokens: engine_pb2.TokenColumns) -> Iterator[tuple[int, int, Choic
     counts = wire_arrays.unpack(tokens.counts, "tokens.counts", wire_arrays.U32, length=length)
     total = int(counts.sum())
     token_ids = wire_arrays.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
-    num_logprobs = total if tokens.logprobs else 0
-    logprobs = wire_arrays.unpack(tokens.logprobs, "tokens.logprobs", wire_arrays.F32, length=num_logprobs).tolist()
-    tops = _read_tops(tokens, total)
-    return _cut(
-        zip(handles.tolist(), choices.tolist(), offsets.tolist(), counts.tolist(), strict=True),
-        token_ids,
-        logprobs,
-        tops,
-    )
-
-
-def _cut(
-    heads: Iterator[tuple[int, int, int, int]],
-    token_ids: list[int],
-    logprobs: list[float],
-    tops: list[inference_pb2.TopLogprobs],
-) -> Iterator[tuple[int, int, ChoiceTokens]]:
-    begin = 0
+    logprobs = _read_logprobs(tokens, total) if tokens.logprobs else []
+    tops = _read_tops(tokens, total) if tokens.top_counts else []
+    runs, begin = [], 0
+    heads = zip(handles.tolist(), choices.tolist(), offsets.tolist(), counts.tolist(), strict=True)
     for handle, choice, offset, count in heads:
         end = begin + count
-        yield handle, choice, ChoiceTokens(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
+        run = ChoiceTokens(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
+        runs.append((handle, choice, run))
         begin = end
+    return runs
+
+
+def _read_logprobs(tokens: engine_pb2.TokenColumns, total: int) -> list[float]:
+    return wire_arrays.unpack(tokens.logprobs, "tokens.logprobs", wire_arrays.F32, length=total).tolist()
 
 
 def _read_tops(tokens: engine_pb2.TokenColumns, total: int) -> list[inference_pb2.TopLogprobs]:
-    if not tokens.top_counts:
-        return []
     counts = wire_arrays.unpack(tokens.top_counts, "tokens.top_counts", wire_arrays.U32, length=total)
     length = int(counts.sum())
     ids = wire_arrays.unpack(tokens.top_token_ids, "tokens.top_token_ids", minimum=0, length=length)

@@ -27,14 +27,15 @@ class _Stretch:
     """Adjacent segments of one part of the answer, merged into one event."""
 
     part: AnswerPart
-    text: str
+    texts: list[str]
     token_ids: list[int]
 
 
 class ChoiceEvents:
     """Turns one choice's tokens into events.
 
-    `finished`: the finish event, once ended. `num_output_tokens`: output tokens that count so far;
+    `finished`: the finish event, once ended. `was_stopped_by_string`: a stop string ended it, which only the
+    gateway detects. `num_output_tokens`: output tokens that count so far;
     `num_reasoning_tokens`: those of them that are reasoning. `num_delivered`: the first so many tokens
     produce no events again; an earlier delta ended exactly there.
     """
@@ -47,6 +48,7 @@ class ChoiceEvents:
         self._beside = ChoiceTokens()
         self._has_called = False
         self.finished: inference_pb2.Finished | None = None
+        self.was_stopped_by_string = False
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -66,25 +68,25 @@ class ChoiceEvents:
         self.num_output_tokens = piece.num_output_tokens
         if piece.stopped_by is not None:
             self.finished = self._stopped_by_string(piece.stopped_by)
+            self.was_stopped_by_string = True
         elif end is not None:
             self.finished = self._ended(end)
         if self.finished is not None:
             events.append(self.finished)
         return events
 
-    @property
-    def was_stopped_by_string(self) -> bool:
-        """True if a stop string ended the choice, which only the gateway detects."""
-        return self.finished is not None and self.finished.HasField("stop_string")
-
     def _deltas(self, piece: Piece) -> list[ChoiceEvent]:
         """Events of a piece's undelivered segments."""
         new, begin = self._not_delivered(piece)
         deltas: list[ChoiceEvent] = []
         for stretch in _stretches(new):
-            end = begin + len(stretch.token_ids)
+            part, text, token_ids = stretch.part, "".join(stretch.texts), stretch.token_ids
+            if not (token_ids or text or part.name):
+                continue
+            end = begin + len(token_ids)
             more = self._logprobs(begin, end) if self._with_logprobs else {}
-            deltas.append(_delta(stretch, choice=self._number, token_offset=piece.token_offset + begin, **more))
+            offset = piece.token_offset + begin
+            deltas.append(_delta(part, text, token_ids, choice=self._number, token_offset=offset, **more))
             begin = end
         if self._with_logprobs:
             # Removed once per piece, since a resumed output may be long.
@@ -131,28 +133,19 @@ class ChoiceEvents:
 
 
 def _stretches(segments: Sequence[TextSegment]) -> list[_Stretch]:
-    """Merge adjacent segments of one part and drop empty ones."""
-    groups: list[list[TextSegment]] = []
+    """Merge adjacent segments of one part."""
+    stretches: list[_Stretch] = []
     for segment in segments:
-        if groups and segment.part.continues(groups[-1][0].part):
-            groups[-1].append(segment)
+        if stretches and segment.part.continues(stretches[-1].part):
+            stretches[-1].texts.append(segment.text)
+            stretches[-1].token_ids.extend(segment.token_ids)
         else:
-            groups.append([segment])
-    stretches = [_stretch(group) for group in groups]
-    return [stretch for stretch in stretches if stretch.token_ids or stretch.text or stretch.part.name]
+            stretches.append(_Stretch(segment.part, [segment.text], list(segment.token_ids)))
+    return stretches
 
 
-def _stretch(segments: Sequence[TextSegment]) -> _Stretch:
-    first = segments[0]
-    if len(segments) == 1:
-        return _Stretch(first.part, first.text, first.token_ids)
-    text = "".join(segment.text for segment in segments)
-    return _Stretch(first.part, text, [token_id for segment in segments for token_id in segment.token_ids])
-
-
-def _delta(stretch: _Stretch, **fields: Any) -> AnyDelta:
-    """Build the delta of the stretch's part. `fields`: fields that all kinds of deltas share."""
-    part, text, token_ids = stretch.part, stretch.text, stretch.token_ids
+def _delta(part: AnswerPart, text: str, token_ids: list[int], **fields: Any) -> AnyDelta:
+    """Build a delta of `part`. `fields`: fields that all kinds of deltas share."""
     if part is CONTENT:
         return inference_pb2.Delta(text=text, token_ids=token_ids, **fields)
     if part is REASONING:

@@ -127,7 +127,7 @@ class Generation:
         """Seconds to wait for the scheduler before an event is produced without it; None = no limit."""
         if not self._has_begun:
             return STARTED_GRACE_S
-        return STOPPED_ACCOUNT_S if self._is_complete else None
+        return None if self._num_open else STOPPED_ACCOUNT_S
 
     def _begun(self) -> list[Event]:
         self._has_begun = True

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import Span
 
@@ -31,17 +31,19 @@ KNOWN_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Everything the gateway needs to serve one model. `adapter`: name of the adapter to use, empty = none."""
+    """Everything the gateway needs to serve one model.
+
+    `adapter`: name of the adapter to use, empty = none. `name`: what it is served under.
+    """
 
     limits: common_pb2.ModelLimits
     text: TextModel
     defaults: SamplingDefaults
     adapter: str = ""
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """Name it is served under."""
-        return self.adapter or self.limits.model
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.adapter or self.limits.model)
 
     @property
     def base_model(self) -> str:

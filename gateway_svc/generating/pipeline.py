@@ -138,7 +138,7 @@ class GenerationPipeline:
     ) -> Generation:
         """Build the generation that turns the request's tokens into events, as `state` defines."""
         model, min_tokens = self._catalog.get(state.model), request.submit.stop.min_tokens
-        parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else ChatParsing()
+        parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else None
         return Generation(
             request,
             self._link.requests,
@@ -147,7 +147,7 @@ class GenerationPipeline:
                     model.text,
                     state.stop_strings,
                     min_tokens=min_tokens,
-                    parser=parsing.parser(choice),
+                    parser=None if parsing is None else parsing.parser(choice),
                     include_stop=state.include_stop,
                     special_tokens=state.special_tokens,
                 )

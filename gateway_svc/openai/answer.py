@@ -78,7 +78,8 @@ class HttpAnswer:
     def _delta(self, index: int, event: OutputEvent) -> Json | None:
         output = self._outputs[index]
         self._add_entries(output, event)
-        fields = self._shape.delta(event, self._take_logprobs(output), self._options)
+        logprobs = self._take_logprobs(output) if output.entries else None
+        fields = self._shape.delta(event, logprobs, self._options)
         if self._options.token_ids:
             fields = (fields or self._shape.end()) | {"token_ids": list(event.token_ids)}
         return fields

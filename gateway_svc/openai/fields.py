@@ -139,37 +139,44 @@ class GenerationFields(BaseModel):
             self._fill_beam(request.sampling.beam)
         elif self.length_penalty not in (None, 1) or self.early_stopping is not None:
             refuse("length_penalty", "and early_stopping need use_beam_search")
-        set_given(request.stop, max_tokens=self.max_tokens, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
-        set_given(request.stop, include_in_output=self.include_stop_str_in_output)
         set_given(
-            request.response, special_tokens=None if self.skip_special_tokens is None else not self.skip_special_tokens
+            request.stop,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            include_in_output=self.include_stop_str_in_output,
         )
-        set_given(request, truncate_prompt_tokens=_kept_tokens(self.truncate_prompt_tokens))
+        kept = _kept_tokens(self.truncate_prompt_tokens)
+        set_given(request, truncate_prompt_tokens=kept, resumable=self.resumable)
         request.stop.stop_strings.extend([self.stop] if isinstance(self.stop, str) else self.stop or [])
         request.stop.stop_token_ids.extend(self.stop_token_ids or [])
         if self.stream and self.prompt_logprobs is not None:
             refuse("prompt_logprobs", "is not available in a stream; send stream=false, or use the gRPC API")
-        set_given(request.response, num_prompt_logprobs=self.prompt_logprobs)
+        special_tokens = None if self.skip_special_tokens is None else not self.skip_special_tokens
+        set_given(request.response, num_prompt_logprobs=self.prompt_logprobs, special_tokens=special_tokens)
         set_given(request.scheduling, priority=self.priority)
         if self.on_deadline is not None:
             request.scheduling.on_deadline = _ON_DEADLINE[self.on_deadline]
         set_given(request.cache, cache_salt=self.cache_salt)
-        set_given(request, resumable=self.resumable)
-        request.labels.update(_labels(self.metadata or {}))
+        if self.metadata:
+            request.labels.update(_labels(self.metadata))
 
     def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
-        set_given(sampling, n=self.n, best_of=self.best_of)
-        set_given(sampling, temperature=self.temperature, top_p=self.top_p, min_p=self.min_p)
-        set_given(sampling, top_k=max(self.top_k, 0) if self.top_k is not None else None)
-        set_given(sampling, seed=self.seed % 2**64 if self.seed is not None else None)
         set_given(
             sampling,
+            n=self.n,
+            best_of=self.best_of,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0) if self.top_k is not None else None,
+            min_p=self.min_p,
+            seed=self.seed % 2**64 if self.seed is not None else None,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
         )
-        for token_id, bias in _by_token(self.logit_bias or {}).items():
-            sampling.logit_bias[token_id] = bias
+        if self.logit_bias:
+            sampling.logit_bias.update(_by_token(self.logit_bias))
         sampling.allowed_token_ids.extend(self.allowed_token_ids or [])
         sampling.bad_words.extend(self.bad_words or [])
 

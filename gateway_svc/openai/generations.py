@@ -114,6 +114,10 @@ async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answ
 
 async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Yield events of all generations as they arrive, with the generation's index. The caller must close it."""
+    if len(generations) == 1:
+        async for events in generations[0]:
+            yield 0, events
+        return
     waiting = {asyncio.ensure_future(anext(generation, None)): i for i, generation in enumerate(generations)}
     try:
         while waiting:

@@ -120,18 +120,21 @@ class Reply:
         if not self._started:
             kind = "text/event-stream; charset=utf-8"
             await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        await self._part(b"".join(b"data: " + _json(value) + b"\n\n" for value in values))
+        parts = []
+        for value in values:
+            parts += (b"data: ", _json(value), b"\n\n")
+        await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
 
     async def end_events(self) -> None:
         """Send OpenAI's end mark and end the response."""
-        await self._part(b"data: [DONE]\n\n")
-        await self._part(b"", last=True)
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await self._end()
 
     async def error(self, error: QuireError) -> None:
         """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
         if self._started:
             await self.events([error_body(error)])
-            await self._part(b"", last=True)
+            await self._end()
         else:
             self.headers |= error_headers(error)
             await self.json(error_body(error), status=http_status(error))
@@ -142,8 +145,8 @@ class Reply:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers | own | self.headers).items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
-    async def _part(self, data: bytes, *, last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _json(value: Any) -> bytes:

@@ -5,7 +5,8 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -46,10 +47,10 @@ class HttpServer(uvicorn.Server):
         self._bound = listen(host, port, option=option)
         return int(self._bound.getsockname()[1])
 
-    async def run_bound(self) -> None:
+    def run_bound(self) -> Coroutine[Any, Any, None]:
         """Serve until `stop`, then for a grace time for open connections."""
         assert self._bound is not None
-        await self.serve([self._bound])
+        return self.serve([self._bound])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on `sockets`, each within the limits."""

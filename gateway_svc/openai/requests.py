@@ -11,7 +11,7 @@ from gateway_svc.openai import foreign_fields
 from gateway_svc.openai.answer_options import AnswerOptions
 from gateway_svc.openai.fields import NEUTRAL, AnyRequests, GenerationFields, TopLogprobs
 from gateway_svc.openai.json_body import Prompts, parse_body, prompts_of, refuse, set_given
-from gateway_svc.openai.structured import set_structured_output
+from gateway_svc.openai.structured import FIELDS, set_structured_output
 from protos.inference.v1 import inference_pb2 as pb
 
 MAX_PROMPTS = 128
@@ -62,7 +62,8 @@ class CompletionRequest(GenerationFields):
         self.fill(request)
         if self.logprobs is not None:
             set_given(request.response, logprobs=True, num_top_logprobs=self.logprobs or None)
-        self._set_echo(request)
+        if self.echo:
+            self._set_echo(request)
         return request
 
     def _set_echo(self, request: pb.GenerateRequest) -> None:
@@ -83,6 +84,7 @@ def parse_request(cls: type[R], body: bytes) -> tuple[R, AnyRequests]:
         cls, body, neutral, instead=foreign_fields.INSTEAD, translate=foreign_fields.translated
     )
     messages = request.messages()
-    for message in messages:
-        set_structured_output(message, fields)
+    if not fields.keys().isdisjoint(FIELDS):
+        for message in messages:
+            set_structured_output(message, fields)
     return request, messages

@@ -149,8 +149,10 @@ class TextStream:
         self._held = kept
 
     def _release(self, *, everything: bool) -> Piece:
-        everything = everything or self._matcher is None or self.stopped_by is not None
-        segments = self._take_but(0 if everything or self._matcher is None else self._matcher.num_held)
+        if everything or self._matcher is None or self.stopped_by is not None or not self._matcher.num_held:
+            segments, self._held, self._num_held_chars = self._held, [], 0
+        else:
+            segments = self._take_but(self._matcher.num_held)
         offset = self._num_released
         for segment in segments:
             self._num_released += len(segment.token_ids)
@@ -158,9 +160,6 @@ class TextStream:
 
     def _take_but(self, num_chars: int) -> list[TextSegment]:
         """Remove and return the held segments that do not contain any of the last `num_chars` characters."""
-        if num_chars == 0:
-            segments, self._held, self._num_held_chars = self._held, [], 0
-            return segments
         num_segments = 0
         for segment in self._held:
             if self._num_held_chars - len(segment.text) < num_chars:

@@ -43,8 +43,16 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             reader = asyncio.create_task(_read(request_iterator, frontend, attachment))
             try:
                 yield self._welcome(frontend)
-                async for message in _messages(frontend, attachment):
-                    yield message
+                while True:
+                    await attachment.wake.wait()
+                    attachment.wake.clear()
+                    if attachment.error is not None:
+                        raise attachment.error
+                    if attachment.over:
+                        return
+                    message = frontend.collect()
+                    if message is not None:
+                        yield message
             finally:
                 reader.cancel()
                 self._frontends.detach(frontend, attachment)
@@ -108,17 +116,3 @@ async def _read(
         attachment.close(error)
     except Exception as error:
         attachment.close(rpc.hide(error))
-
-
-async def _messages(frontend: Frontend, attachment: Attachment) -> AsyncIterator[engine_pb2.EngineMessage]:
-    """Messages with everything new, as fast as the transport accepts them, until the attachment is over."""
-    while True:
-        await attachment.wake.wait()
-        attachment.wake.clear()
-        if attachment.error is not None:
-            raise attachment.error
-        if attachment.over:
-            return
-        message = frontend.collect()
-        if message is not None:
-            yield message

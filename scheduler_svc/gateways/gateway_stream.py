@@ -218,13 +218,13 @@ class Frontend:
         return taken
 
     def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
-        live = outlet.live
+        live, is_over = outlet.live, outlet.live.is_over
         if not outlet.started_written and live.time.first_scheduled_ns is not None:
             outlet.started_written = True
             message.started.add(handle=outlet.handle, cached_prompt_tokens=live.cached_prompt_tokens)
-        if not live.output.ranked or live.is_over:
+        if is_over or not live.output.ranked:
             self._put_choices(outlet, message, runs)
-        if live.is_over:
+        if is_over:
             self._put_end(outlet, message)
 
     def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:

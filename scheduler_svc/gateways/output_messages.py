@@ -22,6 +22,8 @@ class TokenRuns:
     counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     outputs: list[ChoiceOutput] = field(default_factory=list)
+    has_logprobs: bool = False
+    has_tops: bool = False
 
     def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
         """Add the tokens of a choice that were not sent yet, and advance its sent count."""
@@ -33,6 +35,8 @@ class TokenRuns:
         self.counts.append(len(new))
         self.token_ids.extend(new)
         self.outputs.append(output)
+        self.has_logprobs |= bool(output.logprobs)
+        self.has_tops |= bool(output.tops)
         outlet.cursors[choice] = start + len(new)
 
     def fill(self, found: engine_pb2.TokenColumns) -> None:
@@ -42,9 +46,9 @@ class TokenRuns:
         found.token_offsets = wire_arrays.pack(self.offsets, wire_arrays.U32)
         found.counts = wire_arrays.pack(self.counts, wire_arrays.U32)
         found.token_ids = wire_arrays.pack(self.token_ids)
-        if any([output.logprobs for output in self.outputs]):
+        if self.has_logprobs:
             found.logprobs = wire_arrays.pack(self._beside("logprobs", 0.0), wire_arrays.F32)
-        if any([output.tops for output in self.outputs]):
+        if self.has_tops:
             self._put_tops(self._beside("tops", []), found)
 
     def _beside(self, name: str, none: Any) -> list[Any]:

@@ -123,13 +123,10 @@ class ChoiceOutputs:
         if self.ranked and run.forked_from is not None:
             parent = self.sequences[int(run.forked_from.rpartition("/")[2])]
             self.sequences[run.index] = parent.copy_of(run.offset)
-        output = self._of_sequence(run.index)
+        output = self.sequences.setdefault(run.index, ChoiceOutput()) if self.ranked else self.choices[run.index]
         if run.offset != len(output.tokens):
             raise Internal(f"{run.name}: tokens from offset {run.offset} on, after {len(output.tokens)} were delivered")
         output.extend(run.token_ids, extras, logprobs=logprobs, tops=tops)
-
-    def _of_sequence(self, index: int) -> ChoiceOutput:
-        return self.sequences.setdefault(index, ChoiceOutput()) if self.ranked else self.choices[index]
 
     def rank(self, request: Request) -> None:
         """Make the best sequences the choices, best first; all sequences must be over."""

@@ -63,6 +63,8 @@ class LoopInputs:
 
     def take_pending(self) -> list[LiveRequest]:
         """Pop pending requests in order of arrival, at most one suspect; the caller must call `entered` or `fail` for each."""
+        if not self._pending:
+            return []
         taken = self._suspects.may_enter(sorted(self._pending.values(), key=lambda live: live.time.arrival_ns))
         for live in taken:
             del self._pending[live.core_id]
@@ -74,6 +76,8 @@ class LoopInputs:
 
     def take_stops(self) -> list[tuple[LiveRequest, int, int]]:
         """Pop queued stops of live requests as (request, choice, offset)."""
+        if not self._stops:
+            return []
         taken = [(live, choice, offset) for (_, choice), (live, offset) in self._stops.items() if not live.is_over]
         self._stops.clear()
         return taken

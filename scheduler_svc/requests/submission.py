@@ -104,7 +104,7 @@ def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     """Validate and convert a Submit. Raises InvalidArgument naming every wrong field."""
     _refuse(_violations(submit))
     prompt = wire_arrays.unpack(submit.token_ids, "token_ids", minimum=0)
-    committed, extras = _committed(submit)
+    committed, extras = _committed(submit) if submit.committed else ([], [])
     if not len(prompt):
         _refuse([FieldViolation("token_ids", "has no tokens; a prompt needs at least one")])
     return Submission(

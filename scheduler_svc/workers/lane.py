@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.readiness import WorkerReadiness
@@ -81,7 +82,7 @@ class WorkerLane:
     @property
     def has_news(self) -> bool:
         """True if `take_result` or `take_ownership` has something. Results are not counted while the worker is being attached."""
-        return (self.is_here and self._link.has_news) or (self._attaching is not None and self._attaching.done())
+        return (self.is_here and bool(self._link.results)) or (self._attaching is not None and self._attaching.done())
 
     @property
     def seconds(self) -> float:
@@ -108,7 +109,7 @@ class WorkerLane:
         attaching, self._attaching = self._attaching, None
         self.owned, self.is_here = attaching.result(), True
         self._readiness.ready()
-        self._touch()
+        self.since_ns = monotonic_ns()
         log.info("worker %s: epoch %d, resumed: %s", self.address, self.owned.epoch, self.owned.resumed)
         return self.owned
 
@@ -135,7 +136,7 @@ class WorkerLane:
         """Send a plan, or keep it until the worker reconnects. On WorkerLostError it is kept as well."""
         sent = Sent(plan, self.planner.encode(plan, sampling))
         if self.is_here and not self.in_flight:
-            self._touch()
+            self.since_ns = monotonic_ns()
         self.in_flight.append(sent)
         if self.is_here:
             await self._link.send(sent.message)
@@ -148,24 +149,22 @@ class WorkerLane:
             if message is None:
                 self._check_patience()
                 return None
-            result = self._decode(message)
-        self._check_rows(result)
+            try:
+                result = self.planner.decode(message)
+            except InvalidArgument as error:
+                self._link.forget_epoch()
+                raise WorkerLostError(f"a result cannot be read: {error}") from None
+        if result.error is not None:
+            self._check_rows(result.result.step, result.error)
         self._num_breaks = 0
-        self._touch()
+        self.since_ns = monotonic_ns()
         return self.in_flight.popleft().plan, result
 
-    def _decode(self, message: worker_pb2.WorkerOutputs) -> WorkerResult | None:
-        try:
-            return self.planner.decode(message)
-        except InvalidArgument as error:
-            self._link.forget_epoch()
-            raise WorkerLostError(f"a result cannot be read: {error}") from None
-
-    def _check_rows(self, result: WorkerResult) -> None:
+    def _check_rows(self, step: int, error: common_pb2.ErrorStatus) -> None:
         """Raise WorkerLostError after errors that leave the worker's rows unlike the planner's."""
-        if result.error is not None and result.error.status in _NEW_EPOCH_STATUSES:
+        if error.status in _NEW_EPOCH_STATUSES:
             self._link.forget_epoch()
-            raise WorkerLostError(f"step {result.result.step}: {result.error.message}")
+            raise WorkerLostError(f"step {step}: {error.message}")
 
     def _check_patience(self) -> None:
         if self.in_flight and self.seconds >= self.patience_s:
@@ -200,9 +199,6 @@ class WorkerLane:
             self._attaching = None
         self._link.drop()
         self.is_here = False
-        self._touch()
-
-    def _touch(self) -> None:
         self.since_ns = monotonic_ns()
 
     async def close(self) -> None:

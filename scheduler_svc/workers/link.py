@@ -65,7 +65,7 @@ class WorkerLink:
     """Owner of the channel and the Run stream; used only by its `WorkerLane`.
 
     `agreement`: shared by the links to all workers. `adapters`: what the worker must load before it runs
-    steps. `on_news`: called when `take` has something.
+    steps. `on_news`: called when `take` has something. `results`: what it has.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WorkerLink:
         self._stub: worker_pb2_grpc.WorkerServiceStub | None = None
         self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
+        self.results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
         self._loaded: LoadedWorker | None = None
         self._epoch = 0
         self._last_step_id = 0
@@ -156,8 +156,8 @@ class WorkerLink:
         if not welcome.resumed:
             self._last_step_id = 0
         self._epoch = welcome.epoch
-        self._results = deque()
-        self._reader = asyncio.create_task(self._read_results(self._results), name="worker-results")
+        self.results = deque()
+        self._reader = asyncio.create_task(self._read_results(self.results), name="worker-results")
         return OwnedStream(
             epoch=welcome.epoch,
             resumed=welcome.resumed,
@@ -212,21 +212,19 @@ class WorkerLink:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise _lost(error) from None
 
-    @property
-    def has_news(self) -> bool:
-        """True if `take` has something."""
-        return bool(self._results)
-
     def take(self) -> worker_pb2.WorkerOutputs | None:
         """The next result, or None if there is none yet. Raises WorkerLostError if the stream is gone."""
-        if not self._results:
+        if not self.results:
             return None
-        message = self._results.popleft()
+        message = self.results.popleft()
         if isinstance(message, WorkerLostError):
             raise message
         if message.epoch == self._epoch:
             self._last_step_id = message.step_id
-        self._time_step(message.timings)
+        assert self._loaded is not None
+        t = message.timings
+        took_s = (t.cache_ns + t.prepare_ns + t.model_ns + t.sample_ns) / NS_PER_S
+        self._loaded.slowest_step_s = max(self._loaded.slowest_step_s, took_s)
         return message
 
     @property
@@ -239,11 +237,6 @@ class WorkerLink:
         """
         slowest_s = self._loaded.slowest_step_s if self._loaded is not None else 0.0
         return max(self._settings.step_timeout_s, _SLOWEST_STEPS * slowest_s)
-
-    def _time_step(self, t: worker_pb2.StepTimings) -> None:
-        assert self._loaded is not None
-        took_s = (t.cache_ns + t.prepare_ns + t.model_ns + t.sample_ns) / NS_PER_S
-        self._loaded.slowest_step_s = max(self._loaded.slowest_step_s, took_s)
 
     async def _read_results(self, results: deque[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
         try:
@@ -270,7 +263,7 @@ class WorkerLink:
 
     def drop(self) -> None:
         """Close the stream and discard results not taken; the channel stays open."""
-        self._results = deque()
+        self.results = deque()
         self._adapters.leave(self)
         if self._reader is not None:
             self._reader.cancel()

@@ -41,12 +41,11 @@ class PlainRows:
         """Tokens as listed, and as int64 in the plan's order; None if the message has anything but one token per row."""
         if message.rows != self.rows or message.num_tokens != self.counts or message.flags != self.flags:
             return None
-        if message.incarnations != self.incarnations or _says_more(message):
+        if message.incarnations != self.incarnations or message.HasField("error"):
+            return None
+        if message.logprobs or message.HasField("tops") or message.prompt_logprobs or message.embeddings:
+            return None
+        if message.mask_rows or message.HasField("candidates"):
             return None
         listed = wire_arrays.unpack(message.token_ids, "token_ids", length=len(self.names), minimum=0)
         return SampledColumns(self.names, self.counts, message.token_ids), listed.astype(np.int64)[self.places]
-
-
-def _says_more(message: worker_pb2.WorkerOutputs) -> bool:
-    single = any(message.HasField(name) for name in ("tops", "candidates", "error"))
-    return single or bool(message.logprobs or message.prompt_logprobs or message.embeddings or message.mask_rows)

@@ -58,13 +58,17 @@ class RowPlanner:
         return len(self._open)
 
     def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
-        """The message for `plan`; increments the step id. `sampling(request_id)` is called for sequences new to the worker."""
+        """The message for `plan`; increments the step id. `sampling(request_id)` is called for sequences new to the worker.
+
+        A plan of the `course` of the last one has the same rows, each continuing by one token.
+        """
         self.last_step_id += 1
-        removed = [self._release(name) for name in plan.left if name in self._rows]
-        added, changed = AddedColumns(), ChangedColumns()
-        if plan.course is None or plan.course != self._course:
+        removed = [self._release(name) for name in plan.left if name in self._rows] if plan.left else []
+        added, changed, course = AddedColumns(), ChangedColumns(), plan.course
+        if course is None or course != self._course:
             self._pause_others(self._schedule(plan, sampling, added, changed), changed)
-            self._begin_course(plan)
+            self._course = course
+            self._plain = None if course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
         else:
             for entry in plan.grown:
                 changed.put(self._rows[entry.name], entry)
@@ -83,11 +87,6 @@ class RowPlanner:
             message.removed_rows = wire_arrays.pack(removed)
         _put_pairs(message, plan)
         return message
-
-    def _begin_course(self, plan: StepPlan) -> None:
-        """Remember the plan's `course`: plans of an equal one have the same rows, each continuing by one token."""
-        self._course = plan.course
-        self._plain = None if plan.course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
 
     def _schedule(
         self, plan: StepPlan, sampling: SamplingLookup, added: AddedColumns, changed: ChangedColumns

@@ -141,6 +141,8 @@ class AdapterLayers:
         self._adapters: Mapping[int, LoraAdapter] = {}
         self._rules: dict[int, RowRule] = {}
         self._hooked: frozenset[int] = frozenset()
+        self.is_used = False
+        """True if the last `begin` named adapters."""
         self._changes_logits = False
         self._handles: list[RemovableHandle] = []
         self._tokens: Shares = {}
@@ -150,11 +152,6 @@ class AdapterLayers:
         """Replace the adapters that passes may use, each with the rule of its products."""
         self._hook(frozenset())
         self._adapters, self._rules = dict(adapters), dict(rules)
-
-    @property
-    def is_used(self) -> bool:
-        """True if the current pass has tokens with adapters."""
-        return bool(self._hooked)
 
     def begin(self, ids: AdapterIds | None, logit_rows: torch.Tensor) -> None:
         """Announce the adapters of the next pass's packed tokens: int32 [T], 0 = none; None if no token has one.
@@ -175,6 +172,7 @@ class AdapterLayers:
         for handle in self._handles:
             handle.remove()
         self._tokens, self._logits, self._hooked = {}, {}, used
+        self.is_used = bool(used)
         changes: dict[str, list[tuple[int, LowRank]]] = {}
         for adapter_id in sorted(used):
             for name, change in self._adapters[adapter_id].changes.items():

@@ -82,13 +82,8 @@ class _Here:
 class HostQueue:
     """A `DeviceQueue` for the host: no copies, no waiting."""
 
-    def inputs(self) -> AbstractContextManager[None]:
-        """See DeviceQueue."""
-        return contextlib.nullcontext()
-
-    def upload(self, array: Array) -> torch.Tensor:
-        """See DeviceQueue."""
-        return torch.from_numpy(array)
+    inputs = staticmethod(contextlib.nullcontext)
+    upload = staticmethod(torch.from_numpy)
 
     def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
         """See DeviceQueue."""

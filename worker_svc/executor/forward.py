@@ -3,8 +3,6 @@
 Splits the rows into passes and returns logits, hidden states and prompt scores in batch order.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +49,7 @@ class Computed:
     @property
     def bad_rows(self) -> set[int]:
         """Rows with non-finite logits at any prompt token."""
-        return {row for scores in self.prompts for row in scores.bad_rows}
+        return {row for scores in self.prompts for row in scores.bad_rows} if self.prompts else set()
 
     def vectors(self, pools: PoolingSums) -> list[tuple[int, NDArray[np.float32]]]:
         """Add the hidden states to `pools` and return (row, vector) of each row with a complete embedding."""
@@ -83,7 +81,7 @@ class Forward:
         blocks, since an adapter changes keys and values.
         """
         adapted = self.table.options.adapter_ids[batch.rows] > 0
-        if not self.model.is_fused or adapted.all() or not adapted.any():
+        if not adapted.any() or not self.model.is_fused or adapted.all():
             return self._one_way(batch, timings)
         with_adapters, without = (self._one_way(batch.part(rows), timings) for rows in (adapted, ~adapted))
         logits = _merged(_owners(batch, adapted), with_adapters.logits, without.logits)
@@ -98,17 +96,22 @@ class Forward:
         return Computed(_merged(_owners(batch, wanting), apart, rest.logits), rest.hidden, (prompts,))
 
     def _together(self, batch: StepBatch, timings: Timings) -> Computed:
-        with lap(timings, "prepare_ns"):
-            packed = self.table.pack(batch)
-            inputs = self._inputs(packed, self._rule_of(packed))
-        with lap(timings, "model_ns"):
-            if not self.pools.wants(batch.rows):
-                return Computed(self.model.logits(inputs))
-            if batch.samples.any():
-                logits, states = self.model.logits_and_hidden(inputs)
-            else:
-                logits, states = torch.empty(0, 0), self.model.hidden(inputs)
-            return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
+        begin_ns = clock.monotonic_ns()
+        packed = self.table.pack(batch)
+        inputs = self._inputs(packed, self._rule_of(packed))
+        prepared_ns = clock.monotonic_ns()
+        pools = self.pools.wants(batch.rows)
+        computed = self._pooled(batch, packed, inputs) if pools else Computed(self.model.logits(inputs))
+        timings.prepare_ns += prepared_ns - begin_ns
+        timings.model_ns += clock.monotonic_ns() - prepared_ns
+        return computed
+
+    def _pooled(self, batch: StepBatch, packed: PackedTokens, inputs: list[ModelInput]) -> Computed:
+        if batch.samples.any():
+            logits, states = self.model.logits_and_hidden(inputs)
+        else:
+            logits, states = torch.empty(0, 0), self.model.hidden(inputs)
+        return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
 
     def _rule_of(self, packed: PackedTokens) -> RowRule:
         """The row rule for these tokens. A fused decoder's rows keep their bits at any row count and need no rule."""
@@ -116,7 +119,7 @@ class Forward:
 
     def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
         """Copy the inputs to the device and fill in token ids that only the device has."""
-        inputs = list(model_inputs(packed, self.table.block_tables, rule, self.queue.upload))
+        inputs = model_inputs(packed, self.table.block_tables, rule, self.queue.upload)
         for step in inputs:
             if step.unread is not None:
                 self.last_tokens.fill(step.token_ids[0], *step.unread)
@@ -124,17 +127,19 @@ class Forward:
 
     def _apart(self, batch: StepBatch, timings: Timings) -> tuple[PromptScores, torch.Tensor]:
         """Run rows that request prompt logprobs. Returns the scores and the logits of the positions to sample at."""
-        with lap(timings, "prepare_ns"):
-            scores = PromptScores(self.table, self.table.pack(batch))
-            packed = scores.wanted
-            rule = prompt_scores.piece_rule(self._rule_of(packed), self.table.limits.vocab_size)
-            inputs = self._inputs(packed, rule)
+        begin_ns = clock.monotonic_ns()
+        scores = PromptScores(self.table, self.table.pack(batch))
+        packed = scores.wanted
+        rule = prompt_scores.piece_rule(self._rule_of(packed), self.table.limits.vocab_size)
+        inputs = self._inputs(packed, rule)
+        prepared_ns = clock.monotonic_ns()
         begin = 0
-        with lap(timings, "model_ns"):
-            for step in inputs:
-                end = begin + step.num_logits
-                scores.take(packed.sampled_at[begin:end], self.model.logits([step]))
-                begin = end
+        for step in inputs:
+            end = begin + step.num_logits
+            scores.take(packed.sampled_at[begin:end], self.model.logits([step]))
+            begin = end
+        timings.prepare_ns += prepared_ns - begin_ns
+        timings.model_ns += clock.monotonic_ns() - prepared_ns
         return scores, scores.sampled_logits()
 
 
@@ -164,11 +169,3 @@ def _merged(is_apart: BoolArray, apart: torch.Tensor, rest: torch.Tensor) -> tor
     logits[torch.from_numpy(is_apart).to(rest.device)] = apart
     logits[torch.from_numpy(~is_apart).to(rest.device)] = rest
     return logits
-
-
-@contextlib.contextmanager
-def lap(timings: Timings, name: str) -> Iterator[None]:
-    """Add the elapsed time of the block to a field of `timings`."""
-    begin = clock.monotonic_ns()
-    yield
-    setattr(timings, name, getattr(timings, name) + clock.monotonic_ns() - begin)

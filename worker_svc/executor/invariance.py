@@ -64,14 +64,13 @@ class RowRule:
     def padded(self, num_rows: int) -> int:
         """Smallest allowed row count that holds `num_rows` (at most `maximum`)."""
         rows = max(self.minimum, -(-num_rows // self.multiple) * self.multiple)
-        while not self.elementwise.fits(rows):
+        while self.elementwise.widths and not self.elementwise.fits(rows):
             rows += self.multiple
         return rows
 
-    def pieces(self, num_rows: int) -> Iterator[tuple[int, int]]:
+    def pieces(self, num_rows: int) -> list[tuple[int, int]]:
         """Ranges [begin, end) of at most `maximum` rows that cover `num_rows`."""
-        for begin in range(0, num_rows, self.maximum):
-            yield begin, min(begin + self.maximum, num_rows)
+        return [(begin, min(begin + self.maximum, num_rows)) for begin in range(0, num_rows, self.maximum)]
 
     def joined(self, other: "RowRule") -> "RowRule | None":
         """Combine two measured rules into one that satisfies both; None if none does."""

@@ -39,7 +39,6 @@ class StepInFlight:
     bad_rows: IntArray
     dropped: BoolArray
     promise: Promise | None = None
-    has_landed: bool = False
     here_ns: int = 0
 
     def wait(self) -> None:
@@ -63,61 +62,45 @@ class StepInFlight:
 
 
 @dataclass(slots=True)
-class StepUnderWay:
-    """The decode steps of one message, and the results of those that have landed. `begun_ns`: when the message started."""
+class PendingStep:
+    """`engine.Pending` of a message: its decode steps, and the results of those that have landed.
 
+    `land` lands all decode steps up to the end of this message. `begun_ns`: when the message started.
+    """
+
+    land: "Callable[[PendingStep], None]"
     begun_ns: int
     timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
     results: StepResults = field(default_factory=StepResults)
     flights: list[StepInFlight] = field(default_factory=list)
+    num_landed: int = 0
     error: Exception | None = None
     """The error that made the step fail after its launch."""
 
     @property
     def is_ready(self) -> bool:
-        """True if every decode step has landed."""
-        return all(flight.has_landed for flight in self.flights)
+        """See Pending. True if every decode step has landed."""
+        return self.num_landed == len(self.flights)
 
     def wait(self) -> None:
-        """Block until all results are on the host. Callable from any thread."""
+        """See Pending."""
         for flight in self.flights:
             flight.wait()
 
     def drop(self) -> None:
         """Discard the results that have not landed."""
-        for flight in self.flights:
-            if not flight.has_landed:
-                flight.has_landed, flight.dropped = True, np.ones_like(flight.dropped)
-
-    def outputs(self) -> worker_pb2.WorkerOutputs:
-        """The message with the results of all decode steps, which must have landed.
-
-        Raises the step's error if it failed.
-        """
-        if self.error is not None:
-            raise self.error
-        num_computed = sum(int(flight.batch.counts[~flight.dropped].sum()) for flight in self.flights)
-        logprobs = any((flight.wants_logprobs & ~flight.dropped)[flight.batch.samples].any() for flight in self.flights)
-        return self.results.outputs(num_computed, self.timings, logprobs=bool(logprobs))
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """`engine.Pending` of a step; `land` takes in its results and those of earlier steps."""
-
-    step: StepUnderWay
-    land: Callable[[StepUnderWay], None]
-
-    @property
-    def is_ready(self) -> bool:
-        """See Pending."""
-        return self.step.is_ready
-
-    def wait(self) -> None:
-        """See Pending."""
-        self.step.wait()
+        for flight in self.flights[self.num_landed :]:
+            flight.dropped = np.ones_like(flight.dropped)
+        self.num_landed = len(self.flights)
 
     def finish(self) -> worker_pb2.WorkerOutputs:
         """See Pending."""
-        self.land(self.step)
-        return self.step.outputs()
+        self.land(self)
+        if self.error is not None:
+            raise self.error
+        num_computed, logprobs = 0, False
+        for flight in self.flights:
+            kept = ~flight.dropped
+            num_computed += int(flight.batch.counts[kept].sum())
+            logprobs |= bool((flight.wants_logprobs & kept)[flight.batch.samples].any())
+        return self.results.outputs(num_computed, self.timings, logprobs=logprobs)

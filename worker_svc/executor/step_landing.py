@@ -12,19 +12,20 @@ from worker_svc.rows.options import IntArray
 from worker_svc.sampling.draws import Settled, settle
 from worker_svc.sampling.row_sampler import NOTHING, Drawn
 
+_NOT_FINITE = worker_pb2.ROW_FLAG_NOT_FINITE
+
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The outcome of one decode step. `failed`: rows that fail in addition to those in `settled`."""
+    """The outcome of one decode step.
+
+    `token_ids`: of the draws that count. `failed`: rows that fail in addition to those in `settled`.
+    """
 
     drawn: Drawn
     settled: Settled
+    token_ids: IntArray
     failed: IntArray
-
-    @property
-    def token_ids(self) -> IntArray:
-        """Token ids of the draws that count."""
-        return self.drawn.token_ids[self.settled.kept]
 
 
 def landed(flight: StepInFlight) -> Landed:
@@ -42,7 +43,7 @@ def landed(flight: StepInFlight) -> Landed:
     failed = [row for row, vector in flight.vectors if not np.isfinite(vector).all()]
     if len(flight.bad_rows):
         failed += np.setdiff1d(flight.bad_rows, plan.rows).tolist()
-    return Landed(drawn, settled, np.array(sorted(failed), np.int32))
+    return Landed(drawn, settled, drawn.token_ids[settled.kept], np.array(sorted(failed), np.int32))
 
 
 def report(flight: StepInFlight, landed: Landed, results: StepResults) -> None:
@@ -55,7 +56,7 @@ def report(flight: StepInFlight, landed: Landed, results: StepResults) -> None:
             rows=rows,
             incarnations=flight.lives_of(rows),
             counts=np.concatenate([settled.counts[yields], np.zeros_like(landed.failed)]),
-            flags=np.concatenate([settled.flags[yields], _not_finite(len(landed.failed))]),
+            flags=np.concatenate([settled.flags[yields], np.full(len(landed.failed), _NOT_FINITE, np.uint8)]),
             token_ids=landed.token_ids,
             logprobs=drawn.logprobs[settled.kept],
             tops=drawn.tops.taken(settled.kept),
@@ -85,7 +86,3 @@ def promised_tokens(flight: StepInFlight, landed: Landed) -> tuple[IntArray, NDA
     token_ids = np.zeros(len(at), np.int32)
     token_ids[drew] = landed.token_ids[first[drew]]
     return token_ids, drew
-
-
-def _not_finite(n: int) -> NDArray[np.uint8]:
-    return np.full(n, worker_pb2.ROW_FLAG_NOT_FINITE, np.uint8)

@@ -73,7 +73,7 @@ class StepResults:
     _candidates: list[Candidates] = field(default_factory=list)
     _prompts: list[worker_pb2.PromptLogprobs] = field(default_factory=list)
     _embeddings: list[worker_pb2.RowEmbedding] = field(default_factory=list)
-    _masks: MaskTimes = field(default_factory=MaskTimes)
+    _masks: MaskTimes | None = None
 
     def add(self, found: Yield) -> None:
         """Add tokens and failures of the next decode step."""
@@ -107,6 +107,7 @@ class StepResults:
 
     def add_masks(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
         """Add the cost of the grammar masks of `rows` in the next decode step."""
+        self._masks = self._masks or MaskTimes()
         self._masks.add(rows, incarnations, work)
 
     def outputs(
@@ -120,17 +121,16 @@ class StepResults:
             embeddings=self._embeddings,
         )
         if self._yields:
-            _fill_tokens(result, _joined(self._yields), logprobs=logprobs)
+            found = self._yields[0] if len(self._yields) == 1 else _joined(self._yields)
+            _fill_tokens(result, found, logprobs=logprobs)
         if self._candidates:
             _fill_candidates(result, self._candidates)
-        self._masks.fill(result)
+        if self._masks is not None:
+            self._masks.fill(result)
         return result
 
 
 def _joined(yields: list[Yield]) -> Yield:
-    if len(yields) == 1:
-        return yields[0]
-
     def column(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(found, name) for found in yields])
 
@@ -165,7 +165,7 @@ def _fill_tokens(result: worker_pb2.WorkerOutputs, found: Yield, *, logprobs: bo
 
 
 def _is_ascending(rows: IntArray) -> bool:
-    """True if each row appears once and in order, as in a single decode step."""
+    """True if each row appears once and in order, as in a single decode step of which no row failed."""
     return len(rows) < 2 or bool(np.logical_and.reduce(rows[1:] > rows[:-1]))
 
 

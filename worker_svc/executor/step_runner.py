@@ -6,9 +6,7 @@ Work that needs these tokens on the host waits for them: draft tokens, prompt sc
 step starts, token rules before it samples.
 """
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,9 +18,9 @@ from svc_common.errors import InvalidArgument
 from worker_svc.device.queue import DeviceQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
-from worker_svc.executor.forward import Computed, Forward, lap
+from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.invariance import RowRule
-from worker_svc.executor.step_flights import PendingStep, StepInFlight, StepUnderWay
+from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.model import pooling
 from worker_svc.model.cache_engine import CacheEngine
@@ -38,6 +36,7 @@ from worker_svc.sampling.sampler import choose as torch_choose
 from worker_svc.sampling.token_masks import NoMasks, TokenMasks
 
 Timings = worker_pb2.StepTimings
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class StepRunner:
@@ -68,7 +67,7 @@ class StepRunner:
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         self._last_tokens = LastTokens(device)
         self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
-        self._flying: deque[tuple[StepUnderWay, StepInFlight]] = deque()
+        self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
         rows.guard(_task_guard(model.hidden_size))
 
@@ -84,20 +83,24 @@ class StepRunner:
     @torch.inference_mode()
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
         """See Engine.launch."""
-        step = StepUnderWay(clock.monotonic_ns())
+        step = PendingStep(self._land_up_to, clock.monotonic_ns())
         if self._flying and self._needs_all_known(outputs):
             self._land_all()
         batch = self._rows.apply(outputs)
-        with self._voided_on_error(batch):
-            self._follow(batch)
-            self._move_blocks(batch, step.timings)
-            drafts = self._drafts(batch)
+        try:
+            if not batch.changes.is_empty:
+                self._follow(batch)
+                self._move_blocks(batch, step.timings)
+            drafts = self._drafts(batch) if batch.num_drafts.any() else []
+        except BaseException:
+            self._void(batch)
+            raise
         batch = self._rows.drafted(batch, drafts) if drafts else batch
         for i in range(batch.num_decode_steps):
             if step.error is None:
                 batch = self._rows.next_decode(batch) if i else batch
                 self._depart(batch, step)
-        return PendingStep(step, self._finish)
+        return step
 
     # --- before the model --------------------------------------------------------------------------------------------
 
@@ -124,20 +127,14 @@ class StepRunner:
                 self._pools.open(int(changes.added.rows[i]), int(tasks[i]))
 
     def _move_blocks(self, batch: StepBatch, timings: Timings) -> None:
-        moves = batch.changes
-        if moves.is_steady and not moves.moves_blocks:
-            return
-        with lap(timings, "cache_ns"):
-            self._cache.expect(moves.num_blocks)
-            self._cache.move(
-                swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist()
-            )
+        moves, begin_ns = batch.changes, clock.monotonic_ns()
+        self._cache.expect(moves.num_blocks)
+        self._cache.move(swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist())
+        timings.cache_ns += clock.monotonic_ns() - begin_ns
 
     def _drafts(self, batch: StepBatch) -> list[IntArray]:
         """Draft tokens for the rows that are to have some, in batch order, proposed from known tokens only."""
         rows = batch.rows[batch.num_drafts > 0]
-        if not len(rows):
-            return []
         counts = batch.num_drafts[batch.num_drafts > 0]
         known = [self._rows.token_ids[row, : self._rows.num_known[row]] for row in rows.tolist()]
         asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
@@ -145,14 +142,19 @@ class StepRunner:
 
     # --- launching a decode step -------------------------------------------------------------------------------------
 
-    def _depart(self, batch: StepBatch, step: StepUnderWay) -> None:
+    def _depart(self, batch: StepBatch, step: PendingStep) -> None:
         """Start one decode step. Rows advance at once if their number of new tokens is certain."""
-        with self._voided_on_error(batch), self._queue.inputs():
-            plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
-            with self._sampler.masks_beside(plan) as masks:
-                computed = self._forward.compute(batch, step.timings)
-            with lap(step.timings, "sample_ns"):
+        try:
+            with self._queue.inputs():
+                plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
+                with self._sampler.masks_beside(plan) as masks:
+                    computed = self._forward.compute(batch, step.timings)
+                begin_ns = clock.monotonic_ns()
                 flight = self._flight(batch, computed, plan, masks)
+                step.timings.sample_ns += clock.monotonic_ns() - begin_ns
+        except BaseException:
+            self._void(batch)
+            raise
         for scores in computed.prompts:
             scores.report(step.results)
         step.flights.append(flight)
@@ -181,8 +183,8 @@ class StepRunner:
             plan=plan,
             drawing=drawing,
             fetched=fetched,
-            vectors=computed.vectors(self._pools),
-            bad_rows=np.array(sorted(computed.bad_rows), np.int32),
+            vectors=computed.vectors(self._pools) if computed.hidden is not None else (),
+            bad_rows=np.array(sorted(computed.bad_rows), np.int32) if computed.prompts else _NO_ROWS,
             dropped=self._rows.failed[batch.rows],
         )
 
@@ -197,14 +199,16 @@ class StepRunner:
 
     # --- landing a decode step ---------------------------------------------------------------------------------------
 
-    def _finish(self, step: StepUnderWay) -> None:
+    def _land_up_to(self, step: PendingStep) -> None:
         """Land all decode steps up to the end of `step`."""
         while not step.is_ready:
             self._land(*self._flying.popleft())
-        if not all(flight.fetched.is_ready for flight in step.flights):
-            self._time(step)
+        for flight in step.flights:
+            if not flight.fetched.is_ready:
+                self._time(step)
+                return
 
-    def _time(self, step: StepUnderWay) -> None:
+    def _time(self, step: PendingStep) -> None:
         """Add the unmeasured device time of the step to its model time. It starts when the previous step finished."""
         here_ns, timings = max(flight.here_ns for flight in step.flights), step.timings
         measured_ns = timings.cache_ns + timings.prepare_ns + timings.model_ns + timings.sample_ns
@@ -215,11 +219,12 @@ class StepRunner:
         while self._flying:
             self._land(*self._flying.popleft())
 
-    def _land(self, step: StepUnderWay, flight: StepInFlight) -> None:
+    def _land(self, step: PendingStep, flight: StepInFlight) -> None:
         """Take the results of the oldest decode step into the rows. An error is recorded on its own step."""
-        flight.has_landed = True
+        step.num_landed += 1
         try:
-            flight.wait()
+            if not flight.fetched.is_ready:
+                flight.wait()
             came = landed(flight)
         except DeviceLost:
             raise
@@ -237,7 +242,8 @@ class StepRunner:
         """Commit the drawn tokens to the rows and advance their sampler state."""
         plan, settled = flight.plan, came.settled
         self._rows.commit(flight.batch, came.token_ids, settled.flags == 0, settled.counts)
-        self._rows.fail(came.failed)
+        if len(came.failed):
+            self._rows.fail(came.failed)
         self._sampler.accept(plan.rows, plan.lengths[plan.first_places], self._rows.num_known[plan.rows])
 
     def _keep(self, flight: StepInFlight, promise: Promise, came: Landed) -> None:
@@ -258,21 +264,16 @@ class StepRunner:
     def _abandon(self, flight: StepInFlight) -> None:
         """Fail the rows of a flight after its results could not be read."""
         if flight.promise is None:
-            self._rows.void(flight.batch)
-            self._pools.forget(flight.batch.rows)
+            self._void(flight.batch)
         else:
             promise = flight.promise
             self._rows.keep(promise, np.zeros_like(promise.rows), np.zeros(len(promise.rows), np.bool_))
             self._break(flight, flight.batch.rows)
 
-    @contextlib.contextmanager
-    def _voided_on_error(self, batch: StepBatch) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._rows.void(batch)
-            self._pools.forget(batch.rows)
-            raise
+    def _void(self, batch: StepBatch) -> None:
+        """Abandon a batch that failed to compute."""
+        self._rows.void(batch)
+        self._pools.forget(batch.rows)
 
 
 def _task_guard(hidden_size: int) -> Guard:

@@ -3,7 +3,7 @@
 Padding follows the real tokens: token 0 at position 0, not written to the cache and not attended to.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch
 from worker_svc.executor.invariance import RowRule
 from worker_svc.rows.batch import PackedTokens
+
+_FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}
+"""Columns of the tokens that are padded, and with what."""
 
 Upload = Callable[[NDArray[Any]], torch.Tensor]
 """Converts an array to a tensor on the device that needs it."""
@@ -60,32 +63,37 @@ class ModelInput:
 
 def model_inputs(
     packed: PackedTokens, block_tables: NDArray[np.int32], rule: RowRule, upload: Upload = torch.from_numpy
-) -> Iterator[ModelInput]:
+) -> list[ModelInput]:
     """The forward passes of a step, in order; logits come in the order of `packed.sampled_at`.
 
     `upload` makes the tensors.
     """
-    tables = upload(block_tables)
+    tables, passes = upload(block_tables), []
     for begin, end in rule.pieces(len(packed.token_ids)):
-        wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
-        size = rule.padded(end - begin)
-        positions = _padded(packed.positions[begin:end], size, 0)
+        columns = [getattr(packed, name)[begin:end] for name in _FILLS]
+        if (size := rule.padded(end - begin)) > end - begin:
+            columns = [_padded(column, size, fill) for column, fill in zip(columns, _FILLS.values(), strict=True)]
+        token_ids, positions, token_rows, slots = columns
         attention = AttentionBatch(
-            sequences=upload(_padded(packed.token_rows[begin:end], size, 0)),
+            sequences=upload(token_rows),
             positions=upload(positions),
-            slots=upload(_padded(packed.slots[begin:end], size, PADDING_SLOT)),
+            slots=upload(slots),
             block_tables=tables,
             offsets=np.clip(packed.row_offsets, begin, end) - begin,
         )
-        yield ModelInput(
-            token_ids=upload(_padded(packed.token_ids[begin:end], size, 0).astype(np.int64))[None],
-            positions=upload(positions.astype(np.int64))[None],
-            attention=attention,
-            logit_rows=upload(_logit_rows(wanted, rule)),
-            num_logits=len(wanted),
-            adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
-            unread=None if packed.unread is None else _unread(packed, begin, end, upload),
+        wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
+        passes.append(
+            ModelInput(
+                token_ids=upload(token_ids.astype(np.int64))[None],
+                positions=upload(positions.astype(np.int64))[None],
+                attention=attention,
+                logit_rows=upload(_logit_rows(wanted, rule)),
+                num_logits=len(wanted),
+                adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
+                unread=None if packed.unread is None else _unread(packed, begin, end, upload),
+            )
         )
+    return passes
 
 
 def _unread(packed: PackedTokens, begin: int, end: int, upload: Upload) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,13 +103,12 @@ def _unread(packed: PackedTokens, begin: int, end: int, upload: Upload) -> tuple
 
 
 def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
-    if len(column) == size:
-        return np.ascontiguousarray(column)
     out = np.full(size, fill, column.dtype)
     out[: len(column)] = column
     return out
 
 
 def _logit_rows(wanted: NDArray[np.int32], rule: RowRule) -> NDArray[np.int64]:
-    size = rule.padded(len(wanted)) if len(wanted) else 0
-    return _padded(wanted.astype(np.int64), size, 0)
+    rows = wanted.astype(np.int64)
+    size = rule.padded(len(rows)) if len(rows) else 0
+    return _padded(rows, size, 0) if size > len(rows) else rows

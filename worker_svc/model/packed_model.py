@@ -158,7 +158,8 @@ class PackedModel:
     def _begun(self, step: ModelInput) -> ModelInput:
         """Move the pass to the model's device and announce it to attention and adapters."""
         assert self._paged is not None, "bind() comes before a forward pass"
-        self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
+        if step.adapter_ids is not None or self.adapter_layers.is_used:
+            self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
         step = step.to(self._device)
         self._paged.begin(step.attention)
         if self._fused is not None:

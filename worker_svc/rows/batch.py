@@ -1,7 +1,7 @@
 """Plain data of a step for the engine: the batch, its packed tokens, a row's state. Built by `rows.RowTable`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,21 +70,19 @@ class StepBatch:
     num_decode_steps: int
     changes: StepChanges
     """The step's changes to rows and blocks; empty for its further decode steps."""
+    sampled_rows: IntArray = field(init=False)
+    """Rows that sample, in batch order."""
+    sampled_drafts: IntArray = field(init=False)
+    """`num_drafts` of the rows that sample."""
 
-    @property
-    def sampled_rows(self) -> IntArray:
-        """Rows that sample, in batch order."""
-        return self.rows[self.samples]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampled_rows", self.rows[self.samples])
+        object.__setattr__(self, "sampled_drafts", self.num_drafts[self.samples])
 
     @property
     def num_tokens(self) -> int:
         """Total tokens to compute."""
         return int(self.counts.sum())
-
-    @property
-    def sampled_drafts(self) -> IntArray:
-        """`num_drafts` of the rows that sample."""
-        return self.num_drafts[self.samples]
 
     def part(self, chosen: BoolArray) -> "StepBatch":
         """The batch restricted to chosen rows; `chosen` [n]."""

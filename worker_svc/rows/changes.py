@@ -75,9 +75,13 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class StepChanges:
-    """The changes of one step, checked as far as possible without row state. None or empty means no such change."""
+    """The changes of one step, checked as far as possible without row state. None or empty means no such change.
+
+    `is_steady`: True if no row is mentioned, so every decoding row computes one more token.
+    """
 
     num_decode_steps: int
+    is_steady: bool
     removed: IntArray
     added: Additions | None
     changed: Changes | None
@@ -86,19 +90,14 @@ class StepChanges:
     copies: IntArray
 
     @property
-    def is_steady(self) -> bool:
-        """True if no row is mentioned, so every decoding row computes one more token."""
-        return self.added is None and self.changed is None and not len(self.removed)
-
-    @property
     def num_rows(self) -> int:
         """One past the largest added row index."""
         return 0 if self.added is None else int(self.added.rows.max()) + 1
 
     @property
-    def moves_blocks(self) -> bool:
-        """True if blocks are swapped or copied."""
-        return bool(len(self.swap_in) or len(self.swap_out) or len(self.copies))
+    def is_empty(self) -> bool:
+        """True if no row is mentioned and no block is moved."""
+        return self.is_steady and not (len(self.swap_in) or len(self.swap_out) or len(self.copies))
 
     @property
     def num_blocks(self) -> int:
@@ -109,7 +108,7 @@ class StepChanges:
 
     def further(self) -> "StepChanges":
         """The changes of a further decode step, which are none."""
-        return StepChanges(1, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
+        return StepChanges(1, True, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
 
 def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> StepChanges:
@@ -125,12 +124,13 @@ def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> Ste
         _check_once(added.rows, changed.rows)
     return StepChanges(
         num_decode_steps=outputs.num_decode_steps,
+        is_steady=added is None and changed is None and not outputs.removed_rows,
         removed=_rows(outputs.removed_rows, "removed_rows", limits.max_rows) if outputs.removed_rows else _NO_ROWS,
         added=added,
         changed=changed,
-        swap_in=_pairs(outputs.blocks_to_swap_in, "blocks_to_swap_in", (cpu, gpu)),
-        swap_out=_pairs(outputs.blocks_to_swap_out, "blocks_to_swap_out", (gpu, cpu)),
-        copies=_pairs(outputs.blocks_to_copy, "blocks_to_copy", (gpu, gpu)),
+        swap_in=_pairs(outputs, "blocks_to_swap_in", (cpu, gpu)) if outputs.blocks_to_swap_in else _NO_PAIRS,
+        swap_out=_pairs(outputs, "blocks_to_swap_out", (gpu, cpu)) if outputs.blocks_to_swap_out else _NO_PAIRS,
+        copies=_pairs(outputs, "blocks_to_copy", (gpu, gpu)) if outputs.blocks_to_copy else _NO_PAIRS,
     )
 
 
@@ -154,10 +154,8 @@ def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
     return rows
 
 
-def _pairs(data: bytes, field: str, sizes: tuple[int, int]) -> IntArray:
-    if not data:
-        return _NO_PAIRS
-    flat = wire_arrays.unpack(data, field, minimum=0)
+def _pairs(outputs: worker_pb2.SchedulerOutputs, field: str, sizes: tuple[int, int]) -> IntArray:
+    flat = wire_arrays.unpack(getattr(outputs, field), field, minimum=0)
     if len(flat) % 2:
         raise InvalidArgument.field(field, f"has {len(flat)} elements, which are no pairs")
     pairs = flat.reshape(-1, 2)

@@ -114,7 +114,8 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
         row, most = int(batch.rows[late[0]]), table.limits.max_model_len
         field = f"{_mention(row, step)}.num_tokens"
         raise InvalidArgument.field(field, f"row {row} would pass the model's {most} tokens; remove or pause it")
-    blocks = _blocks_after(table, batch.rows, step)
+    # In 64 bits, because they are multiplied by the block size.
+    blocks = table.num_blocks[batch.rows].astype(np.int64) if step.is_steady else _blocks_after(table, batch.rows, step)
     short = np.flatnonzero(blocks * table.limits.block_size < ends)
     if len(short):
         row, held, end = (int(column[short[0]]) for column in (batch.rows, blocks, ends))
@@ -125,8 +126,6 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
 
 
 def _blocks_after(table: RowColumns, rows: IntArray, step: StepChanges) -> NDArray[np.int64]:
-    if step.is_steady:
-        return table.num_blocks[rows].astype(np.int64)
     blocks = np.zeros(max(len(table.occupied), step.num_rows), np.int64)
     blocks[: len(table.occupied)] = table.num_blocks
     if step.added is not None:

@@ -51,7 +51,8 @@ class RowTable(RowColumns):
             self._check(step)
             batch = self._shares(step).batch(step)
         row_checks.check_room(self, batch, step)
-        self.write(step)
+        if not step.is_steady:
+            self.write(step)
         self._open = batch
         return batch
 

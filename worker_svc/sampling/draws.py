@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from worker_svc.rows.batch import BoolArray, IntArray, StepBatch
 from worker_svc.rows.columns import RowColumns, runs_after
-from worker_svc.rows.options import OptionColumns
 
 _NO_DRAFT = -1
 _CLOSED = worker_pb2.ROW_FLAG_GRAMMAR
@@ -86,7 +85,8 @@ def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
     """Plan the draws of `batch`; its draft tokens follow the known tokens in the table."""
     rows, num_drafts, options = batch.sampled_rows, batch.sampled_drafts, table.options
     entries = np.arange(len(rows), dtype=np.int32)
-    if _is_plain(options, rows, num_drafts):
+    # This holds for almost every step, which gets a cheap plan.
+    if ((options.num_children[rows] == 1) & (options.num_candidates[rows] == 0) & (num_drafts == 0)).all():
         return _plain(table, rows, num_drafts, entries)
     place_entries, lengths = runs_after(entries, table.num_known[rows], num_drafts + 1)
     is_beam = options.num_candidates[rows] > 0
@@ -103,12 +103,6 @@ def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
         sequence_indexes=table.sequence_indexes[rows[draw_entries]] + children.astype(np.int32),
         draft_ids=_draft_ids(table, rows, num_drafts, lengths, place_entries)[draw_places],
     )
-
-
-def _is_plain(options: OptionColumns, rows: IntArray, num_drafts: IntArray) -> bool:
-    """True if each row has one place and one draw. This holds for almost every step and gets a cheap plan."""
-    alone = (options.num_children[rows] == 1) & (options.num_candidates[rows] == 0) & (num_drafts == 0)
-    return bool(alone.all())
 
 
 def _plain(table: RowColumns, rows: IntArray, num_drafts: IntArray, entries: IntArray) -> DrawPlan:

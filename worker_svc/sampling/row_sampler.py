@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, To
 
 Results = Mapping[str, NDArray[Any]]
 _NONE = np.zeros(0, np.int64)
+_NO_TOPS = Tops.none(0)
 _READS_TOKENS = int(Rule.GRAMMAR | Rule.BAD_WORDS | Rule.PENALTY)
 
 
@@ -66,10 +68,8 @@ class _Asked:
         beams = np.flatnonzero(wanted)
         return cls(num_tops, np.flatnonzero(num_tops), beams, wanted[beams])
 
-    @classmethod
-    def nothing(cls, num_draws: int) -> "_Asked":
-        """No extras, only tokens."""
-        return cls(np.zeros(num_draws, np.int32), _NONE, _NONE, np.zeros(0, np.int32))
+
+_ONLY_TOKENS = _Asked(np.zeros(0, np.int32), _NONE, _NONE, np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Drawing:
         """Wait for the results. Only places with finite logits and an allowed token have tops and candidates."""
         found = self.fetched.arrays()
         fit = found["finite"] & found["opens"]
-        num_draws = len(found["token_ids"])
-        beams, candidates = self._candidates(found, fit)
+        asked, num_draws = self.asked, len(found["token_ids"])
+        beams, candidates = self._candidates(found, fit) if len(asked.beams) else (_NONE, _NO_TOPS)
         return Drawn(
             token_ids=found["token_ids"],
             logprobs=found.get("logprobs", np.zeros(num_draws, np.float32)),
-            tops=self._tops(found, fit[self.plan.draw_places]),
+            tops=self._tops(found, fit[self.plan.draw_places]) if len(asked.topped) else Tops.none(num_draws),
             finite=found["finite"],
             opens=found["opens"],
             beams=beams,
@@ -101,8 +101,6 @@ class Drawing:
 
     def _tops(self, found: Results, fit: BoolArray) -> Tops:
         counts, at = np.where(fit, self.asked.num_tops, 0).astype(np.int32), self.asked.topped
-        if not counts.any():
-            return Tops.none(len(counts))
         shape = (len(counts), found["tops_ids"].shape[1])
         ids, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         ids[at], logprobs[at] = found["tops_ids"], found["tops_logprobs"]
@@ -110,8 +108,6 @@ class Drawing:
 
     def _candidates(self, found: Results, fit: BoolArray) -> tuple[LongArray, Tops]:
         asked = self.asked
-        if not len(asked.beams):
-            return asked.beams, Tops.none(0)
         kept = np.flatnonzero(fit[self.plan.first_places[asked.beams]])
         counts = np.minimum(asked.num_candidates, found["candidates_left"]).astype(np.int32)
         ids = found["candidates_ids"].astype(np.int32)
@@ -121,11 +117,11 @@ class Drawing:
 NOTHING = Drawn(
     token_ids=np.zeros(0, np.int32),
     logprobs=np.zeros(0, np.float32),
-    tops=Tops.none(0),
+    tops=_NO_TOPS,
     finite=np.zeros(0, np.bool_),
     opens=np.zeros(0, np.bool_),
     beams=np.zeros(0, np.int64),
-    candidates=Tops.none(0),
+    candidates=_NO_TOPS,
 )
 """Result of a batch without places."""
 
@@ -206,15 +202,19 @@ class RowSampler:
         self._masks.clear()
         self._masked.clear()
 
-    @contextlib.contextmanager
-    def masks_beside(self, plan: DrawPlan | None) -> Iterator[StepMasks | None]:
+    def masks_beside(self, plan: DrawPlan | None) -> AbstractContextManager[StepMasks | None]:
         """Compute the masks of `plan` on another thread inside the context; done when it exits. None = computed later."""
-        masks = None if plan is None else self._begin_masks(plan)
+        if plan is None or not self._masked:
+            return contextlib.nullcontext()
+        return self._computed_beside(plan)
+
+    @contextlib.contextmanager
+    def _computed_beside(self, plan: DrawPlan) -> Iterator[StepMasks]:
+        masks = self._begin_masks(plan)
         try:
             yield masks
         finally:
-            if masks is not None:
-                masks.wait()
+            masks.wait()
 
     def _begin_masks(self, plan: DrawPlan) -> StepMasks:
         """Start the masks of all places of rows with a grammar. Their tokens must be known."""
@@ -274,7 +274,7 @@ class RowSampler:
         """Fast path for greedy rows without extras: few small operations, which matter in a small batch."""
         tokens, finite = self._choose(logits)
         results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": torch.ones_like(finite)}
-        return Drawing(plan, _Asked.nothing(len(plan.rows)), tokens, self._queue.fetch(results))
+        return Drawing(plan, _ONLY_TOKENS, tokens, self._queue.fetch(results))
 
     def _likeliest(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
         """Top tokens of some rows of float32 [n, vocab]: `most` tokens each, and the number of tokens above -inf."""

@@ -42,7 +42,7 @@ class StepMeter:
         """Count a step that ran or failed."""
         failed = result.HasField("error")
         if not failed or result.error.status != InvalidArgument.status:
-            self._count_rows(outputs)
+            self._rows.inc((len(outputs.added.rows) - len(outputs.removed_rows)) // _ROW_BYTES)
         if failed:
             self._failed.labels(known_reason(result.error.reason)).inc()
             return
@@ -59,8 +59,3 @@ class StepMeter:
                 counter.inc(len(pairs) // _PAIR_BYTES)
         if result.flags.count(0) < len(result.flags):
             self._not_finite.inc(sum(bool(flag & worker_pb2.ROW_FLAG_NOT_FINITE) for flag in result.flags))
-
-    def _count_rows(self, outputs: worker_pb2.SchedulerOutputs) -> None:
-        change = (len(outputs.added.rows) - len(outputs.removed_rows)) // _ROW_BYTES
-        if change:
-            self._rows.inc(change)

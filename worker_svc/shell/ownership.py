@@ -149,15 +149,13 @@ class Ownership(Generic[Result]):
         """True if the stream is the owner's."""
         return self._owner is not None and self._owner.stream == stream and stream != 0
 
-    def check_current(self, stream: int) -> None:
-        """Raise Aborted if the stream is no longer the owner's."""
-        if not self.is_current(stream):
-            owner = self._owner.boot_id if self._owner is not None else "nobody"
-            raise Aborted(
-                f"this stream was replaced: scheduler {owner} owns the worker in epoch {self.epoch}",
-                reason="STREAM_REPLACED",
-                metadata={"owner": owner, "epoch": str(self.epoch)},
-            )
+    def _replaced(self) -> Aborted:
+        owner = self._owner.boot_id if self._owner is not None else "nobody"
+        return Aborted(
+            f"this stream was replaced: scheduler {owner} owns the worker in epoch {self.epoch}",
+            reason="STREAM_REPLACED",
+            metadata={"owner": owner, "epoch": str(self.epoch)},
+        )
 
     def accept(self, stream: int, epoch: int, step_id: int) -> StepVerdict:
         """Judge a step; RUN counts it as accepted.
@@ -165,7 +163,8 @@ class Ownership(Generic[Result]):
         Raises Aborted if stream or epoch is over, FailedPrecondition for a gap or for a step too old to
         answer.
         """
-        self.check_current(stream)
+        if not self.is_current(stream):
+            raise self._replaced()
         if epoch != self.epoch:
             raise Aborted(
                 f"step {step_id} is of epoch {epoch}, the worker is in epoch {self.epoch}",

@@ -6,6 +6,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock, rpc
@@ -171,10 +172,8 @@ class StepPipeline:
 
     def _run(self, message: worker_pb2.SchedulerOutputs) -> None:
         received_ns = clock.monotonic_ns()
-        future: asyncio.Future[_Done | None] = self._thread.submit(lambda: self._launch(message, received_ns))
-        future.add_done_callback(
-            lambda done: self._finished(done.result()) if done.exception() is None else self._lost(done.exception())
-        )
+        future: asyncio.Future[_Done | None] = self._thread.submit(partial(self._launch, message, received_ns))
+        future.add_done_callback(self._finished)
 
     def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
         """Runs on the engine thread. None for a step of an older epoch, which is not run."""
@@ -190,7 +189,11 @@ class StepPipeline:
         launched = _Launched(self._ownership, message, pending, queued_ns, start_ns)
         return launched.finish() if pending.is_ready else launched
 
-    def _finished(self, done: _Done | None) -> None:
+    def _finished(self, future: "asyncio.Future[_Done | None]") -> None:
+        if future.exception() is not None:
+            self._lost(future.exception())
+            return
+        done = future.result()
         if done is None or not self._ownership.record(done.result.epoch, done.result.step_id, done.result):
             return
         if self._stream is not None:
@@ -202,9 +205,6 @@ class StepPipeline:
         self._meter.step(done.outputs, done.result)
         if done.result.HasField("error"):
             log.warning("step %d failed: %s", done.result.step_id, done.result.error.message)
-        self._trace(done)
-
-    def _trace(self, done: _Done) -> None:
         try:
             self._spans.step(done.outputs, done.result, done.times)
         except Exception:

@@ -17,7 +17,8 @@ class StepStream:
         self._num_open = 0
         self.said_goodbye = False
         """True if the owner gives up the worker. Explicit, since a broken call may look half-closed for a moment."""
-        self._ended = False
+        self.is_ended = False
+        """True if nothing more is read from the peer."""
         self._error: Exception | None = None
         self._parting: Exception | None = None
         self._to_send = asyncio.Event()
@@ -25,9 +26,15 @@ class StepStream:
         self._update()
 
     def _update(self) -> None:
-        over = self._ended and (self._error is not None or not self._num_open)
-        _set(self._to_send, when=bool(self._unsent) or over)
-        _set(self._has_room, when=len(self._unsent) + self._num_open < self._max_open or self._ended)
+        num_unsent, is_ended = len(self._unsent), self.is_ended
+        if num_unsent or (is_ended and (self._error is not None or not self._num_open)):
+            self._to_send.set()
+        else:
+            self._to_send.clear()
+        if is_ended or num_unsent + self._num_open < self._max_open:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
 
     def expect(self, num_steps: int = 1) -> None:
         """Announce results that `answer` will deliver."""
@@ -52,22 +59,17 @@ class StepStream:
 
     def finish(self, parting: Exception | None = None) -> None:
         """Read no more: end after all expected results are sent, with `parting` if given."""
-        self._ended = True
+        self.is_ended = True
         self._parting = self._parting or parting
         self._update()
 
     def fail(self, error: Exception, *, drop_unsent: bool = False) -> None:
         """End with an error after the unsent messages. The first error wins."""
-        self._ended = True
+        self.is_ended = True
         self._error = self._error or error
         if drop_unsent:
             self._unsent.clear()
         self._update()
-
-    @property
-    def is_ended(self) -> bool:
-        """True if nothing more is read from the peer."""
-        return self._ended
 
     async def room(self) -> None:
         """Wait until another step may be read."""
@@ -84,10 +86,3 @@ class StepStream:
             yield message
         if error := self._error or self._parting:
             raise error
-
-
-def _set(event: asyncio.Event, *, when: bool) -> None:
-    if when:
-        event.set()
-    else:
-        event.clear()

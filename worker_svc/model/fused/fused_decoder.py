@@ -33,7 +33,8 @@ class FusedDecoder:
         self._decoder, self._modules = decoder, decoder.forward
         self._batch: AttentionBatch | None = None
         self._pool = torch.empty(0)
-        self._uses_modules = True
+        self.uses_modules = True
+        """True if the decoder's own modules compute the next forward pass."""
         decoder.forward = self._forward  # type: ignore[method-assign]
 
     def remove(self) -> None:
@@ -49,19 +50,14 @@ class FusedDecoder:
 
         `uses_modules`: True if modules must be called, for example for adapters.
         """
-        self._batch, self._uses_modules = batch, uses_modules
-
-    @property
-    def uses_modules(self) -> bool:
-        """True if the decoder's own modules compute the next forward pass."""
-        return self._uses_modules
+        self._batch, self.uses_modules = batch, uses_modules
 
     def states(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Last hidden states [1, T, H] of `token_ids` [1, T], computed by the program."""
         return self._through_program(self._embedding(token_ids))
 
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
-        if self._uses_modules:
+        if self.uses_modules:
             return self._modules(input_ids=input_ids, **given)
         # A multimodal model embeds tokens itself.
         stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
