@@ -67,9 +67,9 @@ class GatewaySettings(BaseModel):
     drain_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds that running requests may go on after a stop was asked for."""
     tool_parser: Annotated[str, AfterValidator(known_tool_parser)] = AUTO
-    """How the model writes tool calls; `auto` = as its chat template shows, `none` = they stay text."""
+    """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
     reasoning_parser: Annotated[str, AfterValidator(known_reasoning_parser)] = AUTO
-    """How the model marks what it thinks; `auto` and `none` as above."""
+    """How the model marks its reasoning: think; auto = as its chat template shows; none = not at all."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False

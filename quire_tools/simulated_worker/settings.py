@@ -11,9 +11,11 @@ class SimulatedWorkerSettings(ShellSettings):
     """A worker with a cost model instead of a model; all durations are multiplied by `time_scale`."""
 
     served_model_name: str = "simulated"
+    """Name that requests use."""
     vocab_size: Annotated[int, Field(ge=260)] = 320
     """Tokens of the vocabulary: 256 bytes, the special tokens, then filler."""
     max_model_len: Annotated[int, Field(ge=2)] = 4_096
+    """Longest prompt plus output, in tokens."""
     num_gpu_blocks: Annotated[int, Field(ge=1)] = 4_096
     """KV blocks."""
     num_cpu_blocks: Annotated[int, Field(ge=0)] = 1_024
