@@ -28,23 +28,6 @@ Revision = Annotated[
     ),
 ]
 Adapters = Annotated[
-    int | None,
-    typer.Option(help="Adapters loaded at a time. Default: 16.", show_default=False, rich_help_panel=_MODEL),
-]
-MaxAdapterRank = Annotated[
-    int | None,
-    typer.Option(help="Largest rank of an adapter. Default: 256.", show_default=False, rich_help_panel=_MODEL),
-]
-MaskBudgetMs = Annotated[
-    float | None,
-    typer.Option(
-        help="CPU milliseconds that a grammar mask of one sequence may take on average; the first 100 may take 100 times that. "
-        "Default: 10.",
-        show_default=False,
-        rich_help_panel=_MODEL,
-    ),
-]
-Adapters = Annotated[
     list[str] | None,
     typer.Option(
         "--adapter",

@@ -135,7 +135,7 @@ def up(
         worker.setdefault("served_model_name", found.name)
     shared = [] if reflection else ["--no-reflection"]
     options = StackOptions(
-        model=found and found.path,
+        model=found.path if found else None,
         simulated=simulated,
         workers=workers,
         host=host,
