@@ -73,7 +73,7 @@ class GatewaySettings(BaseModel):
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False
-    """Put prompts and outputs on spans; whoever reads traces then reads them. Without it no span has any."""
+    """Put prompts and outputs on spans, where all readers of traces see them."""
     max_forced_traces: Annotated[float, Field(ge=0)] = 10.0
     """Traces per second that callers may force by the sampled flag of their `traceparent`, where our own sampler says no."""
     tenants: Path | None = None

@@ -88,12 +88,12 @@ StopWithStdin = Annotated[
 Reflection = Annotated[
     bool,
     typer.Option(
-        "--reflection/--no-reflection", help="Tell clients which services and messages there are (gRPC reflection)."
+        "--reflection/--no-reflection", help="Offer gRPC server reflection, which lists services and messages."
     ),
 ]
 Target = Annotated[
     str,
-    typer.Option("--target", envvar="QUIRE_TARGET", help="The gateway's gRPC door, HOST:PORT."),
+    typer.Option("--target", envvar="QUIRE_TARGET", help="The gateway's gRPC address, HOST:PORT."),
 ]
 Admin = Annotated[
     str,

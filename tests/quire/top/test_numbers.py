@@ -103,7 +103,7 @@ def test_words_have_the_numbers_and_the_keys() -> None:
     text = sentence("NEED_BLOCKS", numbers)
     assert (
         text
-        == "too few free KV-cache blocks (need 14, free 3). Hangs on num_gpu_blocks, num_cpu_blocks, watermark_blocks"
+        == "too few free KV-cache blocks (need 14, free 3). Depends on num_gpu_blocks, num_cpu_blocks, watermark_blocks"
     )
     behind = {"head": "7c9e", "head_reason": "NEED_BLOCKS", **numbers}
     assert sentence("BEHIND", behind) == f"behind 7c9e: {text}"
