@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import report
 from benchmarks.open_load import Flow, OpenLoad, figures
-from benchmarks.tracing_sink import Sink, nobody
+from benchmarks.tracing_sink import Sink, closed_port
 from quire.local_stack.stack import LocalStack
 
 GOALS = {"100 %": 0.98, "1 %": 0.995}
@@ -156,7 +156,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
 def ill(worker: str, flow: Flow, seconds: float) -> dict[str, Any]:
     """Latency with an absent or hanging collector, against none, and the memory used."""
     with ExitStack() as stack:
-        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(nobody())
+        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(closed_port())
         ports = {_OFF: 0, "dead": dead, "hung": hung.port}
         stacks = [_start(stack, worker, name, collector=port) for name, port in ports.items()]
         for number in range(3):

@@ -35,7 +35,7 @@ from svc_common.errors import ConfigError, FailedPrecondition
 app = new_app()
 
 _RANDOM, _SHARED = "random", "prefix-shared"
-_LOAD, _WHAT, _WHOM = "Load", "Requests", "Target"
+_LOAD, _REQUESTS, _TARGET = "Load", "Requests", "Target"
 _DEFAULT_HTTP = f"http://127.0.0.1:{o.DEFAULT_HTTP_PORT}"
 
 
@@ -86,7 +86,7 @@ def bench(
         typer.Option(
             metavar="random|prefix-shared|FILE",
             help="Random prompts, random prompts with shared prefixes, or a JSONL file of prompts.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_REQUESTS,
         ),
     ] = _RANDOM,
     prompt_len: Annotated[
@@ -95,7 +95,7 @@ def bench(
             parser=_length,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
             help="Tokens of random prompts.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_REQUESTS,
         ),
     ] = "64",  # type: ignore[assignment]
     output_len: Annotated[
@@ -104,33 +104,37 @@ def bench(
             parser=_length,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
             help="Output tokens.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_REQUESTS,
         ),
     ] = "32",  # type: ignore[assignment]
-    prefix_len: Annotated[int, typer.Option(min=1, help="Tokens of a shared prefix.", rich_help_panel=_WHAT)] = 256,
-    num_prefixes: Annotated[int, typer.Option(min=1, help="Number of different prefixes.", rich_help_panel=_WHAT)] = 4,
+    prefix_len: Annotated[int, typer.Option(min=1, help="Tokens of a shared prefix.", rich_help_panel=_REQUESTS)] = 256,
+    num_prefixes: Annotated[
+        int, typer.Option(min=1, help="Number of different prefixes.", rich_help_panel=_REQUESTS)
+    ] = 4,
     ignore_eos: Annotated[
         bool,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
             help="Generate exactly the output length, ignoring end-of-sequence.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=_REQUESTS,
         ),
     ] = True,
     door: Annotated[
-        str, typer.Option(metavar="grpc|openai", help="Which API of the gateway.", rich_help_panel=_WHOM)
+        str, typer.Option(metavar="grpc|openai", help="Which API of the gateway.", rich_help_panel=_TARGET)
     ] = "grpc",
     target: o.Target = o.DEFAULT_TARGET,
     url: Annotated[
         str,
-        typer.Option(help="URL for --door openai: Quire's, or any endpoint with OpenAI's API.", rich_help_panel=_WHOM),
+        typer.Option(
+            help="URL for --door openai: Quire's, or any endpoint with OpenAI's API.", rich_help_panel=_TARGET
+        ),
     ] = _DEFAULT_HTTP,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Chats instead of completions (--door openai).", rich_help_panel=_WHOM)
+        bool, typer.Option("--chat", help="Chats instead of completions (--door openai).", rich_help_panel=_TARGET)
     ] = False,
     model: Annotated[
         str,
-        typer.Option(help="Model or adapter to use. Default: the model.", show_default=False, rich_help_panel=_WHOM),
+        typer.Option(help="Model or adapter to use. Default: the model.", show_default=False, rich_help_panel=_TARGET),
     ] = "",
     up: Annotated[
         str,
@@ -138,7 +142,7 @@ def bench(
             metavar="FOLDER|ORG/NAME",
             help="Start the three services with this model, measure them, and stop them.",
             show_default=False,
-            rich_help_panel=_WHOM,
+            rich_help_panel=_TARGET,
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
@@ -168,15 +172,15 @@ def bench(
     kind = WorkloadKind.SHARED_PREFIX if dataset == _SHARED else WorkloadKind.POISSON if rate else WorkloadKind.BATCH
     shape = LoadShape(kind, requests, prompt_len, output_len, seed, rate, prefix_len, num_prefixes)
     with _service(up, target, url, door) as address, contextlib.ExitStack() as held:
-        who = _target(door, address, model, credentials, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
+        measured = _target(door, address, model, credentials, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
         tokenizer = _tokenizer(held, door, address, model, credentials)
         load = LoadPlan(
-            [shape], who, _planner(dataset, tokenizer), warmup, None, sys.stderr.isatty(), num_clients=concurrency
+            [shape], measured, _planner(dataset, tokenizer), warmup, None, sys.stderr.isatty(), num_clients=concurrency
         )
         runs = asyncio.run(load.run())
     summary = {name: summarise(records) for name, records in runs.items()}
     result = {
-        "target": who.name,
+        "target": measured.name,
         "dataset": dataset,
         "lengths_in": "tokens" if tokenizer else "words",
         "concurrency": concurrency,

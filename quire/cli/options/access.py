@@ -12,7 +12,7 @@ _PEERS, _DOORS, _CREDENTIALS = "Encryption between services", "Access", "Credent
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """An option whose help does not repeat its default; without `names`, it has that of its parameter."""
+    """An option without its default in the help; without `names`, it has that of its parameter."""
     return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel, **more)
 
 

@@ -59,7 +59,7 @@ AllowedOrigins = Annotated[
     typer.Option(
         "--allowed-origins",
         metavar="ORIGIN",
-        help="A web origin (https://chat.example.org) whose pages may call the OpenAI API from a browser; repeatable, * = all.",
+        help="A web origin (https://chat.example.org) that may call the OpenAI API from a browser; repeatable, * = all.",
         show_default=False,
         rich_help_panel=_SERVER,
     ),

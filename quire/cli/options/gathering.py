@@ -6,7 +6,7 @@ from typing import Any
 
 
 def gathers(**collectors: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: a parameter named here is made by its collector, whose own parameters become options in its place."""
+    """A decorator: a parameter named here is made by its collector; the collector's own parameters become the options."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:

@@ -1,6 +1,6 @@
 """Options made from the settings themselves: each has its setting's name, type, default and description.
 
-Not here: options whose names or values differ from the settings' (`--set`, `--record-memory`).
+Not here: options with other names or values than their settings (`--set`, `--record-memory`).
 """
 
 import inspect

@@ -149,8 +149,8 @@ STOP = declared(
     "Data-parallel ranks: where tasks are placed, and that they stay.",
     ("R188", "R189", "R190", "R193", "R194"),
     title="Data-parallel ranks: round robin, sticky, or by cached prefix",
-    text=f"{_NUM_RANKS} workers with a cache each, {_MAX_REQS} places. A task goes to the rank whose turn it is and stays; a task "
-    "with a prefix cached at a rank goes there.",
+    text=f"{_NUM_RANKS} workers with a cache each, {_MAX_REQS} places. Ranks take turns for new tasks, and a task stays at its "
+    "rank; a task with a prefix cached at a rank goes there.",
     observe=_observe,
     picture=_picture,
     checks=_checks,
