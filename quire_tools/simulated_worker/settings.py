@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from quire_tools.simulation.cost_model import CostModel
 from worker_svc.settings import ShellSettings
 
 
@@ -34,6 +35,11 @@ class SimulatedWorkerSettings(ShellSettings):
     """Seconds that loading takes."""
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Chance that a sampled token ends its sequence."""
+
+    @property
+    def cost_model(self) -> CostModel:
+        """The cost model of a step, before `time_scale`."""
+        return CostModel(self.step_base_s, self.prefill_token_s, self.decode_row_s, self.context_token_s)
 
     @property
     def name(self) -> str:
