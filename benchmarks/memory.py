@@ -33,7 +33,7 @@ the positions of a text many words are possible, elsewhere one. Without paging: 
 of 2,048 slots.
 
 used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for
-who waits. The four add up to 1.
+a waiting request. The four add up to 1.
 """
 
 

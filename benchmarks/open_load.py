@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
+from benchmarks.report import spread
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from svc_common import rpc
 
@@ -128,15 +128,7 @@ def figures(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
         "calls": len(counted),
         "ends": dict(Counter(call.end for call in counted)),
         "served_per_s": round(in_time / (0.9 * seconds), 2),
-        "ttft_s": percentiles([call.ttft_s for call in served]),
-        "refused_s": percentiles([call.over_s - call.at_s for call in refused]),
+        "ttft_s": spread([call.ttft_s for call in served]),
+        "refused_s": spread([call.over_s - call.at_s for call in refused]),
         "refused_with_retry_time": sum(call.has_retry_time for call in refused),
     }
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, p99 and maximum; empty without values."""
-    if not values:
-        return {}
-    p50, p99 = np.percentile(values, [50, 99])
-    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "max": round(float(max(values)), 4)}

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -100,12 +99,7 @@ class Figures:
 
     def as_json(self) -> dict[str, dict[str, float]]:
         """Count, median, p99 and maximum of each name."""
-        found = {}
-        for name, values in self.seconds.items():
-            p50, p99 = np.percentile(values, [50, 99])
-            figures = {"p50": p50, "p99": p99, "max": max(values)}
-            found[name] = {"count": len(values), **{key: round(float(value), 3) for key, value in figures.items()}}
-        return found
+        return {name: {"count": len(values), **report.spread(values, 3)} for name, values in self.seconds.items()}
 
 
 class Harms:

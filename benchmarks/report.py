@@ -2,11 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire_tools.bench import provenance as bench_provenance
+from svc_common.percentiles import percentiles
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -22,6 +23,12 @@ def _commit() -> str:
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Median, p99 and maximum, rounded; empty without values."""
+    found = {**percentiles(values), "max": max(values)} if values else {}
+    return {name: round(float(value), digits) for name, value in found.items()}
 
 
 def save(name: str, content: Mapping[str, Any], out: Path | None = None) -> Path:

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import grpc
 import grpc.aio
-import numpy as np
 import typer
 
+from benchmarks.report import spread
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from svc_common import rpc
 
@@ -122,16 +122,9 @@ async def run(address: str, seen: Readings) -> dict[str, Any]:
     return {
         "opened_s": round(opened_s, 2),
         "ends": dict(seen.ends),
-        "gaps_s": _percentiles(seen.gaps),
-        "first_s": _percentiles(seen.first),
+        "gaps_s": spread(seen.gaps),
+        "first_s": spread(seen.first),
     }
-
-
-def _percentiles(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    p50, p99 = np.percentile(values, [50, 99])
-    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "max": round(max(values), 4)}
 
 
 def _tell(what: str, **figures: Any) -> None:

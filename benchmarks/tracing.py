@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.open_load import Flow, OpenLoad, figures, percentiles
-from benchmarks.tracing_sink import Sink, nobody
+from benchmarks.open_load import Flow, OpenLoad, figures
+from benchmarks.tracing_sink import Sink, closed_port
 from quire.local_stack.stack import LocalStack
 
 GOALS = {"100 %": 0.98, "1 %": 0.995}
@@ -142,7 +142,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
         sent = await OpenLoad(traced.stack.grpc_address, seed).run([flow], seconds)
         if failed := {call.end for call in sent} - {"ended"}:
             raise RuntimeError(f"requests failed: {', '.join(failed)}")
-        took = percentiles([call.over_s - call.at_s for call in sent if call.at_s >= 0.1 * seconds])
+        took = report.spread([call.over_s - call.at_s for call in sent if call.at_s >= 0.1 * seconds])
         if traced.sink is not None:
             await asyncio.sleep(_FLUSH_S)  # spans flushed after this run must not fall into the next one
         return {**figures(sent, seconds), "calls_in_all": len(sent), "latency_s": took}
@@ -156,7 +156,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
 def ill(worker: str, flow: Flow, seconds: float) -> dict[str, Any]:
     """Latency with an absent or hanging collector, against none, and the memory used."""
     with ExitStack() as stack:
-        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(nobody())
+        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(closed_port())
         ports = {_OFF: 0, "dead": dead, "hung": hung.port}
         stacks = [_start(stack, worker, name, collector=port) for name, port in ports.items()]
         for number in range(3):

@@ -67,13 +67,13 @@ class GatewaySettings(BaseModel):
     drain_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds that running requests may go on after a stop was asked for."""
     tool_parser: Annotated[str, AfterValidator(known_tool_parser)] = AUTO
-    """How the model writes tool calls; `auto` = as its chat template shows, `none` = they stay text."""
+    """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
     reasoning_parser: Annotated[str, AfterValidator(known_reasoning_parser)] = AUTO
-    """How the model marks what it thinks; `auto` and `none` as above."""
+    """How the model marks its reasoning: think; auto = as its chat template shows; none = not at all."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False
-    """Put prompts and outputs on spans; whoever reads traces then reads them. Without it no span has any."""
+    """Put prompts and outputs on spans, where all readers of traces see them."""
     max_forced_traces: Annotated[float, Field(ge=0)] = 10.0
     """Traces per second that callers may force by the sampled flag of their `traceparent`, where our own sampler says no."""
     tenants: Path | None = None

@@ -23,15 +23,13 @@ class ReasonsNow:
         return other
 
     def observe(self, plan: StepPlan) -> None:
-        """Record the events of a plan."""
+        """Record the events of a plan, and drop requests that it finished."""
         note_heads(self._heads, plan)
         for event in plan.events:
             if event.request_id and event.reason is not Reason.ENDED:
                 self._last[event.request_id] = event
-
-    def forget(self, request_id: str) -> None:
-        """Drop a finished request."""
-        self._last.pop(request_id, None)
+        for request_id in plan.finished:
+            self._last.pop(request_id, None)
 
     def of(self, request: Request) -> tuple[str, str, Numbers]:
         """Queue, reason and numbers; if the request has several samples, of the sample with the latest event."""

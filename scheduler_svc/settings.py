@@ -33,10 +33,15 @@ class SchedulerSettings(BaseModel):
     policy_set: tuple[str, ...] = ()
     """ "KEY=VALUE" on top of it."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
+    """Most sequences in one step. Default: 256, or the tokens of a step where these are fewer."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens in one step; longer prompts are cut in chunks where the policy cuts them. Default: 2048; vllm-v0-chunked 512;
+    whole prompts: at least --max-model-len."""
     enable_prefix_caching: bool | None = None
+    """Reuse KV blocks of equal prefixes. Default: yes."""
     overlap: bool | None = None
-    """Plan the next step while one runs, where the policy can. None: where the worker has a device of its own, so not on a CPU."""
+    """Plan the next step while one runs, where the policy can (quire, vllm-v1-async). Default: yes, unless workers compute on a
+    CPU."""
     adapters: tuple[str, ...] = ()
     """ "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
@@ -66,7 +71,7 @@ class SchedulerSettings(BaseModel):
     step_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds after which a worker that has not answered a step is lost; more where its steps are known to be long."""
     force_ownership: bool = False
-    """Take a worker from another scheduler at once instead of waiting for that one's lease."""
+    """Take workers from another scheduler at once, to replace one that failed; otherwise wait until their leases end."""
     max_worker_losses: int = Field(default=5, ge=1)
     """Workers that may be lost under a request before it is given up, as it may be the cause."""
 
@@ -79,7 +84,7 @@ class SchedulerSettings(BaseModel):
     record_ring_bytes: int = Field(default=16 * 2**20, ge=0)
     """Bytes of all complete segments, packed; 0 = record nothing."""
     record_tokens: bool = False
-    """Record tokens as they are; else under other names."""
+    """Record tokens as they are; without it recordings replace them by other ids, from which no text can be read."""
     integrity_check_every: int = Field(default=1_000, ge=0)
     """Steps between two checks of all block tables against each other; 0 = never."""
     stats_interval_s: float = Field(default=5.0, ge=0)

@@ -28,6 +28,7 @@ class ShellSettings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
+    """Tokens per KV block."""
     owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds that a scheduler whose stream is gone keeps the worker."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
@@ -35,7 +36,7 @@ class ShellSettings(BaseModel):
     peers: PeerSettings = PeerSettings()
     """Encryption towards the scheduler, and who may call."""
     max_adapters: Annotated[int, Field(ge=0)] = 16
-    """Adapters loaded at a time, at most."""
+    """Adapters loaded at a time."""
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -61,34 +62,39 @@ class WorkerSettings(ShellSettings):
     model: Path
     """Folder of a checkpoint: config.json, tokenizer.json, *.safetensors."""
     served_model_name: str = ""
-    """Name that requests use; empty = the folder's name (see `name`)."""
+    """Name that requests use. Default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """float32, bfloat16, float16, or auto: what suits the checkpoint and the device."""
     kv_cache_dtype: str = "auto"
-    """What keys and values are stored in: one of KV_CACHE_DTYPES; "auto" = what the model computes in."""
+    """What keys and values are stored in: float32, bfloat16, float16, or auto: as the model computes."""
     quantization: Quantization = "none"
-    """What weights of linear modules are rounded to when they are loaded (CPU): int8 = 8 bits and a scale for each column."""
+    """int8: weights are rounded to 8 bits and a scale for each column when they are loaded; CPU only. none: as they are."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
-    """Longest prompt plus output; None = what the checkpoint says."""
+    """Longest prompt plus output, in tokens. Default: what the checkpoint says."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory for weights, the largest step and the cache."""
+    """Share of the GPU's memory for weights, the largest step and the KV cache, which gets what is left. CUDA only."""
     swap_space_gib: Annotated[float, Field(ge=0)] = 0.25
-    """Host memory for swapped blocks."""
+    """Host memory for swapped blocks: 512MiB, or a plain number of GiB."""
     num_gpu_blocks_override: Annotated[int, Field(ge=1)] | None = None
+    """Number of KV blocks, whatever the profile run says."""
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Memory of the cache; None = on CPU 512 MiB unless less is free, on CUDA by `gpu_memory_utilization`."""
+    """Memory of the KV cache: 512MiB, 2GiB or bytes. Default: on CPU 512MiB unless less is free, on CUDA by
+    --gpu-memory-utilization."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
+    """Kernels: auto, reference, cpu or cuda."""
     device: str = "auto"
-    """"cpu", "cuda", "cuda:N"; "auto" = CUDA where there is one and no other option is for the CPU alone."""
+    """cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU, as also with --backend cpu, --quantization or
+    --invariant."""
     invariant: bool | None = None
-    """The invariance contract (docs/kernels.md); None = on CPU yes, on CUDA no."""
+    """Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads on CPU; None = what the container has."""
+    """Compute threads on CPU. Default: what the container has."""
     fuse: bool = True
-    """Run the decoder as one program over packed weights where its build is known (CPU); False: module by module."""
+    """Run the decoder as one program over packed weights where its build is known; CPU only."""
     mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
-    """Milliseconds of CPU time that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
+    """CPU milliseconds that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
-    """Largest rank of an adapter's matrices."""
+    """Largest rank of an adapter."""
 
     @field_validator("model")
     @classmethod

@@ -53,7 +53,7 @@ def main(
     requests: Annotated[int | None, typer.Option(min=1, help="Requests of each workload but W4.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
     checked: Annotated[
-        int, typer.Option(min=0, help="Requests of each run whose tokens must be those of the request alone.")
+        int, typer.Option(min=0, help="Requests of each run that are compared with the tokens of the request alone.")
     ] = 2,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Compute threads of the peers. Default: the cores.")

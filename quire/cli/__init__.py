@@ -1,4 +1,4 @@
-"""The command line, `quire`. Here: the root group, and how errors reach people. Each command has its module beside this one."""
+"""The command line, `quire`. The root group, and how errors are printed. Each command has its own module."""
 
 import os
 import sys
@@ -42,24 +42,30 @@ class RootGroup(CommandGroup):
         "certs": ("quire.cli.serving.certificates", "Make certificates to try mutual TLS with."),
         "policies": ("quire.cli.operators.policies", "List the scheduling policies and the keys of --set."),
         "set-policy": ("quire.cli.operators.set_policy", "Change the policy of a running scheduler."),
-        "top": ("quire_tools.commands.top", "Watch the scheduler: who waits and why, blocks, step times."),
+        "top": ("quire_tools.commands.top", "Watch the scheduler: waiting requests and reasons, blocks, step times."),
         "lab": ("quire_tools.commands.lab", "See queues, blocks and reasons step by step, in a browser."),
         "load": ("quire.cli.operators.load", "Show how busy the scheduler is."),
         "workers": ("quire.cli.operators.workers", "Show the workers and what is known of each."),
-        "drain": ("quire.cli.operators.drain", "Have the scheduler take no more requests, or take them again."),
+        "drain": (
+            "quire.cli.operators.drain",
+            "Stop the scheduler from accepting requests, or let it accept them again.",
+        ),
         "steps": ("quire.cli.operators.steps", "Show what the scheduler decided, step by step."),
         "why": ("quire.cli.operators.why", "Show why a request waited."),
         "blocks": ("quire.cli.operators.blocks", "Show the KV-cache blocks: pools, tables, reference counts."),
         "record": (
             "quire.cli.operators.record",
-            "Write the scheduler's last steps into a file, with all that led to them.",
+            "Write the scheduler's last steps and their inputs to a file.",
         ),
-        "replay": ("quire_tools.commands.replay", "Replay a recording: every decision again, or what if."),
-        "tour": ("quire_tools.commands.tour", "See each idea at work: a screen for each, from a live stack."),
+        "replay": (
+            "quire_tools.commands.replay",
+            "Replay a recording and compare every decision, or try another policy.",
+        ),
+        "tour": ("quire_tools.commands.tour", "Demonstrate each mechanism: one screen each, from a live stack."),
         "bench": ("quire_tools.commands.bench", "Measure a running service under load."),
         "doctor": ("quire_tools.commands.doctor", "Check this installation, a model, a running service."),
         "plan": ("quire_tools.commands.plan", "What fits in this memory, and why."),
-        "convert": ("quire_tools.commands.convert", "Make a pickled checkpoint into safetensors."),
+        "convert": ("quire_tools.commands.convert", "Convert a pickled checkpoint to safetensors."),
     }
 
 
@@ -75,7 +81,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback(cls=RootGroup, no_args_is_help=True)
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """LLM serving in three small gRPC services.
@@ -90,7 +96,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and ends the process with its status: 0, 1 for a failure, 2 for a wrong option or setting."""
+    """Run a command and exit with its status: 0, 1 for a failure, 2 for a wrong option or setting."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what is wrong; C-core's own lines only confuse
     command: Any = typer.main.get_command(app)
     try:
@@ -105,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_incomplete(error: ModuleNotFoundError) -> NoReturn:
-    """Ends with one line where a package of another distribution is missing; raises `error` where it is one of ours."""
+    """Exit with one line if a third-party package is missing; raise `error` if it is one of ours."""
     missing = (error.name or "").partition(".")[0]
     if missing in _OUR_PACKAGES or not missing:
         raise error

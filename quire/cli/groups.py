@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported only when they are run, so that `quire --help` and each service start quickly."""
+"""Groups of commands that import a command's module when it is run, so that `quire --help` and each service start quickly."""
 
 import importlib
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class CommandGroup(TyperGroup):
-    """Shows its table of (module, summary) as help without importing anything; a module's `app` is the command."""
+    """A group with a table of (module, summary): its help imports nothing; a module's `app` is the command."""
 
     table: ClassVar[dict[str, tuple[str, str]]] = {}
 
@@ -18,7 +18,7 @@ class CommandGroup(TyperGroup):
             self.add_command(TyperCommand(name=name, help=summary, callback=None))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The real command for the first argument."""
+        """Resolve the first argument to its command."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, self._load(name), rest
 
@@ -30,7 +30,7 @@ class CommandGroup(TyperGroup):
 
 
 def new_app() -> typer.Typer:
-    """A Typer for one command or group, as all of ours are set up."""
+    """A Typer for one command or group, with the common settings."""
     return typer.Typer(
         rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False
     )

@@ -9,9 +9,10 @@ TTFT and latency count from the planned arrival, so that a late client does not 
 """
 
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
-import numpy as np
+from svc_common.percentiles import percentiles
 
 
 @dataclass(slots=True)
@@ -54,13 +55,12 @@ def finish(record: Record, *, max_tokens: int) -> None:
         record.error = f"{record.output_tokens} tokens, {max_tokens} asked"
 
 
-def quantiles_ms(values_s: list[float]) -> dict[str, float]:
+def spread_ms(values_s: list[float]) -> dict[str, float]:
     """Mean, p50, p90, p99 and max in milliseconds; empty without values."""
     if not values_s:
         return {}
-    values = np.asarray(values_s) * 1e3
-    named = dict(zip(("p50", "p90", "p99"), np.percentile(values, [50, 90, 99]), strict=True))
-    return {key: round(float(value), 3) for key, value in {"mean": values.mean(), **named, "max": values.max()}.items()}
+    found = {"mean": fmean(values_s), **percentiles(values_s, (50, 90, 99)), "max": max(values_s)}
+    return {name: round(1e3 * value, 3) for name, value in found.items()}
 
 
 def summarise(records: list[Record]) -> dict[str, Any]:
@@ -80,11 +80,11 @@ def summarise(records: list[Record]) -> dict[str, Any]:
         "output_tokens_per_s": _rate(output_tokens, duration_s),
         "total_tokens_per_s": _rate(output_tokens + prompt_tokens, duration_s),
         "requests_per_s": _rate(len(good), duration_s),
-        "ttft_ms": quantiles_ms([r.ttft_s for r in good]),
-        "tpot_ms": quantiles_ms([tpot for r in good if (tpot := r.tpot_s) is not None]),
-        "itl_ms": quantiles_ms([gap for r in good for gap in r.itl_s]),
-        "latency_ms": quantiles_ms([r.ended_s - r.planned_s for r in good]),
-        "client_lag_ms": quantiles_ms([r.sent_s - r.planned_s for r in records]),
+        "ttft_ms": spread_ms([r.ttft_s for r in good]),
+        "tpot_ms": spread_ms([tpot for r in good if (tpot := r.tpot_s) is not None]),
+        "itl_ms": spread_ms([gap for r in good for gap in r.itl_s]),
+        "latency_ms": spread_ms([r.ended_s - r.planned_s for r in good]),
+        "client_lag_ms": spread_ms([r.sent_s - r.planned_s for r in records]),
     }
 
 

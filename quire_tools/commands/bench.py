@@ -35,7 +35,7 @@ from svc_common.errors import ConfigError, FailedPrecondition
 app = new_app()
 
 _RANDOM, _SHARED = "random", "prefix-shared"
-_LOAD, _WHAT, _WHOM = "How much", "What is asked", "Who is asked"
+_LOAD, _REQUESTS, _TARGET = "Load", "Requests", "Target"
 _DEFAULT_HTTP = f"http://127.0.0.1:{o.DEFAULT_HTTP_PORT}"
 
 
@@ -56,7 +56,7 @@ def bench(
         float | None,
         typer.Option(
             min=1e-6,
-            help="Requests per second, at random times, whatever became of those before. Default: all at once.",
+            help="Requests per second, at random times, whether or not earlier ones have ended. Default: all at once.",
             show_default=False,
             rich_help_panel=_LOAD,
         ),
@@ -67,20 +67,26 @@ def bench(
             "--concurrency",
             "-c",
             min=1,
-            help="Instead: so many clients, each of which waits for its answer before it asks again.",
+            help="Instead: number of clients, each of which sends its next request when the last one has ended.",
             show_default=False,
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, not measured.", rich_help_panel=_LOAD)] = 4,
-    seed: Annotated[int, typer.Option(help="Equal seeds ask the same at the same times.", rich_help_panel=_LOAD)] = 0,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Of each request.", rich_help_panel=_LOAD)] = 600.0,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Requests sent first and not measured.", rich_help_panel=_LOAD)
+    ] = 4,
+    seed: Annotated[
+        int, typer.Option(help="Equal seeds make equal requests at equal times.", rich_help_panel=_LOAD)
+    ] = 0,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which a request fails.", rich_help_panel=_LOAD)
+    ] = 600.0,
     dataset: Annotated[
         str,
         typer.Option(
             metavar="random|prefix-shared|FILE",
-            help="Made-up prompts, made-up prompts with common beginnings, or a JSONL file of prompts.",
-            rich_help_panel=_WHAT,
+            help="Random prompts, random prompts with shared prefixes, or a JSONL file of prompts.",
+            rich_help_panel=_REQUESTS,
         ),
     ] = _RANDOM,
     prompt_len: Annotated[
@@ -88,8 +94,8 @@ def bench(
         typer.Option(
             parser=_length,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
-            help="Tokens of made-up prompts.",
-            rich_help_panel=_WHAT,
+            help="Tokens of random prompts.",
+            rich_help_panel=_REQUESTS,
         ),
     ] = "64",  # type: ignore[assignment]
     output_len: Annotated[
@@ -97,44 +103,46 @@ def bench(
         typer.Option(
             parser=_length,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
-            help="Tokens of answers.",
-            rich_help_panel=_WHAT,
+            help="Output tokens.",
+            rich_help_panel=_REQUESTS,
         ),
     ] = "32",  # type: ignore[assignment]
-    prefix_len: Annotated[int, typer.Option(min=1, help="Tokens in common.", rich_help_panel=_WHAT)] = 256,
-    num_prefixes: Annotated[int, typer.Option(min=1, help="Different beginnings.", rich_help_panel=_WHAT)] = 4,
+    prefix_len: Annotated[int, typer.Option(min=1, help="Tokens of a shared prefix.", rich_help_panel=_REQUESTS)] = 256,
+    num_prefixes: Annotated[
+        int, typer.Option(min=1, help="Number of different prefixes.", rich_help_panel=_REQUESTS)
+    ] = 4,
     ignore_eos: Annotated[
         bool,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
-            help="Answers have exactly their length, past the model's end.",
-            rich_help_panel=_WHAT,
+            help="Generate exactly the output length, ignoring end-of-sequence.",
+            rich_help_panel=_REQUESTS,
         ),
     ] = True,
     door: Annotated[
-        str, typer.Option(metavar="grpc|openai", help="Which API of the gateway.", rich_help_panel=_WHOM)
+        str, typer.Option(metavar="grpc|openai", help="Which API of the gateway.", rich_help_panel=_TARGET)
     ] = "grpc",
     target: o.Target = o.DEFAULT_TARGET,
     url: Annotated[
         str,
         typer.Option(
-            help="Of --door openai: ours, or any other endpoint that speaks OpenAI's API.", rich_help_panel=_WHOM
+            help="URL for --door openai: Quire's, or any endpoint with OpenAI's API.", rich_help_panel=_TARGET
         ),
     ] = _DEFAULT_HTTP,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Chats instead of completions (--door openai).", rich_help_panel=_WHOM)
+        bool, typer.Option("--chat", help="Chats instead of completions (--door openai).", rich_help_panel=_TARGET)
     ] = False,
     model: Annotated[
         str,
-        typer.Option(help="Model or adapter to ask. Default: the model.", show_default=False, rich_help_panel=_WHOM),
+        typer.Option(help="Model or adapter to use. Default: the model.", show_default=False, rich_help_panel=_TARGET),
     ] = "",
     up: Annotated[
         str,
         typer.Option(
             metavar="FOLDER|ORG/NAME",
-            help="Start the three services with this model, measure them, stop them.",
+            help="Start the three services with this model, measure them, and stop them.",
             show_default=False,
-            rich_help_panel=_WHOM,
+            rich_help_panel=_TARGET,
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
@@ -164,15 +172,15 @@ def bench(
     kind = WorkloadKind.SHARED_PREFIX if dataset == _SHARED else WorkloadKind.POISSON if rate else WorkloadKind.BATCH
     shape = LoadShape(kind, requests, prompt_len, output_len, seed, rate, prefix_len, num_prefixes)
     with _service(up, target, url, door) as address, contextlib.ExitStack() as held:
-        who = _target(door, address, model, credentials, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
+        measured = _target(door, address, model, credentials, ignore_eos=ignore_eos, timeout_s=timeout_s, chat=chat)
         tokenizer = _tokenizer(held, door, address, model, credentials)
         load = LoadPlan(
-            [shape], who, _planner(dataset, tokenizer), warmup, None, sys.stderr.isatty(), num_clients=concurrency
+            [shape], measured, _planner(dataset, tokenizer), warmup, None, sys.stderr.isatty(), num_clients=concurrency
         )
         runs = asyncio.run(load.run())
     summary = {name: summarise(records) for name, records in runs.items()}
     result = {
-        "target": who.name,
+        "target": measured.name,
         "dataset": dataset,
         "lengths_in": "tokens" if tokenizer else "words",
         "concurrency": concurrency,
@@ -187,7 +195,7 @@ def bench(
 
 
 def _check(door: str, rate: float | None, concurrency: int | None, *, chat: bool) -> None:
-    """ConfigError for options that do not go together."""
+    """Raises ConfigError for options that do not go together."""
     if door not in ("grpc", "openai"):
         raise ConfigError(f"--door: {door!r} is none; use grpc or openai", reason="INVALID_SETTING")
     if rate is not None and concurrency is not None:
@@ -200,7 +208,7 @@ def _check(door: str, rate: float | None, concurrency: int | None, *, chat: bool
 
 @contextlib.contextmanager
 def _service(up: str, target: str, url: str, door: str) -> Iterator[str]:
-    """The address of what is measured, started here where asked."""
+    """The address of the target; starts a stack if --model is given."""
     if not up:
         yield o.host_and_port(target, "--target") if door == "grpc" else url
         return

@@ -1,4 +1,4 @@
-"""`quire convert`: a pickled checkpoint as safetensors."""
+"""`quire convert`: convert a pickled checkpoint to safetensors."""
 
 import json
 from dataclasses import asdict
@@ -22,14 +22,14 @@ def convert(
     source: Annotated[
         Path, typer.Argument(metavar="SRC", help="Folder with pytorch_model.bin or its shards, or one such file.")
     ],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to make.")],
-    force: Annotated[bool, typer.Option("--force", help="Write over what is in DST.")] = False,
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to create.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files in DST.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Make a pickled checkpoint (pytorch_model.bin) into safetensors, which the worker reads.
+    """Convert a pickled checkpoint (pytorch_model.bin) to safetensors, which the worker reads.
 
-    A pickled file can run any code when it is opened. Here it is opened in a process of its own, with torch's restricted
-    unpickler, without network, and with limits for memory and time; a file that wants more than tensors is refused.
+    A pickled file can run any code when it is opened. It is opened in a separate process, with torch's restricted
+    unpickler, without network, and with limits for memory and time; a file with more than tensors is refused.
     What was written is read back and compared, tensor by tensor. Configuration and tokenizer are copied, code is not.
 
     [bold]quire convert ~/old-model ~/old-model-safetensors[/bold]

@@ -1,4 +1,4 @@
-"""`quire doctor`: is everything as it should be, and what to do where it is not."""
+"""`quire doctor`: check installation, machine, model and service, and say what to do."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ _SERVICE = "A running service"
 def doctor(
     checkpoint: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FOLDER", help="A checkpoint to look at too.", show_default=False),
+        typer.Option("--model", metavar="FOLDER", help="A checkpoint to check too.", show_default=False),
     ] = None,
     target: Annotated[
         str | None,
@@ -66,9 +66,9 @@ def doctor(
     *,
     credentials: Credentials,
 ) -> None:
-    """Check this installation and this machine, and a model or a running service if named. Each line says what to do.
+    """Check this installation and this machine, and a model or a running service if named. Each finding says what to do.
 
-    Exit status 1 when there is a problem; warnings are none. Packages of the services that are not installed are a problem
+    Exit status 1 when there is a problem; warnings do not count. Packages of the services that are not installed are a problem
     unless a running service is named.
 
     [bold]quire doctor[/bold]

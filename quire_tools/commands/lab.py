@@ -1,4 +1,4 @@
-"""`quire lab`: the page that shows queues, blocks and steps, of a running stack or of a recording."""
+"""`quire lab`: the page that shows queues, blocks and steps of a running stack or a recording."""
 
 import asyncio
 import importlib
@@ -28,20 +28,20 @@ def lab(
     recording: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Instead of a running stack a recording of `quire record`.", show_default=False
+            metavar="FILE", help="Show a recording of `quire record` instead of a running stack.", show_default=False
         ),
     ] = None,
     url: Annotated[
         str, typer.Option(envvar="QUIRE_LAB", help="The gateway's admin HTTP listener; `quire up` prints it.")
     ] = _RUNNING,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on this machine for a recording's page; 0 = any free one.")
     ] = 0,
 ) -> None:
-    """See queues, blocks, lanes and reasons step by step, in a browser.
+    """Show queues, blocks, lanes and reasons step by step, in a browser.
 
-    Of a running stack the gateway serves the page; this prints where. Of a recording it is served here, until Ctrl-C.
+    A running stack's gateway serves the page; this prints its URL. For a recording the page is served here, until Ctrl-C.
 
       [bold]quire lab --open[/bold]
       [bold]quire lab --recording slow.rec --open[/bold]
@@ -57,7 +57,7 @@ def lab(
 
 
 def _check_there(url: str) -> None:
-    """ConfigError for what is no URL, Unavailable where nobody listens."""
+    """Raises ConfigError for a malformed URL, Unavailable if nothing listens there."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url: {url!r} is none; write for example {_RUNNING}", reason="BAD_ADDRESS")

@@ -10,18 +10,33 @@ from rich.console import Console
 from quire import extras
 from quire.cli.groups import new_app
 from quire.cli.options import model as m
-from quire.cli.options import scheduling as sch
+from quire.cli.options.gathering import gathers
+from quire.cli.options.settings import options_of
 from quire.hub import checkpoint_folder
-from quire.sizes import GIB, parse_size
+from quire.sizes import parse_size
+from scheduler_svc.settings import SchedulerSettings
+from worker_svc.settings import WorkerSettings, option_of
 
 app = new_app()
 
-_DEFAULT_BLOCK_SIZE, _DEFAULT_SWAP_GIB, _DEFAULT_SEQS, _DEFAULT_TOKENS = 16, 0.25, 256, 2_048
-_DEFAULT_UTILIZATION = 0.9
+_worker = options_of(
+    WorkerSettings,
+    spelled=option_of,
+    panels={
+        "Model": ("device", "dtype", "max_model_len"),
+        "Memory": (
+            *("block_size", "kv_cache_dtype", "kv_cache_memory_bytes", "swap_space_gib"),
+            *("gpu_memory_utilization", "num_gpu_blocks_override"),
+        ),
+    },
+)
+_limits = options_of(SchedulerSettings, panels={"Scheduling": ("max_num_seqs", "max_num_batched_tokens")})
 
 
 @app.command()
+@gathers(worker=_worker, limits=_limits)
 def plan(
+    *,
     model: m.Model = None,
     revision: m.Revision = "",
     memory: Annotated[
@@ -32,17 +47,8 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    device: m.Device = "auto",
-    dtype: m.Dtype = "auto",
-    max_model_len: m.MaxModelLen = None,
-    block_size: m.BlockSize = None,
-    kv_cache_dtype: m.KvCacheDtype = "auto",
-    kv_cache_memory: m.KvCacheMemory = None,
-    swap_space: m.SwapSpace = None,
-    gpu_memory_utilization: m.GpuMemoryUtilization = None,
-    num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
-    max_num_seqs: sch.MaxNumSeqs = None,
-    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
+    worker: dict[str, Any],
+    limits: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """What fits in this memory, and why: weights, KV blocks, how many requests at a time, what to change if it does not.
@@ -61,20 +67,9 @@ def plan(
     asked = made.Wanted(
         folder=found.path,
         name=found.name,
-        device=device,
         memory=None if memory is None else parse_size(memory, "--memory"),
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        cache_bytes=None if kv_cache_memory is None else parse_size(kv_cache_memory, "--kv-cache-memory"),
-        swap_bytes=int(_DEFAULT_SWAP_GIB * GIB)
-        if swap_space is None
-        else parse_size(swap_space, "--swap-space", plain_unit=GIB),
-        block_size=block_size or _DEFAULT_BLOCK_SIZE,
-        max_num_seqs=max_num_seqs or _DEFAULT_SEQS,
-        max_num_batched_tokens=max_num_batched_tokens or _DEFAULT_TOKENS,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        utilization=gpu_memory_utilization or _DEFAULT_UTILIZATION,
+        worker=worker,
+        **limits,
     )
     answer = made.answered(asked)
     if as_json:

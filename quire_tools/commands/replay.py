@@ -1,4 +1,4 @@
-"""`quire replay`: a recording again, decision by decision; or what another policy would have made of it."""
+"""`quire replay`: replay a recording decision by decision, or predict what another policy would have done."""
 
 import importlib
 import json
@@ -34,26 +34,26 @@ def replay(
     file: Annotated[Path, typer.Argument(metavar="REC", help="A recording, made by `quire record`.")],
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="What if this policy had been in force.", show_default=False),
+        typer.Option(metavar="NAME|FILE", help="Predict the run under this policy.", show_default=False),
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             _OPTION,
             metavar="KEY=VALUE[@STEP]",
-            help="What if this value had been in force, from the start or from just before that step; repeatable.",
+            help="Predict the run with this value, from the start or from just before that step; repeatable.",
             show_default=False,
         ),
     ] = None,
     from_segment: Annotated[int, typer.Option(min=0, help="Segment to start from; 0 = the first.")] = 0,
-    memory: Annotated[bool, typer.Option("--memory", help="How well the memory was used, over time.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show memory use over time.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Picture of a what-if: .png, .svg or .pdf.", show_default=False),
+        typer.Option(metavar="FILE", help="Write a picture of the prediction: .png, .svg or .pdf.", show_default=False),
     ] = None,
 ) -> None:
-    """Replay a recording: every input again, every decision compared. Ends with status 1 where one differs.
+    """Replay a recording's inputs and compare every decision. Exit status 1 if one differs.
 
     With --policy or --set: what if. All is as recorded up to the first step that they name; from there steps take as long as a
     model fitted to the recorded ones says, and requests come when they came and get the tokens they got.
@@ -82,7 +82,7 @@ def replay(
 
 
 def _check(wanted: list[Change], policy: str | None, *, memory: bool, plot: Path | None) -> None:
-    """Options that go together."""
+    """Check that the options go together."""
     what_if_wanted = policy is not None or wanted
     if memory and what_if_wanted:
         raise ConfigError("--memory is about the recording as it is; leave --policy and --set away", reason="OPTIONS")
@@ -121,7 +121,7 @@ def _title(policy: str | None, sets: list[str]) -> str:
 
 
 def _busy(what: str) -> Progress:
-    """Something that moves on standard error while a person waits."""
+    """Show progress on standard error, on a terminal."""
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -134,6 +134,6 @@ def _busy(what: str) -> Progress:
 
 
 def _plotting() -> Any:
-    """The plotting module; ConfigError where matplotlib is not installed."""
+    """The plotting module. Raises ConfigError if matplotlib is not installed."""
     extras.require("--plot", "bench")
     return importlib.import_module("quire_tools.replay.plot")

@@ -5,7 +5,6 @@ from typing import Any
 from quire.cli.groups import new_app
 from quire.cli.options import access as a
 from quire.cli.options import common as o
-from quire.cli.options import model as m
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
 from quire.cli.serving import worker_service
@@ -30,19 +29,22 @@ _cost_model = options_of(
 )
 
 
+_model = options_of(
+    SimulatedWorkerSettings,
+    panels={"Model": ("served_model_name", "max_model_len", "max_adapters"), "Memory": ("block_size",)},
+)
+
+
 @app.command()
-@gathers(cost_model=_cost_model, peers=a.peer_settings)
+@gathers(model=_model, cost_model=_cost_model, peers=a.peer_settings)
 def serve_simulated_worker(
-    served_model_name: m.ServedModelName = "simulated",
-    max_model_len: m.MaxModelLen = None,
-    block_size: m.BlockSize = None,
-    max_adapters: m.MaxAdapters = None,
+    *,
+    model: dict[str, Any],
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
     metrics_port: o.MetricsPort = o.DEFAULT_WORKER_METRICS_PORT,
     log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
-    *,
     cost_model: dict[str, Any],
     peers: PeerSettings,
 ) -> None:
@@ -50,14 +52,7 @@ def serve_simulated_worker(
 
     [bold]quire serve simulated-worker --time-scale 0[/bold]
     """
-    values = {
-        "served_model_name": served_model_name,
-        "max_model_len": max_model_len,
-        "block_size": block_size,
-        "max_adapters": max_adapters,
-    }
-    given = {name: value for name, value in values.items() if value is not None}
     settings = SimulatedWorkerSettings.of(
-        host=host, port=port, metrics_port=metrics_port, peers=peers, **cost_model, **given
+        host=host, port=port, metrics_port=metrics_port, peers=peers, **model, **cost_model
     )
     worker_service.run(serve_simulated, settings, stop_with_stdin=stop_with_stdin, log_form=log_format)

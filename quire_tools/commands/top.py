@@ -26,16 +26,16 @@ app = new_app()
 @app.command()
 @gathers(credentials=a.credentials)
 def top(
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="One look as text, then end; of a recording its last moment.")
+        bool, typer.Option("--once", help="Print the state once as text and exit; of a recording, its end.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object each time, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per update, for programs.")] = False,
     recording: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Show a recording of `quire record` instead, at the speed at which it happened; in a pipe at once.",
+            help="Show a recording of `quire record` instead, at its original speed; in a pipe all at once.",
             show_default=False,
         ),
     ] = None,
@@ -43,10 +43,10 @@ def top(
     *,
     credentials: Credentials,
 ) -> None:
-    """Watch the scheduler: who waits and why, blocks, step times, throughput, workers.
+    """Watch the scheduler: waiting requests and reasons, blocks, step times, throughput, workers.
 
-    On a terminal a screen that follows it: q quits, p pauses, s or the arrows sort and scroll. In a pipe a few lines each time.
-    A scheduler that is away is waited for.
+    On a terminal a screen that is updated: q quits, p pauses, s or the arrows sort and scroll. In a pipe a few lines per update.
+    A scheduler that cannot be reached is retried.
 
     [bold]quire top[/bold]
     [bold]quire top --once --json | jq .waits[/bold]

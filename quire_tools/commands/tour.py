@@ -27,21 +27,19 @@ app = new_app()
 @app.command()
 @gathers(credentials=a.credentials)
 def tour(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Stops to visit; --list names them.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every stop, in order.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Name the stops.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Stops to show; --list lists them.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All stops, in order.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the stops.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write the screens as one page too.", show_default=False),
+        typer.Option("--html", metavar="FILE", help="Also write the screens to one page.", show_default=False),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="gRPC door of a running stack, for stops that want nothing special of it.",
+            help="gRPC address of a running stack, for stops that need no special options.",
             show_default=False,
         ),
     ] = None,
@@ -51,20 +49,20 @@ def tour(
         typer.Option(
             "--steps",
             metavar="DIR",
-            help="Write the steps behind each screen, as quire steps --json.",
+            help="Write the steps behind each screen, in the format of quire steps --json.",
             show_default=False,
         ),
     ] = None,
     *,
     credentials: Credentials,
 ) -> None:
-    """See each idea at work: a real stack is started and driven, and a screen shows what it did, with numbers read from it.
+    """Demonstrate each mechanism: a stack is started and driven, and a screen shows what it did, with numbers read from it.
 
-    Each screen ends with a verdict of its own checks; exit status 1 when one of them does not hold.
+    Each screen ends with the verdict of its checks; exit status 1 if one fails.
 
-    [bold]quire tour --list[/bold]                  what there is to see
+    [bold]quire tour --list[/bold]                  list the stops
     [bold]quire tour batching[/bold]                one stop
-    [bold]quire tour --all --html tour.html[/bold]  all of it, and as a page
+    [bold]quire tour --all --html tour.html[/bold]  all stops, and as one page
     """
     stops = list(route.STOPS.values()) if every else route.chosen(names or [])
     if listing or not stops:
@@ -80,7 +78,7 @@ def tour(
             steps.mkdir(parents=True, exist_ok=True)
     if html is not None:
         with _refusing("--html", html):
-            html.touch()  # now, not when all has been seen
+            html.touch()  # fail before the tour, not after it
     guide = Guide(screen_console(), running=running, steps_folder=steps, progress=_progress)
     visits = guide.lead(stops)
     if html is not None:
@@ -105,7 +103,7 @@ def _refusing(option: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """A line on standard error that goes away, or that stays where it is no terminal."""
+    """Show a line on standard error: temporary on a terminal, permanent elsewhere."""
     console = Console(stderr=True, markup=False, highlight=False)
     if not console.is_terminal:
         console.print(text)

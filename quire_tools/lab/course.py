@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from gateway_svc.lab.source import Overview
 from quire_tools.reasons_now import ReasonsNow
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from quire_tools.replay.quiet_watcher import QuietWatcher
+from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import Failed, Returned
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
@@ -27,7 +27,7 @@ class ReplayStart:
     reasons: ReasonsNow
 
 
-class RecordingIndex:
+class RecordingIndex(QuietWatcher):
     """A `Watcher` of the replay of a whole recording. `report`: whether every decision was as recorded."""
 
     def __init__(self, recording: Recording) -> None:
@@ -54,15 +54,10 @@ class RecordingIndex:
         """See `Watcher`."""
         self._place.clear()
 
-    def arrived(self, request: Request, at: float) -> None:
-        """See `Watcher`."""
-
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
         self.timelines.observe(plan.events)
         self._reasons.observe(plan)
-        for request_id in plan.finished:
-            self._reasons.forget(request_id)
         if plan.is_empty:
             return
         columns = self.overview
@@ -85,9 +80,3 @@ class RecordingIndex:
         if place is not None:
             self.overview.finished_ms[place] = event.at * _MS_PER_S
             self.overview.duration_ms[place] = result.duration_s * _MS_PER_S if result else 0.0
-
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """See `Watcher`."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """See `Watcher`."""

@@ -91,16 +91,16 @@ def _share(request_id: str, entries: list[ScheduledSequence]) -> LabShare:
 
 def _snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> LabSnapshot:
     requests = sorted(core.state.requests.values(), key=lambda request: request.arrival_time)
-    listed = [_listed(request, reasons) for request in requests]
-    counts = Counter((item.queue, item.reason) for item in listed)
+    rows = [listed(request, reasons) for request in requests]
+    counts = Counter((item.queue, item.reason) for item in rows)
     return LabSnapshot(
         step=step,
         block_size=core.state.limits.block_size,
         pools=_pools(core.state.cache.ledger),
         cached=core.cached_blocks(),
-        requests=listed[:MAX_LISTED],
+        requests=rows[:MAX_LISTED],
         reasons=[ReasonCount(queue, reason, count) for (queue, reason), count in sorted(counts.items())],
-        num_left_out=max(0, len(listed) - MAX_LISTED),
+        num_left_out=max(0, len(rows) - MAX_LISTED),
     )
 
 
@@ -119,7 +119,8 @@ def _pools(ledger: Ledger) -> list[LabPool]:
     return [*devices, *hosts]
 
 
-def _listed(request: Request, reasons: ReasonsNow) -> Listed:
+def listed(request: Request, reasons: ReasonsNow) -> Listed:
+    """An unfinished request with its queue and reason."""
     queue, reason, numbers = reasons.of(request)
     started_s = request.first_scheduled_time
     return Listed(

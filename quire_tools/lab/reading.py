@@ -10,10 +10,10 @@ from gateway_svc.lab.source import Step
 from gateway_svc.lab.tables import TableChanges, Tables
 from quire_tools.lab import moments
 from quire_tools.lab.course import ReplayStart
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from quire_tools.replay.quiet_watcher import QuietWatcher
+from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import Event, Failed, Returned
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 
@@ -21,7 +21,7 @@ _MOST_KEPT = 400
 _NEAR = 100
 
 
-class RunningReplay:
+class RunningReplay(QuietWatcher):
     """A running replay from the segment of `start` to just before `since`. A `Watcher`; owns the steps that it saw."""
 
     def __init__(self, recording: Recording, start: ReplayStart, since: int) -> None:
@@ -64,14 +64,9 @@ class RunningReplay:
         self._core = core
         self._open.clear()
 
-    def arrived(self, request: Request, at: float) -> None:
-        """See `Watcher`."""
-
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
         self._reasons.observe(plan)
-        for request_id in plan.finished:
-            self._reasons.forget(request_id)
         if plan.is_empty or plan.step < self._since or self._core is None:
             return
         step = moments.planned(plan, at, self._core, self._reasons)
@@ -94,9 +89,6 @@ class RunningReplay:
         if number in self._steps:
             step, tables = self._steps[number]
             self._steps[number] = done(step), tables
-
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """See `Watcher`."""
 
     def lost_worker(self, lane: int | None) -> None:
         """See `Watcher`."""

@@ -1,9 +1,12 @@
 """From the user's options to a plan: device, its memory, and settings checked as a worker checks them."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
@@ -16,37 +19,22 @@ __all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The user's options. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's."""
+    """The user's options. `memory` None = what this machine, or its GPU, has free; `name` empty = the folder's.
+
+    `worker`: fields of WorkerSettings that were given.
+    """
 
     folder: Path
     name: str
-    device: str
     memory: int | None
-    dtype: str
-    kv_cache_dtype: str
-    max_model_len: int | None
-    cache_bytes: int | None
-    swap_bytes: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_gpu_blocks_override: int | None
-    utilization: float
+    worker: Mapping[str, Any]
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2_048
 
 
 def answered(wanted: Wanted) -> MemoryPlan:
     """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
-    settings = WorkerSettings.of(
-        model=wanted.folder,
-        dtype=wanted.dtype,
-        kv_cache_dtype=wanted.kv_cache_dtype,
-        max_model_len=wanted.max_model_len,
-        block_size=wanted.block_size,
-        device=wanted.device,
-        kv_cache_memory_bytes=wanted.cache_bytes,
-        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
-        gpu_memory_utilization=wanted.utilization,
-    )
+    settings = WorkerSettings.of(model=wanted.folder, **wanted.worker)
     sizes = model_sizes(
         wanted.folder,
         dtype=settings.dtype,
@@ -58,13 +46,13 @@ def answered(wanted: Wanted) -> MemoryPlan:
         on_cuda=where.on_cuda,
         memory_bytes=where.memory_bytes,
         free_bytes=where.free_bytes,
-        cache_bytes=wanted.cache_bytes,
-        swap_bytes=wanted.swap_bytes,
-        block_size=wanted.block_size,
+        cache_bytes=settings.kv_cache_memory_bytes,
+        swap_bytes=int(settings.swap_space_gib * GIB),
+        block_size=settings.block_size,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
-        num_gpu_blocks_override=wanted.num_gpu_blocks_override,
-        utilization=wanted.utilization,
+        num_gpu_blocks_override=settings.num_gpu_blocks_override,
+        utilization=settings.gpu_memory_utilization,
     )
     return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from block_manager.memory_report import MemoryReport
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from quire_tools.replay.quiet_watcher import QuietWatcher
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.memory_view import memory_report
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class MemoryPoint:
     report: MemoryReport
 
 
-class MemoryCourse:
+class MemoryCourse(QuietWatcher):
     """A `Watcher` that takes a memory report every `every` steps."""
 
     def __init__(self, every: int) -> None:
@@ -40,15 +39,3 @@ class MemoryCourse:
         if self._core is not None and (plan.step - self._first_step) % self._every == 0:
             gpu = self._core.pool_report().gpu
             self.points.append(MemoryPoint(plan.step, at, gpu.total, gpu.free, memory_report(self._core.state)))
-
-    def arrived(self, request: Request, at: float) -> None:
-        """See `Watcher`."""
-
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """See `Watcher`."""
-
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """See `Watcher`."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """See `Watcher`."""

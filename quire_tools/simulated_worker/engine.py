@@ -19,6 +19,7 @@ from quire_tools.simulated_worker import bundle as simulated_bundle
 from quire_tools.simulated_worker.cache import SimulatedCache, mix
 from quire_tools.simulated_worker.draws import SimulatedDraws, logprobs, vector
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
+from quire_tools.simulation.cost_model import StepShape
 from svc_common.errors import FailedPrecondition
 from worker_svc.adapters.table import AdapterTable
 from worker_svc.engine import Finished, Progress
@@ -173,15 +174,9 @@ class SimulatedEngine:
         rows.commit(batch, drawn.tokens, counts=settled.counts)
 
     def _cost_s(self, batch: StepBatch) -> float:
-        s = self._settings
-        decode = batch.samples & (batch.counts == 1)
-        num_decode = int(decode.sum())
-        return (
-            s.step_base_s
-            + s.prefill_token_s * (batch.num_tokens - num_decode)
-            + s.decode_row_s * num_decode
-            + s.context_token_s * int((batch.starts + batch.counts).sum(dtype=np.int64))
-        )
+        num_decode = int((batch.samples & (batch.counts == 1)).sum())
+        num_context = int((batch.starts + batch.counts).sum(dtype=np.int64))
+        return self._settings.cost_model.step_s(StepShape(batch.num_tokens - num_decode, num_decode, num_context))
 
 
 @dataclass(frozen=True, slots=True)

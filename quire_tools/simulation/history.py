@@ -1,14 +1,13 @@
 """Record of a simulation: times and tokens per request, columns of shape and duration per step, and summary figures."""
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
+from math import nan
 
 from quire_tools.simulation.cost_model import StepShape
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import Request
+from svc_common.percentiles import percentiles
 
 
 @dataclass(slots=True)
@@ -128,18 +127,18 @@ class SimulationHistory:
         """Summary over all requests."""
         requests = list(self.requests.values())
         done = [r for r in requests if r.is_done]
-        ttft = [r.ttft_s for r in requests if r.ttft_s is not None]
-        tpot = [r.tpot_s for r in requests if r.tpot_s is not None]
+        ttft = percentiles([r.ttft_s for r in requests if r.ttft_s is not None])
+        tpot = percentiles([r.tpot_s for r in requests if r.tpot_s is not None])
         first = min((r.arrival_s for r in requests), default=self.start_s)
         duration_s = max((r.end_s for r in requests if r.end_s is not None), default=first) - first
         return Figures(
             num_requests=len(requests),
             num_done=len(done),
             num_censored=sum(r.end is None for r in requests),
-            ttft_p50_s=_quantile(ttft, 0.5),
-            ttft_p99_s=_quantile(ttft, 0.99),
-            tpot_p50_s=_quantile(tpot, 0.5),
-            tpot_p99_s=_quantile(tpot, 0.99),
+            ttft_p50_s=ttft.get("p50", nan),
+            ttft_p99_s=ttft.get("p99", nan),
+            tpot_p50_s=tpot.get("p50", nan),
+            tpot_p99_s=tpot.get("p99", nan),
             throughput=sum(len(r.token_times_s) for r in done) / duration_s if duration_s > 0 else 0.0,
             duration_s=duration_s,
             num_steps=len(self.steps),
@@ -154,11 +153,6 @@ def _slowness(r: RequestHistory) -> float:
     """Seconds from arrival to end per token of prompt and output."""
     end_s = r.arrival_s if r.end_s is None else r.end_s
     return (end_s - r.arrival_s) / (len(r.request.prompt_token_ids) + len(r.token_times_s))
-
-
-def _quantile(values: Iterable[float], q: float) -> float:
-    found = np.fromiter(values, np.float64)
-    return float(np.quantile(found, q)) if len(found) else float("nan")
 
 
 def _jain(values: list[float]) -> float:

@@ -32,7 +32,7 @@ def frame(state: TopState, view: TopView, around: Surroundings, width: int, heig
     """The whole screen. Everything fits into 80 x 24; larger terminals show more."""
     parts = [Layout(_head(state, view, around), size=1)]
     if state.numbers is None:
-        parts.append(Layout(panels.nothing_yet(state.problem or "asking ..."), ratio=1))
+        parts.append(Layout(panels.nothing_yet(state.problem or "connecting ..."), ratio=1))
     else:
         parts += _body(state.numbers, view, width, height - 2)
     parts.append(Layout(_foot(view, around, width), size=1))
@@ -79,9 +79,9 @@ def _head(state: TopState, view: TopView, around: Surroundings) -> Text:
         line.append(f"  {numbers.policy}" if numbers.policy else "")
         line.append(f"  step {numbers.step:,}  {state.when}")
     if state.problem:
-        since = f"{state.age_s:.0f} s ago" if numbers is not None else "not seen yet"
-        text = Text("away ", style="bold red", no_wrap=True, overflow="ellipsis")
-        return text.append(f"(last answer {since}; trying again) ").append(state.problem, style="red")
+        since = f"{state.age_s:.0f} s ago" if numbers is not None else "never"
+        text = Text("unreachable ", style="bold red", no_wrap=True, overflow="ellipsis")
+        return text.append(f"(last answer {since}; retrying) ").append(state.problem, style="red")
     if numbers is not None and not view.is_paused and state.age_s > around.interval_s + _STALE_S and not state.is_over:
         line.append(f"  no answer for {state.age_s:.0f} s", style="bold red")
     return line
@@ -103,12 +103,12 @@ def _condition(numbers: TopNumbers) -> Text:
 def _foot(view: TopView, around: Surroundings, width: int) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis", style="reverse")
     if not around.has_keys:
-        line.append(" Ctrl-C ends it ")
+        line.append(" Ctrl-C to quit ")
         line.pad_right(max(0, width - len(line)))
         return line
     for key, what in (
         ("q", "quit"),
-        ("p", "go on" if view.is_paused else "pause"),
+        ("p", "resume" if view.is_paused else "pause"),
         ("s ←→", f"sorted by {view.sort}"),
         ("↑↓", "scroll"),
     ):

@@ -71,14 +71,14 @@ def queues(numbers: TopNumbers, width: int) -> Panel:
         .append(" out")
     )
     room_for = "" if numbers.max_waiting is None else f" of {numbers.max_waiting:,}"
-    return _panel(_lines(lines), "requests", f"{numbers.never_scheduled:,}{room_for} wait to start")
+    return _panel(_lines(lines), "requests", f"{numbers.never_scheduled:,}{room_for} waiting to start")
 
 
 def pools(numbers: TopNumbers, width: int) -> Panel:
     """One bar of blocks per pool, and the prefix-cache hit rate."""
     lines = [line for pool in numbers.pools for line in _pool(pool, width - _FRAME)]
     if not numbers.pools:
-        lines = [Text("no worker has said yet how many blocks it has")]
+        lines = [Text("no worker has reported its blocks yet")]
     lines.append(_prefixes(numbers))
     legend = Text("blocks", style="bold")
     for character, style, name in (
@@ -105,7 +105,7 @@ def _pool(pool: PoolNumbers, width: int) -> list[Text]:
 def _prefixes(numbers: TopNumbers) -> Text:
     rate = numbers.prefixes.hit_rate
     if rate is None:
-        return Text("prefix  hits: not known yet", style="bright_black")
+        return Text("prefix  hits: unknown yet", style="bright_black")
     return Text("prefix  ").append(f"{rate:.0%}", style="bold").append(" of prompt tokens cached")
 
 
@@ -115,7 +115,7 @@ def _prefixes(numbers: TopNumbers) -> Text:
 def why(numbers: TopNumbers, width: int, height: int) -> Panel:
     """Waiting reasons by frequency, and the most frequent one in words."""
     if not numbers.waits:
-        return _panel(Text("nobody waits", style="green"), "why they wait")
+        return _panel(Text("no request waits", style="green"), "why they wait")
     num_words = 2 + max(0, height - 7) // 3
     num_lines = max(1, height - 2 - num_words)
     most, room = numbers.waits[0].num_requests, max(4, width - _FRAME - 24)

@@ -44,7 +44,7 @@ def _lines(numbers: TopNumbers, view: TopView) -> Iterator[str]:
     waiting = [row for row in sorted(numbers.requests, key=SORTS[view.sort]) if row.is_waiting]
     for row in waiting[:_NUM_REQUESTS]:
         name, why = row.request_id or row.id, reason_text(row.reason, row.numbers)
-        yield f"{row.queue} {name}: came {duration(row.age_s)} ago, {row.prompt_tokens} prompt tokens, {why}"
+        yield f"{row.queue} {name}: arrived {duration(row.age_s)} ago, {row.prompt_tokens} prompt tokens, {why}"
 
 
 def _pool(pool: PoolNumbers) -> str:

@@ -5,18 +5,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from block_manager.pool import PoolCounts
+from gateway_svc.lab.source import Listed
+from quire_tools.lab.moments import listed
 from quire_tools.reasons_now import ReasonsNow
+from quire_tools.replay.quiet_watcher import QuietWatcher
 from quire_tools.top.numbers import PoolNumbers, Prefixes, RequestRow, TopNumbers, waits_of
 from quire_tools.top.states import TopState
 from quire_tools.top.steps import StepSample, StepWindow
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Event, Failed, Returned, StoppedAt
+from scheduler_svc.observe.recording.events import Event, Failed, Returned
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 
-_NS_PER_S = 1_000_000_000
+_NS_PER_S, _MS_PER_S = 1_000_000_000, 1e3
 _NOT_KNOWN_PARTS = 4
 
 
@@ -74,7 +76,7 @@ class _Events:
             self._next = next(self._events, None)
 
 
-class _Watcher:
+class _Watcher(QuietWatcher):
     """A replay `Watcher` that keeps the window of steps and the reasons, and reads the core when numbers are requested."""
 
     def __init__(self) -> None:
@@ -88,14 +90,9 @@ class _Watcher:
         self.core = core
         self._plans.clear()
 
-    def arrived(self, request: Request, at: float) -> None:
-        """See `Watcher`."""
-
     def planned(self, plan: StepPlan, at: float) -> None:
         """See `Watcher`."""
         self._reasons.observe(plan)
-        for request_id in plan.finished:
-            self._reasons.forget(request_id)
         if not plan.is_empty:
             self._plans[plan.step] = plan
 
@@ -106,26 +103,19 @@ class _Watcher:
         if plan is not None and self.core is not None:
             self._window.add(_sample(plan, event, outcome), self.core.policy)
 
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """See `Watcher`."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """See `Watcher`."""
-
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def numbers(self, core: Scheduler, at_s: float) -> TopNumbers:
         """The numbers at recorded time `at_s`."""
         at_ns = int(at_s * _NS_PER_S)
-        requests = list(core.state.requests.values())
-        rows = tuple(self._row(request, at_s) for request in requests)
-        started_ids = {r.request_id for r in requests if r.first_scheduled_time is not None}
+        requests = [listed(request, self._reasons) for request in core.state.requests.values()]
+        rows = tuple(_row(request, at_s * _MS_PER_S) for request in requests)
         counts = Counter((row.queue, row.reason) for row in rows)
         figures = self._window.figures(at_ns)
         waiting, running, swapped = core.queue_lengths
         gpu, cpu = core.pool_counts
-        fresh = [row for row in rows if row.request_id not in started_ids]
-        started = [row for row in rows if row.request_id in started_ids]
+        fresh = [request for request in requests if request.started_ms is None]
+        started = [request for request in requests if request.started_ms is not None]
         return TopNumbers(
             at_ns=at_ns,
             serving=True,
@@ -152,25 +142,24 @@ class _Watcher:
             num_left_out=0,
         )
 
-    def _row(self, request: Request, at_s: float) -> RequestRow:
-        queue, reason, numbers = self._reasons.of(request)
-        started_s = request.first_scheduled_time
-        return RequestRow(
-            id=request.request_id,
-            request_id=request.request_id,
-            tenant=request.tenant,
-            queue=queue,
-            reason=reason,
-            numbers=dict(numbers),
-            priority=-request.priority,
-            prompt_tokens=len(request.prompt_token_ids),
-            output_tokens=sum(s.num_output_tokens for s in request.sequences),
-            cached_prompt_tokens=request.num_cached_tokens or 0,
-            num_choices=request.n,
-            num_preemptions=sum(s.num_preemptions for s in request.sequences),
-            age_s=_seconds(request.arrival_time, at_s),
-            waited_s=_seconds(request.arrival_time, at_s if started_s is None else started_s),
-        )
+
+def _row(request: Listed, at_ms: float) -> RequestRow:
+    return RequestRow(
+        id=request.id,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        queue=request.queue,
+        reason=request.reason,
+        numbers=request.numbers,
+        priority=request.priority,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        cached_prompt_tokens=request.cached_prompt_tokens,
+        num_choices=request.num_choices,
+        num_preemptions=request.num_preemptions,
+        age_s=_seconds(request.arrived_ms, at_ms),
+        waited_s=_seconds(request.arrived_ms, at_ms if request.started_ms is None else request.started_ms),
+    )
 
 
 def _pool(tier: str, counts: PoolCounts) -> PoolNumbers:
@@ -196,5 +185,5 @@ def _sample(plan: StepPlan, event: Returned | Failed, outcome: StepOutcome) -> S
     )
 
 
-def _seconds(from_s: float, to_s: float) -> float:
-    return round(max(0.0, to_s - from_s), 3)
+def _seconds(from_ms: float, to_ms: float) -> float:
+    return round(max(0.0, to_ms - from_ms) / _MS_PER_S, 3)

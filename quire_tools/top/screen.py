@@ -75,6 +75,6 @@ def _json_line(state: TopState) -> str:
 
 def _text(state: TopState, source: Source) -> str:
     if state.problem or state.numbers is None:
-        what = " is away, trying again" if source.is_live else ""
+        what = " is unreachable, retrying" if source.is_live else ""
         return f"{source.title}{what}: {state.problem or 'no step'}"
     return plain_text(state.numbers, TopView(), state.when)

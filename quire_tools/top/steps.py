@@ -1,11 +1,11 @@
 """Statistics of a scheduler's last steps: times and their parts, rates. Pure; the steps are read by quire_tools.top.live."""
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protos.inference.v1 import admin_pb2
+from svc_common.percentiles import percentiles
 
 PARTS = ("schedule", "queued", "cache", "prepare", "model", "sample", "other")
 """Parts of a step's time: planning, waiting at the worker, swaps and copies, inputs, model, sampling, other
@@ -123,14 +123,15 @@ class StepWindow:
     def figures(self, now_ns: int) -> StepFigures:
         """The statistics at Unix time `now_ns`."""
         samples = list(self._samples)
-        durations = [sample.duration_ns / _NS_PER_MS for sample in samples if not sample.failed]
+        durations = [round(sample.duration_ns / _NS_PER_MS, 4) for sample in samples if not sample.failed]
+        spread = percentiles(durations, observed=True)
         rates = _Rates.of(samples, now_ns)
         return StepFigures(
             last_step=samples[-1].step if samples else 0,
             num_steps=len(samples),
-            durations_ms=tuple(round(duration, 4) for duration in durations),
-            p50_ms=percentile(durations, 0.5),
-            p99_ms=percentile(durations, 0.99),
+            durations_ms=tuple(durations),
+            p50_ms=spread.get("p50"),
+            p99_ms=spread.get("p99"),
             shares=_shares(samples),
             steps_per_s=rates.steps_per_s,
             prompt_tokens_per_s=rates.prompt_tokens_per_s,
@@ -169,10 +170,3 @@ def _shares(samples: Sequence[StepSample]) -> dict[str, float]:
     sums = [sum(sample.parts_ns[i] for sample in samples) for i in range(len(PARTS))]
     whole = sum(sums)
     return {part: value / whole if whole else 0.0 for part, value in zip(PARTS, sums, strict=True)}
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest of `values` that at least `share` of them do not exceed; None if empty."""
-    if not values:
-        return None
-    return round(sorted(values)[max(0, math.ceil(share * len(values)) - 1)], 4)

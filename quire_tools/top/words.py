@@ -6,33 +6,33 @@ from quire_tools.reasons_now import BEFORE
 from scheduler_svc.core.reasons import KEYS, Reason
 
 WORDS: dict[Reason, str] = {
-    Reason.ARRIVED: "just came; the next plan looks at them",
+    Reason.ARRIVED: "just arrived; examined in the next step",
     Reason.NO_WORKER: "no worker can run steps",
     Reason.NEED_BLOCKS: "too few free KV-cache blocks",
-    Reason.TOKEN_BUDGET: "the step's tokens are taken",
-    Reason.MAX_SEQS: "as many sequences run as may",
-    Reason.LORA_SLOTS: "as many adapters are in the batch as may be",
-    Reason.DELAY: "prompts wait for company",
-    Reason.BATCH_UNDER_WAY: "nobody joins a static batch under way",
-    Reason.STEP_PREEMPTS: "the step made others leave, so nobody starts in it",
-    Reason.DECODE_FIRST: "the step is one of decodes",
-    Reason.SWAPPED_FIRST: "those on the host come back before new ones start",
-    Reason.OUTRANKED: "more important ones come first",
-    Reason.PREFILL_FIRST: "the step is one of prompts",
-    Reason.RESULT_PENDING: "a step of theirs is under way still",
-    Reason.MAKES_WAY: "all make way for one that is stuck",
-    Reason.RESERVED: "room is kept for those that run, until they end",
-    Reason.THRESHOLD: "prompts may not use more blocks at present",
-    Reason.SLOT_TYPE: "the lane takes other work now",
-    Reason.LANE_BUSY: "every lane that could take them is busy",
-    Reason.PREFIX_AFFINITY: "they wait for the rank that knows how they begin",
-    Reason.TENANT_SHARE: "another tenant's turn",
-    Reason.MADE_ROOM: "others left for them; they start in the next step",
-    Reason.PREEMPTED: "they ran and had to leave",
-    Reason.WORKER_LOST: "their worker was lost; they are computed again",
-    Reason.RUNNING: "they run",
-    Reason.ENDED: "over",
-    Reason.BEHIND: "behind somebody who cannot start",
+    Reason.TOKEN_BUDGET: "the step's token budget is used up",
+    Reason.MAX_SEQS: "as many sequences run as are allowed",
+    Reason.LORA_SLOTS: "as many adapters are in the batch as are allowed",
+    Reason.DELAY: "prompts wait for others, to run together",
+    Reason.BATCH_UNDER_WAY: "a static batch admits no request while it runs",
+    Reason.STEP_PREEMPTS: "the step preempts, so no request starts in it",
+    Reason.DECODE_FIRST: "this step runs decodes only",
+    Reason.SWAPPED_FIRST: "swapped requests return before new ones start",
+    Reason.OUTRANKED: "requests of higher priority are first",
+    Reason.PREFILL_FIRST: "this step runs prompts only",
+    Reason.RESULT_PENDING: "their last step is still in flight",
+    Reason.MAKES_WAY: "all make way for one that cannot proceed",
+    Reason.RESERVED: "blocks are reserved for running requests until they end",
+    Reason.THRESHOLD: "prompts may not use more blocks now",
+    Reason.SLOT_TYPE: "the slot runs the other kind of step now",
+    Reason.LANE_BUSY: "every slot or rank for them is busy",
+    Reason.PREFIX_AFFINITY: "they wait for the rank that has their prefix cached",
+    Reason.TENANT_SHARE: "it is another tenant's turn",
+    Reason.MADE_ROOM: "others were preempted for them; they start in the next step",
+    Reason.PREEMPTED: "they were preempted",
+    Reason.WORKER_LOST: "their worker was lost; they are recomputed",
+    Reason.RUNNING: "running",
+    Reason.ENDED: "ended",
+    Reason.BEHIND: "behind a request that cannot start",
 }
 _OF_BEHIND = ("head", "head_reason")
 _ID_WIDTH = 13
@@ -52,7 +52,7 @@ def sentence(reason: str, numbers: Numbers) -> str:
     if numbers:
         text += f" ({numbers_text(numbers)})"
     keys = KEYS.get(known, ()) if known else ()
-    return f"{text}. Hangs on {', '.join(keys)}" if keys else text
+    return f"{text}. Depends on {', '.join(keys)}" if keys else text
 
 
 def reason_text(reason: str, numbers: Numbers) -> str:

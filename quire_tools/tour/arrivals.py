@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from quire.client.outputs import Delta, RequestOutput
 from quire.client.streams import Stream
-from quire_tools.tour.stage import TourRequest, TourStack
-from svc_common.errors import NotFound, QuireError
+from quire_tools.tour.stage import TourRequest, TourStack, ended
+from svc_common.errors import NotFound
 
 _LONGEST_S = 1.5
 _NO_PAUSES: Mapping[str, float] = MappingProxyType({})
@@ -39,10 +39,21 @@ def one_by_one(
             streams = [opened.enter_context(stack.start(first))]
             wait_running(stack, first.id)
             for request in others:
-                streams.append(opened.enter_context(stack.start(request)))
-                stack.wait(lambda: has_come(stack, request.id), f"{request.id} to arrive")  # noqa: B023
+                streams.append(arrive(stack, request, opened))
                 time.sleep(pauses_s.get(request.id, 0.0))
         return [ended(stream, keep_error=keep_errors) for stream in streams]
+
+
+def in_turn(stack: TourStack, requests: Sequence[TourRequest]) -> list[RequestOutput]:
+    """Outputs of requests that arrive when the previous one has ended."""
+    return [output for request in requests for output in stack.together([request])]
+
+
+def arrive(stack: TourStack, request: TourRequest, opened: ExitStack) -> Stream:
+    """Start a request and wait until the scheduler has it; `opened` closes its stream."""
+    stream = opened.enter_context(stack.start(request))
+    stack.wait(lambda: has_arrived(stack, request.id), f"{request.id} to arrive")
+    return stream
 
 
 def queues(stack: TourStack) -> dict[str, str]:
@@ -50,7 +61,7 @@ def queues(stack: TourStack) -> dict[str, str]:
     return {request.id: request.queue for request in stack.admin.requests().requests}
 
 
-def has_come(stack: TourStack, name: str) -> bool:
+def has_arrived(stack: TourStack, name: str) -> bool:
     """True if the scheduler knows the request, finished or not."""
     try:
         return name in queues(stack) or bool(stack.why(name))
@@ -60,7 +71,7 @@ def has_come(stack: TourStack, name: str) -> bool:
 
 def wait_running(stack: TourStack, name: str) -> None:
     """Wait until the request has been scheduled (it may have finished since)."""
-    stack.wait(lambda: has_come(stack, name) and queues(stack).get(name) != "waiting", f"{name} to run")
+    stack.wait(lambda: has_arrived(stack, name) and queues(stack).get(name) != "waiting", f"{name} to run")
 
 
 @contextmanager
@@ -90,15 +101,3 @@ def read_on(readings: Sequence[Iterator[Delta]]) -> None:
     for reading in readings:
         for _ in reading:
             pass
-
-
-def ended(stream: Stream, *, keep_error: bool = False) -> RequestOutput:
-    """Read a stream to its end and return its output. Its error is raised, or kept in the output."""
-    try:
-        for _ in stream:
-            pass
-    except QuireError as error:
-        if not keep_error:
-            raise
-        stream.result.error = error
-    return stream.result

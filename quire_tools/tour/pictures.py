@@ -1,6 +1,6 @@
 """Text pictures for screens: timetables of requests by step, stacked bars, and two pictures side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +82,9 @@ def legend(*entries: tuple[str, str, str]) -> Text:
 
 
 TIMETABLE_LEGEND = (
-    (PREFILL, PREFILL_STYLE, "computes its prompt"),
-    (DECODE, DECODE_STYLE, "makes a token"),
-    (IDLE, IDLE_STYLE, "no part in the step"),
+    (PREFILL, PREFILL_STYLE, "prefill"),
+    (DECODE, DECODE_STYLE, "decode"),
+    (IDLE, IDLE_STYLE, "not in the step"),
 )
 
 
@@ -130,6 +130,26 @@ def bars(rows: Mapping[str, Sequence[BarPart]], *, width: int = 60, unit: str | 
 
 
 # --- layout --------------------------------------------------------------------------------------------------------
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, gap: int = 2, right: bool = False
+) -> Table:
+    """A table of lines that do not wrap, `gap` columns apart; `right`: columns behind the first are aligned right."""
+    found = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
+    for place, name in enumerate(columns):
+        found.add_column(name, no_wrap=True, justify="right" if right and place else "left")
+    for row in rows:
+        found.add_row(*row)
+    return found
+
+
+def grid(rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """Rows without headings, two columns of space between cells."""
+    found = Table.grid(padding=(0, 2))
+    for row in rows:
+        found.add_row(*row)
+    return found
 
 
 def side_by_side(*columns: tuple[str, RenderableType]) -> Table:

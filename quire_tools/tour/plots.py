@@ -8,7 +8,7 @@ from rich.text import Text
 
 from quire_tools.tour.pictures import Step
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 _LINE = "━"
 _SVG_WIDTH, _SVG_HEIGHT, _MARGIN = 920, 300, 44
 
@@ -47,7 +47,7 @@ class Plot:
         picture.append(f"{'step':>6} {self.steps[0]['step']}", style="dim")
         last = str(self.steps[min(width, len(self.steps)) - 1]["step"])
         picture.append(last.rjust(max(0, len(columns) - len(str(self.steps[0]["step"])))), style="dim")
-        picture.append("\n       ").append(_EIGHTHS[-1], style=self.area.style).append(f" {self.area.name}  ")
+        picture.append("\n       ").append(EIGHTHS[-1], style=self.area.style).append(f" {self.area.name}  ")
         return picture.append(_LINE, style=self.line.style).append(f" {self.line.name}")
 
     def _label(self, row: int, height: int) -> str:
@@ -61,7 +61,7 @@ class Plot:
             picture.append(_LINE, style=self.line.style)
         else:
             eighths = round(8 * min(1.0, max(0.0, filled - row)))
-            picture.append(_EIGHTHS[eighths], style=self.area.style)
+            picture.append(EIGHTHS[eighths], style=self.area.style)
 
     # --- as SVG ----------------------------------------------------------------------------------------------------
 

@@ -8,45 +8,30 @@ from typing import Any
 
 from quire.operators.admin import AdminClient
 from quire.operators.recordings import Fetch, written
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from quire_tools.replay.quiet_watcher import QuietWatcher
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 from svc_common.errors import Internal
 
 
 @dataclass(slots=True)
-class _Views:
+class _Views(QuietWatcher):
     """A replay watcher that keeps the core's view after each plan. `by_step`: of non-empty steps."""
 
     by_step: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     _core: Scheduler | None = None
 
-    # See scheduler_svc.observe.recording.replay.Watcher.
-
     def began(self, core: Scheduler) -> None:
         """Use this core from now on."""
         self._core = core
-
-    def arrived(self, request: Request, at: float) -> None:
-        """Ignored."""
 
     def planned(self, plan: StepPlan, at: float) -> None:
         """Keep the core's view."""
         assert self._core is not None
         if not plan.is_empty:
             self.by_step[plan.step] = self._core.view()
-
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """Ignored."""
-
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """Ignored."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """Ignored."""
 
 
 def views(admin: AdminClient) -> dict[int, Mapping[str, Any]]:

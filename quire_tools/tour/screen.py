@@ -1,7 +1,8 @@
 """The screen of a stop: a picture, numbers with their requirements, and the checks that decide its verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
@@ -38,6 +39,16 @@ class Number:
     def text(self) -> str:
         """The printed form: integers without separators, floats with up to four digits."""
         return f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One of several parts of a screen: a heading, a picture, numbers read from the stack, and checks on them."""
+
+    heading: str
+    picture: RenderableType
+    numbers: Sequence[Number]
+    checks: Sequence[Check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,41 @@ class Stop:
     summary: str
     requirements: tuple[str, ...]
     show: Callable[[Stage], Screen]
+
+
+Seen = TypeVar("Seen")
+"""What a stop read of its stacks."""
+
+
+def declared(
+    name: str,
+    summary: str,
+    requirements: tuple[str, ...],
+    *,
+    title: str,
+    text: str,
+    observe: Callable[[Stage], Seen],
+    picture: Callable[[Seen], Iterable[RenderableType]],
+    checks: Callable[[Seen], Sequence[Check]],
+    numbers: Callable[[Seen], Sequence[Number]],
+    drawings: Callable[[Seen], Sequence[str]] = lambda seen: (),
+) -> Stop:
+    """A stop in its parts: `observe` drives stacks, the others are made of what it returns.
+
+    The screen has `title`, `text` (empty = none) and what `picture` yields from top to bottom.
+    """
+
+    def show(stage: Stage) -> Screen:
+        seen = observe(stage)
+        parts = [*([text] if text else []), *picture(seen)]
+        return Screen(title, requirements, parts, checks(seen), numbers(seen), drawings(seen))
+
+    return Stop(name, summary, requirements, show)
+
+
+def all_free(pool: Mapping[str, int]) -> Check:
+    """Check that no block of a pool is in use at the end."""
+    return Check("all blocks are free at the end", pool["free"] == pool["total"], f"{pool['free']} of {pool['total']}")
 
 
 def _number_table(numbers: Sequence[Number]) -> Table:

@@ -122,7 +122,7 @@ class TourStack:
         """
         with ExitStack() as opened:
             streams = [opened.enter_context(self.start(request)) for request in requests]
-            return [_whole(stream, keep_error=keep_errors) for stream in streams]
+            return [ended(stream, keep_error=keep_errors) for stream in streams]
 
     def at_once(
         self, requests: Sequence[TourRequest], *, gate_stays: bool = False, keep_errors: bool = False
@@ -142,7 +142,7 @@ class TourStack:
             self._set("max_num_seqs", before)
             if not gate_stays:
                 gate.cancel()
-            return [_whole(stream, keep_error=keep_errors) for stream in streams]
+            return [ended(stream, keep_error=keep_errors) for stream in streams]
 
     def _start_next(self, request: TourRequest, opened: ExitStack, number: int) -> Stream:
         """Start request number `number` and wait until it is in the queue."""
@@ -280,7 +280,8 @@ def _gate(places: int) -> TourRequest:
     return TourRequest(GATE, [7, 8], SamplingParams(n=places, max_tokens=1_000, ignore_eos=True, temperature=0.0))
 
 
-def _whole(stream: Stream, *, keep_error: bool) -> RequestOutput:
+def ended(stream: Stream, *, keep_error: bool = False) -> RequestOutput:
+    """Read a stream to its end and return its output. Its error is raised, or kept in the output."""
     try:
         for _ in stream:
             pass

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 from quire_tools.tour.pictures import Cell, Step, mark_cell, share
 
-LEAVES, LEAVES_STYLE = "x", "bold red"
+PREEMPTED, PREEMPTED_STYLE = "x", "bold red"
+PREEMPTED_LEGEND = (PREEMPTED, PREEMPTED_STYLE, "preempted")
 
 
-class Leaving(NamedTuple):
+class PreemptionFact(NamedTuple):
     """A preemption of a request: the step, and the mode ("recompute" or "swap")."""
 
     name: str
@@ -18,7 +19,7 @@ class Leaving(NamedTuple):
 
 def about(steps: Iterable[Step], names: Collection[str]) -> list[Step]:
     """The steps in which one of these requests runs or is preempted."""
-    return [step for step in steps if any(name in names for name in (*ids(step), *left(step)))]
+    return [step for step in steps if any(name in names for name in (*ids(step), *preempted(step)))]
 
 
 def ids(step: Step) -> list[str]:
@@ -26,7 +27,7 @@ def ids(step: Step) -> list[str]:
     return list(dict.fromkeys(group["id"] for group in step["scheduled"]))
 
 
-def left(step: Step) -> list[str]:
+def preempted(step: Step) -> list[str]:
     """Requests preempted in a step, in order."""
     return [name for name, _ in step["preempted"]]
 
@@ -36,9 +37,9 @@ def is_prefill(step: Step) -> bool:
     return any(group["prefill"] for group in step["scheduled"])
 
 
-def leavings(steps: Iterable[Step]) -> list[Leaving]:
+def preemptions(steps: Iterable[Step]) -> list[PreemptionFact]:
     """All preemptions, in order."""
-    return [Leaving(name, step["step"], mode) for step in steps for name, mode in step["preempted"]]
+    return [PreemptionFact(name, step["step"], mode) for step in steps for name, mode in step["preempted"]]
 
 
 def shares(steps: Iterable[Step], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -50,7 +51,7 @@ def shares(steps: Iterable[Step], name: str) -> Iterator[tuple[int, dict[str, An
 
 
 def next_share(steps: Iterable[Step], name: str, after: int) -> tuple[int, dict[str, Any]] | None:
-    """The first entry after step `after`; None if it never ran again."""
+    """The first entry after step `after`; None if there is none."""
     return next((found for found in shares(steps, name) if found[0] > after), None)
 
 
@@ -70,9 +71,9 @@ def by_number(steps: Iterable[Step]) -> dict[int, Step]:
     return {step["step"]: step for step in steps}
 
 
-def mark_with_leavings(step: Step, name: str) -> Cell:
+def mark_preemptions(step: Step, name: str) -> Cell:
     """A timetable cell that also shows preemptions."""
-    return (LEAVES, LEAVES_STYLE) if name in left(step) else mark_cell(step, name)
+    return (PREEMPTED, PREEMPTED_STYLE) if name in preempted(step) else mark_cell(step, name)
 
 
 def fitting(steps: Sequence[Step], width: int) -> list[Step]:

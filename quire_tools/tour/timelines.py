@@ -49,9 +49,15 @@ def queued(step: Step) -> TimelineSpan:
     return TimelineSpan(times["started_ns"] - times["queued_ns"], times["started_ns"], WAITS)
 
 
-def under_way(step: Step) -> TimelineSpan:
+def in_flight(step: Step) -> TimelineSpan:
     """The step in flight: from its planning until its result was processed."""
     return TimelineSpan(step["times"]["planned_ns"], step["times"]["finished_ns"], RETURNS)
+
+
+def num_planned_ahead(steps: Iterable[Step]) -> int:
+    """Number of steps planned before the previous step's result was processed."""
+    times = [step["times"] for step in steps]
+    return sum(after["planned_ns"] < before["finished_ns"] for before, after in pairwise(times))
 
 
 def gaps(spans: Sequence[TimelineSpan]) -> list[int]:

@@ -10,8 +10,10 @@ import pytest
 from safetensors import safe_open
 
 from quire.built_in_model import default_model
+from quire.client.outputs import RequestOutput
 from quire_tools.tour import step_facts, timelines, tiny_adapters
 from quire_tools.tour.plots import Plot, Series
+from quire_tools.tour.scenario import Observation
 from quire_tools.tour.stops import skew
 from quire_tools.tour.stops.chitu_threshold import OUTPUT_TOKENS, thresholds_of
 from quire_tools.tour.timelines import TimelineSpan
@@ -46,7 +48,7 @@ def test_a_steps_times_become_spans() -> None:
     assert (timelines.planned(one).start_ns, timelines.planned(one).end_ns) == (100, 105)
     assert (timelines.queued(one).start_ns, timelines.queued(one).end_ns) == (112, 120)
     assert (timelines.run(one).start_ns, timelines.run(one).end_ns) == (120, 160)
-    assert timelines.under_way(one).duration_ns == 70
+    assert timelines.in_flight(one).duration_ns == 70
 
 
 def test_gaps_and_what_is_at_once() -> None:
@@ -103,7 +105,7 @@ def test_a_plot_as_svg_is_well_formed_and_needs_nothing_else() -> None:
 # --- what steps say ------------------------------------------------------------------------------------------------
 
 
-def test_shares_and_leavings() -> None:
+def test_shares_and_preemptions() -> None:
     """Who ran before and after it left, and what had been computed."""
     steps = [
         step(3, ("A", 0, 10, True)),
@@ -111,14 +113,14 @@ def test_shares_and_leavings() -> None:
         step(5, ("B", 7, 1, False), left=("A",)),
         step(6, ("A", 0, 12, True)),
     ]
-    assert step_facts.leavings(steps) == [("A", 5, "recompute")]
+    assert step_facts.preemptions(steps) == [("A", 5, "recompute")]
     assert step_facts.num_computed(steps, "A", 5) == 11
     assert step_facts.num_sampled(steps, "A", before=5) == 2
     back = step_facts.next_share(steps, "A", 5)
     assert back is not None and (back[0], back[1]["tokens"]) == (6, 12)
     assert step_facts.next_share(steps, "B", 5) is None
     assert [one["step"] for one in step_facts.about(steps, ["B"])] == [4, 5]
-    assert step_facts.mark_with_leavings(steps[2], "A")[0] == step_facts.LEAVES
+    assert step_facts.mark_preemptions(steps[2], "A")[0] == step_facts.PREEMPTED
 
 
 def test_the_threshold_of_steps() -> None:
@@ -167,11 +169,12 @@ def skew_steps(moved: str = "", *, planned_late: bool = False) -> list[dict[str,
     [
         (skew_steps(), set()),
         (skew_steps(moved="A"), {"a task stays in its slot", "a slot that decodes"}),
-        (skew_steps(planned_late=True), {"two batches are under way, one of each slot", "the next is planned while"}),
+        (skew_steps(planned_late=True), {"two batches are in flight, one of each slot", "the next is planned while"}),
     ],
 )
 def test_checks_of_skew_see_what_they_are_about(steps: list[dict[str, Any]], broken: set[str]) -> None:
     """R147, R179, R183: a task that moves, and batches that wait for each other, do not pass; all else does."""
-    course = skew.Course(steps, {"A": ["SLOT_TYPE"]}, names="ABC")
-    wrong = {check.what for check in skew.checks(course) if not check.passed}
+    told = {"A": [{"reason": "SLOT_TYPE", "numbers": {}}]}
+    seen = Observation(steps, {name: RequestOutput(name, None, None, []) for name in "ABC"}, told)
+    wrong = {check.what for check in skew.checks(seen) if not check.passed}
     assert len(wrong) == len(broken) and all(any(what.startswith(start) for what in wrong) for start in broken)

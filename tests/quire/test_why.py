@@ -14,20 +14,20 @@ BLOCKS = {"need": 4, "free": 4, "watermark": 1}
 @pytest.mark.parametrize(
     ("reason", "numbers", "words"),
     [
-        ("NEED_BLOCKS", BLOCKS, "4 blocks needed, 4 free, 1 kept back"),
+        ("NEED_BLOCKS", BLOCKS, "4 blocks needed, 4 free, 1 kept free"),
         (
             "BEHIND",
             {"head": "a", "head_reason": "NEED_BLOCKS", **BLOCKS},
-            "behind a: 4 blocks needed, 4 free, 1 kept back",
+            "behind a: 4 blocks needed, 4 free, 1 kept free",
         ),
         ("BEHIND", {"head": "a", "head_reason": "LATELY_MADE_UP"}, "behind a: LATELY_MADE_UP"),
-        ("PREEMPTED", {"mode": "swap", "by": "b", "blocks": 3}, "it made room for b: 3 blocks went to the host"),
+        ("PREEMPTED", {"mode": "swap", "by": "b", "blocks": 3}, "preempted for b: 3 blocks copied to the host"),
         (
             "PREEMPTED",
             {"mode": "recompute", "by": "b", "lost_tokens": 9},
-            "it made room for b: 9 tokens to compute again",
+            "preempted for b: 9 tokens to recompute",
         ),
-        ("PREEMPTED", {"mode": "swap"}, "it had to leave (swap)"),
+        ("PREEMPTED", {"mode": "swap"}, "preempted (swap)"),
         ("LATELY_MADE_UP", {"a": 1, "b": "c"}, "a 1, b c"),
     ],
 )

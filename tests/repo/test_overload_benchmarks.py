@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks import streams, tenants
-from benchmarks.open_load import Flow, Sent, figures, percentiles
+from benchmarks.open_load import Flow, Sent, figures
 from benchmarks.overload import _run
+from benchmarks.report import spread
 from benchmarks.service import Stack
 
 
@@ -22,7 +23,7 @@ def test_what_counts_of_a_run() -> None:
     assert found["ttft_s"] == {"p50": 0.3, "p99": 0.398, "max": 0.4}
     assert found["refused_s"]["max"] == 0.01 and found["refused_with_retry_time"] == 1
     assert found["ends"] == {"ended": 2, "RESOURCE_EXHAUSTED QUEUE_FULL": 1, "UNAVAILABLE NO_MODEL": 1}
-    assert percentiles([]) == {}
+    assert spread([]) == {}
 
 
 @pytest.mark.long

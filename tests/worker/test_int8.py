@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from quire.built_in_model import default_model
-from quire.cli.options.worker import WorkerOptions
+from quire.cli.options.settings import as_arguments
 from quire.offline.llm import LLM
 from svc_common.errors import ConfigError
 from tests.checkpoints import make_checkpoint
@@ -137,12 +137,11 @@ def test_refused_where_nothing_packs_weights(tmp_path, monkeypatch):
 
 def test_options_reach_the_worker(tmp_path):
     """From the command line to settings and to `quire serve worker`, and from Python, where the error names the argument."""
-    given = WorkerOptions(quantization="int8", fuse=True)
-    values = given.setting_values(tmp_path)
-    assert (values["quantization"], values["fuse"]) == ("int8", True)
-    assert "--quantization int8" in " ".join(given.arguments())
-    assert "--fuse" in given.arguments()
-    assert "--no-fuse" in WorkerOptions(fuse=False).arguments()
-    assert not {"--fuse", "--no-fuse"} & set(WorkerOptions().arguments())
+    given = {"quantization": "int8", "fuse": True}
+    settings = WorkerSettings.of(model=tmp_path, **given)
+    assert (settings.quantization, settings.fuse) == ("int8", True)
+    assert as_arguments(given) == ["--quantization", "int8", "--fuse"]
+    assert as_arguments({"fuse": False}) == ["--no-fuse"]
+    assert as_arguments({}) == []
     with pytest.raises(ConfigError, match=r"quantization: .*'int8'"):
         LLM(quantization="int4")

@@ -35,7 +35,7 @@ def list_adapters(
     *,
     credentials: Credentials,
 ) -> None:
-    """The adapters that requests may name, and why none can use one that a worker could not load."""
+    """List the adapters that requests may name, and why one that a worker could not load is unusable."""
     with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         found = client.list_adapters()
     fields = ("name", "adapter_id", "path", "rank", "num_bytes", "num_requests", "unavailable")
@@ -64,7 +64,7 @@ def load_adapter(
     *,
     credentials: Credentials,
 ) -> None:
-    """Loads an adapter into every worker."""
+    """Load an adapter into every worker."""
     with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         adapter = client.load_adapter(name, str(path.absolute()))
     typer.echo(f"loaded {adapter.name}: rank {adapter.rank}, {adapter.num_bytes} bytes")
@@ -78,7 +78,7 @@ def unload_adapter(
     *,
     credentials: Credentials,
 ) -> None:
-    """Forgets an adapter; refused while requests use it."""
+    """Unload an adapter; refused while requests use it."""
     with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
         client.unload_adapter(name)
     typer.echo(f"unloaded {name}")

@@ -21,7 +21,7 @@ app = new_app()
 @gathers(credentials=a.credentials)
 def blocks(
     memory: Annotated[
-        bool, typer.Option("--memory", help="How well the memory is used, and what contiguous allocation would hold.")
+        bool, typer.Option("--memory", help="Show memory use, and what contiguous allocation would hold.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,

@@ -1,4 +1,4 @@
-"""`quire drain`: no more requests for a scheduler that is to be taken away."""
+"""`quire drain`: stop a scheduler from accepting requests before it is shut down."""
 
 import json
 from typing import Annotated
@@ -18,16 +18,16 @@ app = new_app()
 @app.command()
 @gathers(credentials=a.credentials)
 def drain(
-    undo: Annotated[bool, typer.Option("--undo", help="Take requests again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Accept requests again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,
 ) -> None:
-    """Have the scheduler take no more requests; those that it has go on to their end.
+    """Stop the scheduler from accepting requests; those that it has run to their end.
 
-    New ones are refused with UNAVAILABLE and a retry time, and health says "not serving", so that load balancers look elsewhere.
-    Ask again to see how many are left.
+    New ones are refused with UNAVAILABLE and a retry time, and health says "not serving", so that load balancers use others.
+    Repeat the command to see how many are left.
 
       [bold]quire drain[/bold]
       [bold]quire drain --undo[/bold]

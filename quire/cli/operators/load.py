@@ -30,7 +30,7 @@ def load(
     *,
     credentials: Credentials,
 ) -> None:
-    """Show how busy the scheduler is: who waits and runs, what is free, how fast tokens come.
+    """Show the scheduler's load: waiting and running requests, free blocks, token rates.
 
     [bold]quire load[/bold]
     [bold]quire load --watch[/bold]

@@ -1,4 +1,4 @@
-"""`quire record`: the scheduler's last steps, with all that led to them, in a file."""
+"""`quire record`: write the scheduler's last steps and their inputs to a file."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -25,17 +25,17 @@ def record(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="File to write; one that exists is replaced.")
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on recording until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue recording until Ctrl-C.")] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Go on recording for so many seconds.", show_default=False)
+        float | None, typer.Option(min=0.0, help="Continue recording for this many seconds.", show_default=False)
     ] = None,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,
 ) -> None:
-    """Record what a running scheduler did: its last steps, with everything that led to each decision.
+    """Record a running scheduler's last steps, with every input of each decision.
 
-    The scheduler keeps the last steps at all times, so a recording begins before you ask for it. Tokens are in it under other names
+    The scheduler keeps the last steps at all times, so a recording begins before the command. Tokens are replaced by other ids
     unless the scheduler was started to record them as they are.
 
     [bold]quire record --out slow.rec[/bold]               what it holds now

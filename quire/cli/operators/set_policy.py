@@ -1,4 +1,4 @@
-"""`quire set-policy`: other values for a running scheduler."""
+"""`quire set-policy`: change the policy of a running scheduler."""
 
 import json
 from typing import Annotated

@@ -19,7 +19,7 @@ app = new_app()
 @app.command()
 @gathers(credentials=a.credentials)
 def steps(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new steps as they complete.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new steps as they complete.")] = False,
     since: Annotated[int, typer.Option(min=0, help="First step to show; 0 = the oldest held.")] = 0,
     tables: Annotated[bool, typer.Option("--tables", help="With the block tables after each step.")] = False,
     decode: Annotated[bool, typer.Option("--decode", help="Every group, swap and sampled token, readable.")] = False,

@@ -1,7 +1,7 @@
-"""Options about who may call and over what: certificates, keys, tenants; of services, and of commands that call one."""
+"""Options about encryption and access: certificates, keys, tenants; of services, and of commands that call one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,133 +10,82 @@ from svc_common.tls_settings import DoorSettings, PeerSettings
 
 _PEERS, _DOORS, _CREDENTIALS = "Encryption between services", "Access", "Credentials"
 
+
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option without its default in the help; without `names`, it has that of its parameter."""
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel, **more)
+
+
 PeerCa = Annotated[
     Path | None,
-    typer.Option(
-        help="PEM of who signed the certificates of the other services; with it all is mutual TLS.",
-        show_default=False,
-        rich_help_panel=_PEERS,
-    ),
+    _option(_PEERS, "PEM of the CA that signed the other services' certificates; with it every call is mutual TLS."),
 ]
-PeerCert = Annotated[
-    Path | None,
-    typer.Option(
-        help="PEM of the certificate that this service shows them.", show_default=False, rich_help_panel=_PEERS
-    ),
-]
-PeerKey = Annotated[Path | None, typer.Option(help="PEM of its key.", show_default=False, rich_help_panel=_PEERS)]
+PeerCert = Annotated[Path | None, _option(_PEERS, "PEM of the certificate that this service presents to them.")]
+PeerKey = Annotated[Path | None, _option(_PEERS, "PEM of its key.")]
 PeerNames = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
+        _PEERS,
+        "A name in the certificates of peers of that role (gateway, scheduler, worker, operator); repeatable. Default: the role's "
+        "own word.",
         "--peer-name",
         metavar="ROLE=NAME",
-        help="A name in the certificates of peers of that role (gateway, scheduler, worker, operator); repeatable. Default: the "
-        "role's own word.",
-        show_default=False,
-        rich_help_panel=_PEERS,
     ),
 ]
 Insecure = Annotated[
     bool,
-    typer.Option(
-        "--insecure",
-        help="Plain text may leave this machine; for private networks.",
-        rich_help_panel=_PEERS,
-    ),
+    typer.Option("--insecure", help="Plain text may leave this machine; for private networks.", rich_help_panel=_PEERS),
 ]
 
 TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        help="PEM of the certificate (with its chain) that clients see at all doors.",
-        show_default=False,
-        rich_help_panel=_DOORS,
-    ),
+    Path | None, _option(_DOORS, "PEM of the certificate (with its chain) that clients see on all listeners.")
 ]
-TlsKey = Annotated[Path | None, typer.Option(help="PEM of its key.", show_default=False, rich_help_panel=_DOORS)]
+TlsKey = Annotated[Path | None, _option(_DOORS, "PEM of its key.")]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option(
-        help="PEM of who signed the clients' certificates; with it, clients without one are refused.",
-        show_default=False,
-        rich_help_panel=_DOORS,
-    ),
+    _option(_DOORS, "PEM of the CA that signed the clients' certificates; with it, clients without one are refused."),
 ]
 Tenants = Annotated[
     Path | None,
-    typer.Option(
+    _option(
+        _DOORS,
+        "Tenants with their API keys and quotas (docs/access.md); read again when it changes. Default: no keys, no quotas.",
         metavar="FILE",
-        help="Tenants with their API keys and quotas (docs/access.md); read again when it changes. Default: no keys, no quotas.",
-        show_default=False,
-        rich_help_panel=_DOORS,
     ),
 ]
 StackTls = Annotated[
     Path | None,
-    typer.Option(
-        "--tls",
-        metavar="DIR",
-        help="Mutual TLS on every hop, with the certificates that `quire certs DIR` made.",
-        show_default=False,
-        rich_help_panel=_DOORS,
+    _option(
+        _DOORS, "Mutual TLS on every hop, with the certificates that `quire certs DIR` made.", "--tls", metavar="DIR"
     ),
 ]
 
 ApiKey = Annotated[
     str | None,
-    typer.Option(
+    _option(
+        _CREDENTIALS,
+        "API key, if the gateway requires one; safer in the variable, as process lists show options.",
         envvar=API_KEY_VARIABLE,
-        help="API key, where the gateway wants one; better in the variable, where no list of processes shows it.",
-        show_default=False,
-        rich_help_panel=_CREDENTIALS,
     ),
 ]
 Tls = Annotated[
     bool,
     typer.Option(
         "--tls",
-        help="Encrypted, by a certificate that a public authority signed; implied by the others.",
+        help="Encrypted, with a certificate that a public CA signed; implied by the other --tls options.",
         rich_help_panel=_CREDENTIALS,
     ),
 ]
 CallTlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        envvar="QUIRE_TLS_CA",
-        help="PEM of who signed the gateway's certificate.",
-        show_default=False,
-        rich_help_panel=_CREDENTIALS,
-    ),
+    Path | None, _option(_CREDENTIALS, "PEM of the CA that signed the gateway's certificate.", envvar="QUIRE_TLS_CA")
 ]
 CallTlsCert = Annotated[
     Path | None,
-    typer.Option(
-        "--tls-cert",
-        envvar="QUIRE_TLS_CERT",
-        help="PEM of one's own certificate, where the gateway wants one.",
-        show_default=False,
-        rich_help_panel=_CREDENTIALS,
-    ),
+    _option(_CREDENTIALS, "PEM of the client's certificate, if the gateway requires one.", envvar="QUIRE_TLS_CERT"),
 ]
-CallTlsKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-key",
-        envvar="QUIRE_TLS_KEY",
-        help="PEM of its key.",
-        show_default=False,
-        rich_help_panel=_CREDENTIALS,
-    ),
-]
+CallTlsKey = Annotated[Path | None, _option(_CREDENTIALS, "PEM of its key.", envvar="QUIRE_TLS_KEY")]
 CallTlsName = Annotated[
-    str,
-    typer.Option(
-        "--tls-name",
-        help="Name to expect in the certificate. Default: the host that is called.",
-        show_default=False,
-        rich_help_panel=_CREDENTIALS,
-    ),
+    str, _option(_CREDENTIALS, "Name to expect in the certificate. Default: the host that is called.")
 ]
 
 
@@ -150,12 +99,12 @@ def peer_settings(
     peer_name: PeerNames = None,
     insecure: Insecure = False,
 ) -> PeerSettings:
-    """Of a service, towards the others."""
+    """TLS between a service and the others."""
     return PeerSettings.of(ca=peer_ca, cert=peer_cert, key=peer_key, names=tuple(peer_name or ()), insecure=insecure)
 
 
 def door_settings(tls_cert: TlsCert = None, tls_key: TlsKey = None, tls_client_ca: TlsClientCa = None) -> DoorSettings:
-    """Of a gateway, towards clients."""
+    """TLS between a gateway and its clients."""
     return DoorSettings.of(cert=tls_cert, key=tls_key, client_ca=tls_client_ca)
 
 
@@ -167,5 +116,5 @@ def credentials(
     tls_key: CallTlsKey = None,
     tls_name: CallTlsName = "",
 ) -> Credentials:
-    """Of a command that calls a gateway."""
+    """Credentials of a command that calls a gateway."""
     return Credentials(api_key=api_key, tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, tls_name=tls_name)

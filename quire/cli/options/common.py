@@ -1,9 +1,9 @@
-"""Options that several commands share: where services listen and are found; and the addresses that people write.
+"""Options that several commands share: addresses of listeners and services, and how the log is written.
 
-Not here: models and memory (model_options), scheduling (scheduling_options), what settings say themselves (setting_options).
+Options made from settings are in `quire.cli.options.settings`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,13 @@ def host_and_port(address: str, option: str) -> str:
     return address
 
 
-_SERVER, _CHATS = "Where it listens", "Chats"
+_SERVER = "Where it listens"
+
+
+def _port(text: str, *names: str) -> Any:
+    """An option for a port; without `names`, it has that of its parameter."""
+    return typer.Option(*names, min=0, max=65535, help=f"{text}; 0 = any free one.", rich_help_panel=_SERVER)
+
 
 Host = Annotated[
     str,
@@ -41,54 +47,19 @@ Host = Annotated[
         help="Address to listen on; 0.0.0.0 = all (plain text: private networks only).", rich_help_panel=_SERVER
     ),
 ]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port of the gRPC listener; 0 = any free one.", rich_help_panel=_SERVER)
-]
-GrpcPort = Annotated[
-    int,
-    typer.Option(
-        "--grpc-port", min=0, max=65535, help="Port of the gRPC API; 0 = any free one.", rich_help_panel=_SERVER
-    ),
-]
-GatewayPort = Annotated[
-    int,
-    typer.Option(
-        "--port",
-        "--grpc-port",
-        min=0,
-        max=65535,
-        help="Port of the gRPC API; 0 = any free one.",
-        rich_help_panel=_SERVER,
-    ),
-]
-HttpPort = Annotated[
-    int,
-    typer.Option(
-        "--http-port", min=0, max=65535, help="Port of the OpenAI HTTP API; 0 = any free one.", rich_help_panel=_SERVER
-    ),
-]
-AdminPort = Annotated[
-    int,
-    typer.Option(
-        "--admin-port", min=0, max=65535, help="Port of the operators' API; 0 = any free one.", rich_help_panel=_SERVER
-    ),
-]
-AdminHttpPort = Annotated[
-    int,
-    typer.Option(
-        "--admin-http-port",
-        min=0,
-        max=65535,
-        help="Port of the lab and of /metrics, for operators; 0 = any free one.",
-        rich_help_panel=_SERVER,
-    ),
-]
+Port = Annotated[int, _port("Port of the gRPC listener")]
+GrpcPort = Annotated[int, _port("Port of the gRPC API")]
+GatewayPort = Annotated[int, _port("Port of the gRPC API", "--port", "--grpc-port")]
+HttpPort = Annotated[int, _port("Port of the OpenAI HTTP API")]
+AdminPort = Annotated[int, _port("Port of the operators' API")]
+AdminHttpPort = Annotated[int, _port("Port of the lab and of /metrics, for operators")]
+MetricsPort = Annotated[int, _port("Port of /metrics for Prometheus")]
 AllowedOrigins = Annotated[
     list[str] | None,
     typer.Option(
         "--allowed-origins",
         metavar="ORIGIN",
-        help="A web origin (https://chat.example.org) whose pages may call the OpenAI API from a browser; repeatable, * = all.",
+        help="A web origin (https://chat.example.org) that may call the OpenAI API from a browser; repeatable, * = all.",
         show_default=False,
         rich_help_panel=_SERVER,
     ),
@@ -100,16 +71,6 @@ AdminHttpNames = Annotated[
         metavar="NAME",
         help="A host name by which browsers may open the lab, beside addresses and localhost; repeatable.",
         show_default=False,
-        rich_help_panel=_SERVER,
-    ),
-]
-MetricsPort = Annotated[
-    int,
-    typer.Option(
-        "--metrics-port",
-        min=0,
-        max=65535,
-        help="Port of /metrics for Prometheus; 0 = any free one.",
         rich_help_panel=_SERVER,
     ),
 ]
@@ -127,27 +88,12 @@ StopWithStdin = Annotated[
 Reflection = Annotated[
     bool,
     typer.Option(
-        "--reflection/--no-reflection", help="Tell clients which services and messages there are (gRPC reflection)."
+        "--reflection/--no-reflection", help="Offer gRPC server reflection, which lists services and messages."
     ),
 ]
-ToolParser = Annotated[
-    str,
-    typer.Option(
-        help="How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its template shows; none.",
-        rich_help_panel=_CHATS,
-    ),
-]
-ReasoningParser = Annotated[
-    str,
-    typer.Option(
-        help="How the model marks what it thinks: think; auto = as its template shows; none.",
-        rich_help_panel=_CHATS,
-    ),
-]
-
 Target = Annotated[
     str,
-    typer.Option("--target", envvar="QUIRE_TARGET", help="The gateway's gRPC door, HOST:PORT."),
+    typer.Option("--target", envvar="QUIRE_TARGET", help="The gateway's gRPC address, HOST:PORT."),
 ]
 Admin = Annotated[
     str,

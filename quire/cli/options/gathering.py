@@ -1,4 +1,4 @@
-"""Groups of options that many commands share and that together are one value: a command takes the value, people see the options."""
+"""Groups of options that several commands share: the command takes one value, its help lists the options."""
 
 import inspect
 from collections.abc import Callable
@@ -6,16 +6,19 @@ from typing import Any
 
 
 def gathers(**collectors: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: each parameter named here is made by its collector, whose own parameters become the command's options."""
+    """A decorator: a parameter named here is made by its collector; the collector's own parameters become the options."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:
             made = {name: _collect(collector, given) for name, collector in collectors.items()}
             command(**given, **made)
 
-        own = [part for name, part in _parameters(command).items() if name not in collectors]
-        shared = [part for collector in collectors.values() for part in _parameters(collector).values()]
-        all_parts = [part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in (*own, *shared)]
+        parts = [
+            part
+            for name, own in _parameters(command).items()
+            for part in (_parameters(collectors[name]).values() if name in collectors else [own])
+        ]
+        all_parts = [part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts]
         run.__signature__ = inspect.Signature(all_parts)  # type: ignore[attr-defined]
         run.__annotations__ = {part.name: part.annotation for part in all_parts}
         run.__name__, run.__doc__ = command.__name__, command.__doc__

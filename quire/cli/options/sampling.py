@@ -13,7 +13,9 @@ _PANEL = "Sampling (absent = the model's default)"
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens to generate. Default: up to the model's context.", show_default=False, rich_help_panel=_PANEL
+        help="Maximum number of tokens to generate. Default: up to the model's context length.",
+        show_default=False,
+        rich_help_panel=_PANEL,
     ),
 ]
 Temperature = Annotated[float | None, typer.Option(help="0 = greedy.", show_default=False, rich_help_panel=_PANEL)]
@@ -31,7 +33,9 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(help="Ends the output before this text; repeatable.", show_default=False, rich_help_panel=_PANEL),
 ]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end.", rich_help_panel=_PANEL)]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue past the model's end-of-sequence token.", rich_help_panel=_PANEL)
+]
 Model = Annotated[
     str,
     typer.Option(help="The model's name or an adapter's (`quire models`). Default: the model.", show_default=False),
@@ -57,7 +61,7 @@ PresencePenalty = Annotated[
     float, typer.Option(help="Above 0: tokens of the output become less likely.", rich_help_panel=_MORE)
 ]
 FrequencyPenalty = Annotated[
-    float, typer.Option(help="Above 0: the same, each time they are in the output.", rich_help_panel=_MORE)
+    float, typer.Option(help="Above 0: the same, for each occurrence in the output.", rich_help_panel=_MORE)
 ]
 BadWords = Annotated[
     list[str] | None,
@@ -70,7 +74,7 @@ N = Annotated[int, typer.Option("--n", "-n", help="Outputs wanted.", rich_help_p
 BestOf = Annotated[
     int | None,
     typer.Option(
-        help="Outputs made, the likeliest of which are shown. Default: --n.",
+        help="Outputs generated, the likeliest of which are shown. Default: --n.",
         show_default=False,
         rich_help_panel=_CHOICES,
     ),

@@ -1,8 +1,11 @@
-"""Options about scheduling and what is kept of it, under vLLM's names where vLLM has them."""
+"""Options about scheduling and recording, with vLLM's names where vLLM has them."""
 
 from typing import Annotated
 
 import typer
+
+from quire.cli.options.settings import options_of
+from scheduler_svc.settings import SchedulerSettings
 
 _SCHEDULING, _RECORDING = "Scheduling", "Recording"
 
@@ -25,42 +28,6 @@ PolicySet = Annotated[
         rich_help_panel=_SCHEDULING,
     ),
 ]
-MaxNumSeqs = Annotated[
-    int | None,
-    typer.Option(
-        help="Most sequences in one step. Default: 256, or the tokens of a step where these are fewer.",
-        show_default=False,
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-MaxNumBatchedTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Most tokens in one step; longer prompts are cut in chunks where the policy cuts them. Default: 2048; "
-        "vllm-v0-chunked 512; whole prompts: at least --max-model-len.",
-        show_default=False,
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-EnablePrefixCaching = Annotated[
-    bool | None,
-    typer.Option(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Reuse KV blocks of equal prefixes. Default: yes.",
-        show_default=False,
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap/--no-overlap",
-        help="Plan the next step while one runs, where the policy can (quire, vllm-v1-async). Default: yes, unless workers "
-        "compute on a CPU.",
-        show_default=False,
-        rich_help_panel=_SCHEDULING,
-    ),
-]
 RecordMemory = Annotated[
     str | None,
     typer.Option(
@@ -70,19 +37,10 @@ RecordMemory = Annotated[
         rich_help_panel=_RECORDING,
     ),
 ]
-RecordTokens = Annotated[
-    bool,
-    typer.Option(
-        "--record-tokens",
-        help="Record tokens as they are; else recordings have other names for them, from which no text can be read.",
-        rich_help_panel=_RECORDING,
-    ),
-]
-ForceOwnership = Annotated[
-    bool,
-    typer.Option(
-        "--force-ownership",
-        help="Take workers from another scheduler at once, for one that replaces a dead one; else their leases are waited for.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
+
+# --- collectors, for `gathers`: fields of SchedulerSettings ------------------------------------------------------------
+
+steps = options_of(
+    SchedulerSettings,
+    panels={_SCHEDULING: ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "overlap")},
+)

@@ -1,6 +1,6 @@
-"""Options made from the settings themselves: each has its setting's name, kind, default and explanation, so none is left out.
+"""Options made from the settings themselves: each has its setting's name, type, default and description.
 
-Not here: options whose words differ from the settings' (`--set`, `--record-memory`), and those known from vLLM.
+Not here: options with other names or values than their settings (`--set`, `--record-memory`).
 """
 
 import inspect
@@ -13,77 +13,100 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from quire.settings import option_name, settings_of
-from quire.sizes import parse_size, size_text
+from quire.settings import Spelling, option_name, settings_of
+from quire.sizes import GIB, parse_size, size_text
 
 Panels = Mapping[str, Sequence[str]]
 """Fields by the help panel that their options are shown in."""
 
-_SIZE_SUFFIX, _DURATION_SUFFIX = "_bytes", "_s"
+_SIZES, _DURATION_SUFFIX = {"_bytes": 1, "_gib": GIB}, "_s"
+"""Units of settings that are sizes, by the end of their names."""
 
 
-def options_of(*settings: type[BaseModel], panels: Panels) -> Callable[..., dict[str, Any]]:
-    """A collector for `quire.cli.options.gathering.gathers`: makes {field: value} of the options that were given.
+def options_of(
+    *settings: type[BaseModel], panels: Panels, spelled: Spelling = option_name
+) -> Callable[..., dict[str, Any]]:
+    """A collector for `quire.cli.options.gathering.gathers`: {field: value} of the options that were given.
 
-    With several `settings` a field is explained by the first that has it. ConfigError from the collector for a size that is none.
+    Options with a text as default are always given. With several `settings` a field is described by the first
+    that has it. `spelled`: the option's name of a field. The collector raises ConfigError for a malformed size.
     """
 
     def collect(**given: Any) -> dict[str, Any]:
-        return {name: _value(name, value) for name, value in given.items() if value is not None}
+        return {name: _value(name, value, spelled) for name, value in given.items() if value not in (None, "")}
 
-    parts = [_parameter(settings, name, panel) for panel, names in panels.items() for name in names]
+    parts = [_parameter(settings, name, panel, spelled) for panel, names in panels.items() for name in names]
     collect.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
     return collect
 
 
 def arguments_for(settings: type[BaseModel], given: Mapping[str, Any]) -> list[str]:
-    """What of `given` is a setting of these, as arguments of the service. ConfigError for values that cannot be."""
+    """Those of `given` that are fields of `settings`, as arguments of the service. Raises ConfigError for invalid values."""
     own = {name: value for name, value in given.items() if name in settings.model_fields}
     settings_of(settings, option_name, **own)
-    return [part for name, value in own.items() for part in (option_name(name), str(value))]
+    return as_arguments(own)
 
 
-def switches_for(given: Mapping[str, bool | None]) -> list[str]:
-    """Switches by name as arguments of the service; nothing for what nobody chose."""
-    return [f"--{name}" if is_on else f"--no-{name}" for name, is_on in given.items() if is_on is not None]
+def as_arguments(given: Mapping[str, Any], spelled: Spelling = option_name) -> list[str]:
+    """Values by field as arguments of the service, unchecked; a bool is a switch."""
+    return [part for name, value in given.items() for part in _argument(spelled(name), value)]
 
 
-def _parameter(settings: Sequence[type[BaseModel]], name: str, panel: str) -> inspect.Parameter:
+def _argument(option: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [option if value else _negated(option)]
+    return [option, str(value)]
+
+
+def _negated(option: str) -> str:
+    return f"--no-{option.removeprefix('--')}"
+
+
+def _parameter(settings: Sequence[type[BaseModel]], name: str, panel: str, spelled: Spelling) -> inspect.Parameter:
     owners = [cls for cls in settings if name in cls.model_fields]
-    field = owners[0].model_fields[name]
-    option = typer.Option(
-        option_name(name),
+    field, option = owners[0].model_fields[name], spelled(name)
+    kind = _written_as(name, field)
+    default = field.default if kind is str and isinstance(field.default, str) else None
+    made = typer.Option(
+        f"{option}/{_negated(option)}" if kind is bool and field.default is not False else option,
         metavar=_metavar(name),
-        help=" ".join([str(field.description), *_defaults(name, owners)]),
-        show_default=False,
+        help=" ".join([*str(field.description).split(), *([] if default else _defaults(name, owners))]),
+        show_default=bool(default),
         rich_help_panel=panel,
     )
-    kind = Annotated[_written_as(name, field) | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    annotation = Annotated[kind if default is not None else kind | None, made]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _written_as(name: str, field: FieldInfo) -> type:
-    """The kind of value that people write."""
-    return str if name.endswith(_SIZE_SUFFIX) else _plain_type(field.annotation)
+    """The type of value that is written."""
+    return str if _size_unit(name) else _plain_type(field.annotation)
+
+
+def _size_unit(name: str) -> int:
+    """Bytes of a plain number; 0 if the setting is no size."""
+    return next((unit for suffix, unit in _SIZES.items() if name.endswith(suffix)), 0)
 
 
 def _plain_type(annotation: Any) -> type:
-    """int of `Annotated[int, ...] | None`."""
+    """int of `Annotated[int, ...] | None`, str of a Literal."""
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in typing.get_args(annotation) if part is not types.NoneType)
+    if typing.get_origin(annotation) is typing.Literal:
+        return str
     found = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
     return typing.cast(type, found)
 
 
 def _metavar(name: str) -> str | None:
-    """The unit; None = what the kind says."""
-    if name.endswith(_SIZE_SUFFIX):
+    """The unit; None = that of the type."""
+    if _size_unit(name):
         return "SIZE"
     return "SECONDS" if name.endswith(_DURATION_SUFFIX) else None
 
 
 def _defaults(name: str, owners: Sequence[type[BaseModel]]) -> list[str]:
-    """A sentence; none where the explanation says what None means."""
+    """A sentence; none where the description says what None means."""
     texts = {cls: _default_text(name, cls.model_fields[name].default) for cls in owners}
     if not all(texts.values()):
         return []
@@ -94,13 +117,19 @@ def _defaults(name: str, owners: Sequence[type[BaseModel]]) -> list[str]:
 
 
 def _default_text(name: str, default: Any) -> str:
-    """As people write it."""
-    if default is None:
+    """As it is written; empty for None and for a switch that is off."""
+    if default is None or default is False:
         return ""
-    if name.endswith(_SIZE_SUFFIX):
+    if default is True:
+        return "yes"
+    if _size_unit(name) == 1:
         return size_text(default).replace(".0 ", "").replace(" ", "")
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _value(name: str, written: Any) -> Any:
-    return parse_size(written, option_name(name)) if name.endswith(_SIZE_SUFFIX) else written
+def _value(name: str, written: Any, spelled: Spelling) -> Any:
+    """A size in the setting's unit; other values as they are."""
+    if not (unit := _size_unit(name)):
+        return written
+    size = parse_size(written, spelled(name), plain_unit=unit)
+    return size if unit == 1 else size / unit

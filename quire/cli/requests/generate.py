@@ -48,14 +48,16 @@ def generate(
     choice: s.Choice = None,
     grammar: s.Grammar = None,
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="With the tokens' log probabilities (for --json).")
+        bool, typer.Option("--logprobs", help="Include the tokens' log probabilities (for --json).")
     ] = False,
     top_logprobs: Annotated[
         int | None,
-        typer.Option(help="With so many of the likeliest tokens at each place (for --json).", show_default=False),
+        typer.Option(
+            help="Include this many of the likeliest tokens at each position (for --json).", show_default=False
+        ),
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, typer.Option(help="The same of the prompt; 0 = its own tokens alone.", show_default=False)
+        int | None, typer.Option(help="The same for the prompt; 0 = its own tokens only.", show_default=False)
     ] = None,
     model: s.Model = "",
     as_json: Annotated[

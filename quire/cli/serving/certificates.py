@@ -15,7 +15,7 @@ app = new_app()
 
 @app.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put them.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them to.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -23,11 +23,11 @@ def certs(
             show_default=False,
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=825, help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=825, help="Days of validity.")] = 365,
 ) -> None:
     """Make a development CA, and certificates for gateway, scheduler, worker, operators and clients.
 
-    Run it again to renew them: the CA stays, and running services take the new ones by themselves.
+    Run it again to renew them: the CA stays, and running services reload them.
 
       [bold]quire certs certs/[/bold]
       [bold]quire up --tls certs/[/bold]

@@ -1,4 +1,4 @@
-"""`quire keys`: API keys for a tenants file. A key is shown once, when it is made; the file has its hash alone."""
+"""`quire keys`: API keys for a tenants file. A key is shown once, when it is made; the file has only its hash."""
 
 import datetime
 import sys
@@ -30,18 +30,16 @@ def keys() -> None:
 
 @app.command("new")
 def new(
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key it is; a new tenant is added.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Tenant of the key; a new one is added.")],
     file: Annotated[
         Path | None,
-        typer.Option(
-            help="Add it to this tenants file; running gateways take it up by themselves.", show_default=False
-        ),
+        typer.Option(help="Add it to this tenants file; running gateways reload it.", show_default=False),
     ] = None,
-    name: Annotated[str, typer.Option(help="What it is for, for lists.")] = "",
+    name: Annotated[str, typer.Option(help="Purpose, shown in lists.")] = "",
     days: Annotated[
-        int | None, typer.Option(min=1, max=36_500, help="How long it counts. Default: for ever.", show_default=False)
+        int | None, typer.Option(min=1, max=36_500, help="Days of validity. Default: unlimited.", show_default=False)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It opens the operators' API.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Allow the operators' API.")] = False,
 ) -> None:
     """Make a key and print it, once; and the lines for the tenants file, or add them with --file."""
     if not TENANT_NAME.fullmatch(tenant):
@@ -61,7 +59,7 @@ def new(
 
 @app.command("hash")
 def hash_() -> None:
-    """Print the SHA-256 of a key that is read from standard input, where no list of processes and no history shows it.
+    """Print the SHA-256 of a key that is read from standard input, so that no process list or shell history shows it.
 
     [bold]quire keys hash < key.txt[/bold]
     """
@@ -87,10 +85,10 @@ def list_(file: _File) -> None:
 def check(
     file: _File,
     key: Annotated[
-        bool, typer.Option("--key", help="Also read a key from standard input and say whose it is.")
+        bool, typer.Option("--key", help="Also read a key from standard input and print its tenant.")
     ] = False,
 ) -> None:
-    """Say whether a file is sound.
+    """Check a tenants file.
 
     [bold]quire keys check tenants.toml --key < key.txt[/bold]
     """
@@ -135,7 +133,7 @@ def _quoted(text: str) -> str:
 
 
 def _append(file: Path, lines: str) -> None:
-    """The file appears whole, and only where it is sound with the lines."""
+    """Replace the file atomically, and only if it is valid with the new lines."""
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     text = f"{before.rstrip()}\n\n{lines}" if before.strip() else lines
     parse_tenants(text, file)

@@ -51,12 +51,12 @@ class LoadProgress:
         self._write(service, f"{service}: {line}", line)
 
     def restart(self, death: str, pause_s: float) -> None:
-        """A service died."""
+        """Show that a service died."""
         text = f"{death}; starting it again in {pause_s:.1f} s"
         self._write("up", text, text)
 
     def _write(self, service: str, text: str, line: str) -> None:
-        """`line` as JSON if it is not: a service that writes JSON says in it who it is."""
+        """`line` as JSON if it is not; services that write JSON include their name."""
         if self._form is LogFormat.JSON:
             text = line if line.startswith("{") else JsonFormatter(service).line("quire.up", line)
         sys.stderr.write(f"{text}\n")

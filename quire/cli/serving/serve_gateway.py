@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway_svc.chat.tool_calls.formats import AUTO
 from gateway_svc.settings import GatewaySettings
 from quire import extras
 from quire.cli.groups import new_app
 from quire.cli.options import access as a
 from quire.cli.options import common as o
+from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
 from quire.cli.serving import service
@@ -38,8 +38,9 @@ _limits = options_of(
 
 
 @app.command()
-@gathers(limits=_limits, peers=a.peer_settings, doors=a.door_settings)
+@gathers(chats=parsers, limits=_limits, peers=a.peer_settings, doors=a.door_settings)
 def serve_gateway(
+    *,
     scheduler: Annotated[
         str, typer.Option(help="Address of the scheduler, HOST:PORT.")
     ] = f"127.0.0.1:{o.DEFAULT_SCHEDULER_PORT}",
@@ -51,12 +52,10 @@ def serve_gateway(
     admin_http_name: o.AdminHttpNames = None,
     allowed_origins: o.AllowedOrigins = None,
     reflection: o.Reflection = True,
-    tool_parser: o.ToolParser = AUTO,
-    reasoning_parser: o.ReasoningParser = AUTO,
+    chats: dict[str, Any],
     tenants: a.Tenants = None,
     log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
-    *,
     limits: dict[str, Any],
     peers: PeerSettings,
     doors: DoorSettings,
@@ -84,9 +83,8 @@ def serve_gateway(
         admin_http_names=tuple(admin_http_name or ()),
         allowed_origins=tuple(allowed_origins or ()),
         reflection=reflection,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
         tenants=tenants,
+        **chats,
         **limits,
         peers=peers,
         doors=doors.model_copy(update={"insecure": peers.insecure}),

@@ -25,6 +25,7 @@ app = new_app()
 _limits = options_of(
     SchedulerSettings,
     panels={
+        "Scheduling": ("force_ownership",),
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
             *("max_retained_tokens", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
@@ -34,14 +35,21 @@ _limits = options_of(
             *("reconnect_backoff_s", "drain_s"),
         ),
         "Log": ("stats_interval_s",),
-        "Recording": ("record_segment_steps", "max_logged_steps", "max_logged_events", "integrity_check_every"),
+        "Recording": (
+            "record_tokens",
+            "record_segment_steps",
+            "max_logged_steps",
+            "max_logged_events",
+            "integrity_check_every",
+        ),
     },
 )
 
 
 @app.command()
-@gathers(limits=_limits, peers=a.peer_settings)
+@gathers(steps=sch.steps, limits=_limits, peers=a.peer_settings)
 def serve_scheduler(
+    *,
     worker: Annotated[list[str] | None, typer.Option(help="Address of a worker, HOST:PORT; repeatable.")] = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
@@ -49,18 +57,12 @@ def serve_scheduler(
     metrics_port: o.MetricsPort = o.DEFAULT_SCHEDULER_METRICS_PORT,
     policy: sch.Policy = "quire",
     policy_set: sch.PolicySet = None,
-    max_num_seqs: sch.MaxNumSeqs = None,
-    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
-    enable_prefix_caching: sch.EnablePrefixCaching = None,
-    overlap: sch.Overlap = None,
+    steps: dict[str, Any],
     adapter: m.Adapters = None,
     record_memory: sch.RecordMemory = None,
-    record_tokens: sch.RecordTokens = False,
     reflection: o.Reflection = True,
-    force_ownership: sch.ForceOwnership = False,
     log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
-    *,
     limits: dict[str, Any],
     peers: PeerSettings,
 ) -> None:
@@ -81,15 +83,10 @@ def serve_scheduler(
         metrics_port=metrics_port,
         policy=policy,
         policy_set=tuple(policy_set or ()),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        enable_prefix_caching=enable_prefix_caching,
-        overlap=overlap,
         adapters=tuple(adapter or ()),
         record_ring_bytes=None if record_memory is None else parse_size(record_memory, "--record-memory"),
-        record_tokens=record_tokens,
-        force_ownership=force_ownership,
         reflection=reflection,
+        **steps,
         **limits,
         peers=peers,
     )

@@ -9,7 +9,6 @@ from quire.cli.options import common as o
 from quire.cli.options import model as m
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
-from quire.cli.options.worker import WorkerOptions
 from quire.cli.serving import worker_service
 from quire.hub import checkpoint_folder
 from svc_common.log_format import LogFormat
@@ -23,34 +22,19 @@ _limits = options_of(WorkerSettings, panels={"Times": ("owner_lease_s",), "Trace
 
 
 @app.command()
-@gathers(limits=_limits, peers=a.peer_settings)
+@gathers(loading=m.loading, adapter_limits=m.adapter_limits, memory=m.memory, limits=_limits, peers=a.peer_settings)
 def serve_worker(
+    *,
     model: m.Model = None,
     revision: m.Revision = "",
-    served_model_name: m.ServedModelName = "",
-    dtype: m.Dtype = "auto",
-    quantization: m.Quantization = "none",
-    max_model_len: m.MaxModelLen = None,
-    backend: m.Backend = "auto",
-    device: m.Device = "auto",
-    num_threads: m.NumThreads = None,
-    fuse: m.Fuse = None,
-    invariant: m.Invariant = None,
-    max_adapters: m.MaxAdapters = None,
-    max_adapter_rank: m.MaxAdapterRank = None,
-    mask_budget_ms: m.MaskBudgetMs = None,
-    block_size: m.BlockSize = None,
-    kv_cache_dtype: m.KvCacheDtype = "auto",
-    kv_cache_memory: m.KvCacheMemory = None,
-    gpu_memory_utilization: m.GpuMemoryUtilization = None,
-    swap_space: m.SwapSpace = None,
-    num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
+    loading: dict[str, Any],
+    adapter_limits: dict[str, Any],
+    memory: dict[str, Any],
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_WORKER_PORT,
     metrics_port: o.MetricsPort = o.DEFAULT_WORKER_METRICS_PORT,
     log_format: o.LogForm = LogFormat.TEXT,
     stop_with_stdin: o.StopWithStdin = False,
-    *,
     limits: dict[str, Any],
     peers: PeerSettings,
 ) -> None:
@@ -61,27 +45,12 @@ def serve_worker(
     """
     extras.require("quire serve worker", "worker")
     found = checkpoint_folder(model, revision)
-    given = WorkerOptions(
-        served_model_name=served_model_name or found.name,
-        dtype=dtype,
-        quantization=quantization,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        swap_space=swap_space,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        kv_cache_dtype=kv_cache_dtype,
-        kv_cache_memory=kv_cache_memory,
-        backend=backend,
-        device=device,
-        num_threads=num_threads,
-        fuse=fuse,
-        invariant=invariant,
-        max_adapters=max_adapters,
-        max_adapter_rank=max_adapter_rank,
-        mask_budget_ms=mask_budget_ms,
-    )
     settings = WorkerSettings.of(
-        host=host, port=port, metrics_port=metrics_port, peers=peers, **limits, **given.setting_values(found.path)
+        model=found.path,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        peers=peers,
+        **{"served_model_name": found.name} | loading | adapter_limits | memory | limits,
     )
     worker_service.run(worker.serve, settings, stop_with_stdin=stop_with_stdin, log_form=log_format)

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway_svc.chat.tool_calls.formats import AUTO
 from gateway_svc.settings import GatewaySettings
 from quire import extras
 from quire.cli.groups import new_app
@@ -21,9 +20,9 @@ from quire.cli.options import access as a
 from quire.cli.options import common as o
 from quire.cli.options import model as m
 from quire.cli.options import scheduling as sch
+from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
-from quire.cli.options.settings import arguments_for, options_of, switches_for
-from quire.cli.options.worker import WorkerOptions
+from quire.cli.options.settings import arguments_for, as_arguments, options_of
 from quire.cli.serving.load_progress import LoadProgress
 from quire.hub import checkpoint_folder
 from quire.local_stack.processes import ServiceProcess
@@ -33,10 +32,17 @@ from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
 from scheduler_svc.settings import SchedulerSettings, adapter_paths
 from svc_common.log_format import LogFormat
+from worker_svc.settings import option_of
 
 CHECK_S = 0.1
 
 app = new_app()
+
+_SIMULATED = {
+    **{name: name for name in ("served_model_name", "max_model_len", "block_size", "max_adapters")},
+    "num_gpu_blocks_override": "num_gpu_blocks",
+}
+"""Settings of a worker that a simulated one has too, with their names there."""
 
 # A name that both services have sets both.
 _limits = options_of(
@@ -52,28 +58,22 @@ _limits = options_of(
             *("warm_up_s", "drain_s", "http_header_s", "http_body_s"),
         ),
         "Log": ("stats_interval_s",),
+        "Recording": ("record_tokens",),
     },
 )
 
 
 @app.command()
-@gathers(limits=_limits)
+@gathers(
+    loading=m.loading, adapter_limits=m.adapter_limits, memory=m.memory, steps=sch.steps, chats=parsers, limits=_limits
+)
 def up(
+    *,
     model: m.Model = None,
     revision: m.Revision = "",
-    served_model_name: m.ServedModelName = "",
-    dtype: m.Dtype = "auto",
-    quantization: m.Quantization = "none",
-    max_model_len: m.MaxModelLen = None,
-    backend: m.Backend = "auto",
-    device: m.Device = "auto",
-    num_threads: m.NumThreads = None,
-    fuse: m.Fuse = None,
-    invariant: m.Invariant = None,
+    loading: dict[str, Any],
     adapter: m.Adapters = None,
-    max_adapters: m.MaxAdapters = None,
-    max_adapter_rank: m.MaxAdapterRank = None,
-    mask_budget_ms: m.MaskBudgetMs = None,
+    adapter_limits: dict[str, Any],
     simulated: Annotated[
         bool, typer.Option("--simulated", help="A cost model instead of a model.", rich_help_panel="Model")
     ] = False,
@@ -85,34 +85,23 @@ def up(
             rich_help_panel="Scheduling",
         ),
     ] = 1,
-    block_size: m.BlockSize = None,
-    kv_cache_dtype: m.KvCacheDtype = "auto",
-    kv_cache_memory: m.KvCacheMemory = None,
-    gpu_memory_utilization: m.GpuMemoryUtilization = None,
-    swap_space: m.SwapSpace = None,
-    num_gpu_blocks_override: m.NumGpuBlocksOverride = None,
+    memory: dict[str, Any],
     policy: sch.Policy = "quire",
     policy_set: sch.PolicySet = None,
-    max_num_seqs: sch.MaxNumSeqs = None,
-    max_num_batched_tokens: sch.MaxNumBatchedTokens = None,
-    enable_prefix_caching: sch.EnablePrefixCaching = None,
-    overlap: sch.Overlap = None,
+    steps: dict[str, Any],
     record_memory: sch.RecordMemory = None,
-    record_tokens: sch.RecordTokens = False,
     host: o.Host = "127.0.0.1",
     grpc_port: o.GrpcPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
     admin_port: o.AdminPort = o.DEFAULT_ADMIN_PORT,
     admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
     allowed_origins: o.AllowedOrigins = None,
-    tool_parser: o.ToolParser = AUTO,
-    reasoning_parser: o.ReasoningParser = AUTO,
+    chats: dict[str, Any],
     tls: a.StackTls = None,
     tenants: a.Tenants = None,
     insecure: a.Insecure = False,
     reflection: o.Reflection = True,
     log_format: o.LogForm = LogFormat.TEXT,
-    *,
     limits: dict[str, Any],
 ) -> None:
     """Start gateway, scheduler and worker on this machine, and stop them with Ctrl-C.
@@ -141,28 +130,12 @@ def up(
     """
     extras.require("quire up", *extras.services(simulated=simulated))
     found = None if simulated else checkpoint_folder(model, revision)
-    worker = WorkerOptions(
-        served_model_name=served_model_name or (found.name if found else ""),
-        dtype=dtype,
-        quantization=quantization,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        swap_space=swap_space,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        kv_cache_dtype=kv_cache_dtype,
-        kv_cache_memory=kv_cache_memory,
-        backend=backend,
-        device=device,
-        num_threads=num_threads,
-        fuse=fuse,
-        invariant=invariant,
-        max_adapters=max_adapters,
-        max_adapter_rank=max_adapter_rank,
-        mask_budget_ms=mask_budget_ms,
-    )
+    worker = loading | adapter_limits | memory
+    if found is not None:
+        worker.setdefault("served_model_name", found.name)
+    shared = [] if reflection else ["--no-reflection"]
     options = StackOptions(
-        model=found and found.path,
+        model=found.path if found else None,
         simulated=simulated,
         workers=workers,
         host=host,
@@ -175,56 +148,40 @@ def up(
         insecure=insecure,
         log_format=log_format,
         adapters={name: str(Path(path).expanduser().absolute()) for name, path in adapter_paths(adapter or ()).items()},
-        worker_args=_simulated_arguments(worker) if simulated else worker.arguments(),
+        worker_args=_simulated_arguments(worker) if simulated else as_arguments(worker, option_of),
         policy=policy,
         policy_set=policy_set or (),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
         scheduler_args=[
-            *switches_for({"enable-prefix-caching": enable_prefix_caching, "overlap": overlap}),
-            *_recording_arguments(record_memory, tokens=record_tokens),
-            *([] if reflection else ["--no-reflection"]),
-            *arguments_for(SchedulerSettings, limits),
+            *_recording_arguments(record_memory),
+            *shared,
+            *arguments_for(SchedulerSettings, steps | limits),
         ],
         gateway_args=[
-            *_chat_arguments(tool_parser, reasoning_parser),
             *_origin_arguments(allowed_origins or ()),
-            *([] if reflection else ["--no-reflection"]),
-            *arguments_for(GatewaySettings, limits),
+            *shared,
+            *arguments_for(GatewaySettings, chats | limits),
         ],
     )
     _run(options)
 
 
-def _chat_arguments(tool_parser: str, reasoning_parser: str) -> list[str]:
-    """ConfigError for names that there are not, before anything starts."""
-    settings_of(GatewaySettings, option_name, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    return ["--tool-parser", tool_parser, "--reasoning-parser", reasoning_parser]
-
-
 def _origin_arguments(origins: Sequence[str]) -> list[str]:
-    """ConfigError for what is no origin, before anything starts."""
+    """Raises ConfigError for a malformed origin, before anything starts."""
     settings_of(GatewaySettings, option_name, allowed_origins=tuple(origins))
     return [part for origin in origins for part in ("--allowed-origins", origin)]
 
 
-def _recording_arguments(memory: str | None, *, tokens: bool) -> list[str]:
-    """ConfigError for a size that is none, before anything starts."""
-    if memory is not None:
-        parse_size(memory, "--record-memory")
-    sized = [] if memory is None else ["--record-memory", memory]
-    return [*sized, "--record-tokens"] if tokens else sized
+def _recording_arguments(memory: str | None) -> list[str]:
+    """Raises ConfigError for a malformed size, before anything starts."""
+    if memory is None:
+        return []
+    parse_size(memory, "--record-memory")
+    return ["--record-memory", memory]
 
 
-def _simulated_arguments(worker: WorkerOptions) -> list[str]:
-    named = {
-        "--served-model-name": worker.served_model_name or None,
-        "--max-model-len": worker.max_model_len,
-        "--block-size": worker.block_size,
-        "--num-gpu-blocks": worker.num_gpu_blocks_override,
-        "--max-adapters": worker.max_adapters,
-    }
-    return [part for name, value in named.items() if value is not None for part in (name, str(value))]
+def _simulated_arguments(worker: Mapping[str, Any]) -> list[str]:
+    """The options that a simulated worker has too."""
+    return as_arguments({_SIMULATED[name]: value for name, value in worker.items() if name in _SIMULATED})
 
 
 class _Stopped(BaseException):

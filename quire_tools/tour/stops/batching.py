@@ -1,175 +1,136 @@
 """The stop `batching`: the same requests under static batching and under continuous batching."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
-from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import pictures
-from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Stage, TourRequest
+from quire_tools.tour.pictures import Step, share
+from quire_tools.tour.scenario import Scenario, request
+from quire_tools.tour.screen import Check, Number, declared
+from quire_tools.tour.stage import Stage, TourStack
 
 _LENGTHS = {"A": 6, "B": 30, "C": 9, "D": 14, "E": 5, "F": 12, "G": 8, "H": 18}
 _PLACES = 4
-_PROMPT_TOKENS = 8
+Steps = Sequence[Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """The steps of one stack, from the first to the last in which one of the requests runs."""
-
-    steps: Sequence[dict[str, Any]]
-
-    def places_of(self, name: str) -> list[int]:
-        """Steps that a request runs in, counted from the first of the course."""
-        return [place for place, step in enumerate(self.steps, 1) if pictures.share(step, name)]
-
-    @property
-    def last_steps(self) -> dict[str, int]:
-        """The step of each request's last token, counted from the first of the course."""
-        return {name: max(self.places_of(name)) for name in _LENGTHS}
-
-    @property
-    def used(self) -> int:
-        """Batch places used, summed over all steps."""
-        return sum(pictures.share(step, name) is not None for step in self.steps for name in _LENGTHS)
-
-    @property
-    def wasted(self) -> int:
-        """Batch places empty while requests ran, summed over all steps."""
-        return sum(_num_empty(step) for step in self.steps)
-
-    @property
-    def most_places(self) -> int:
-        """Most requests in one step."""
-        return max(sum(pictures.share(step, name) is not None for name in _LENGTHS) for step in self.steps)
+def _observe(stage: Stage) -> dict[str, Steps]:
+    """Steps by policy; without overlap, so that a place that becomes free is visible in the next step."""
+    requests = [request(name, 8, length) for name, length in _LENGTHS.items()]
+    options = {"max_num_seqs": _PLACES, "scheduler_args": ("--no-overlap",)}
+    return {
+        policy: Scenario(requests, TourStack.at_once, {"policy": policy, **options}).observe(stage).steps
+        for policy in ("static", "quire")
+    }
 
 
-def _course(stage: Stage, policy: str) -> Course:
-    """Without overlap, so that a place that becomes free is visible in the next step."""
-    with stage.stack(policy=policy, max_num_seqs=_PLACES, scheduler_args=("--no-overlap",)) as stack:
-        stack.at_once([TourRequest(name, _prompt(name), _params(length)) for name, length in _LENGTHS.items()])
-        return course_of(stack.steps())
+def _ran(steps: Steps, name: str) -> list[int]:
+    """Steps that a request runs in, counted from the first one."""
+    return [place for place, step in enumerate(steps, 1) if share(step, name)]
 
 
-def _prompt(name: str) -> list[int]:
-    """A different prompt for each request, so that none is cached."""
-    return [100 + 10 * ord(name) + place for place in range(_PROMPT_TOKENS)]
+def _last_steps(steps: Steps) -> list[int]:
+    return [max(_ran(steps, name)) for name in _LENGTHS]
 
 
-def _params(length: int) -> SamplingParams:
-    return SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0)
-
-
-def course_of(steps: Sequence[dict[str, Any]]) -> Course:
-    """The course of these steps."""
-    ours = [step for step in steps if any(pictures.share(step, name) for name in _LENGTHS)]
-    return Course(ours)
-
-
-def show(stage: Stage) -> Screen:
-    """Eight requests of different lengths in four places, under `static` and under `quire`."""
-    static, continuous = _course(stage, "static"), _course(stage, "quire")
-    return Screen(
-        "Static batches against continuous batching",
-        ("R1", "R5"),
-        [
-            f"{len(_LENGTHS)} requests for 5 to 30 tokens share {_PLACES} places. A static batch runs until its slowest request is "
-            "over and nobody joins it; continuous batching forms the batch anew at every step.",
-            pictures.side_by_side(
-                ("static: who runs in which step", _timetable(static)),
-                ("quire: who runs in which step", _timetable(continuous)),
-            ),
-            pictures.legend(*pictures.TIMETABLE_LEGEND, ("123", "red", "empty places")),
-        ],
-        _checks(static, continuous),
-        _numbers(static, continuous),
-    )
-
-
-def _num_empty(step: dict[str, Any]) -> int:
+def _num_empty(step: Step) -> int:
     """Empty places of a step; the gate request, if still running, takes a place too."""
     return _PLACES - len(step["scheduled"])
 
 
-def _timetable(course: Course) -> Text:
+def _picture(runs: Mapping[str, Steps]) -> Iterator[RenderableType]:
+    yield pictures.side_by_side(*((f"{policy}: requests by step", _timetable(steps)) for policy, steps in runs.items()))
+    yield pictures.legend(*pictures.TIMETABLE_LEGEND, ("123", "red", "empty places"))
+
+
+def _timetable(steps: Steps) -> Text:
     """Timetable of the requests, with a last row that counts the empty places of each step."""
-    picture = pictures.timetable(course.steps, list(_LENGTHS)).append("\n  ")
-    for step in course.steps:
-        picture.append(str(_num_empty(step) or " "), style="red")
-    return picture
+    picture = pictures.timetable(steps, list(_LENGTHS)).append("\n  ")
+    return picture.append("".join(str(_num_empty(step) or " ") for step in steps), style="red")
 
 
-def _numbers(static: Course, continuous: Course) -> list[Number]:
+def _used(steps: Steps) -> int:
+    """Batch places used, summed over all steps."""
+    return sum(len(_ran(steps, name)) for name in _LENGTHS)
+
+
+def _wasted(steps: Steps) -> int:
+    """Batch places empty while requests ran, summed over all steps."""
+    return sum(map(_num_empty, steps))
+
+
+def _numbers(runs: Mapping[str, Steps]) -> list[Number]:
     return [
-        number
-        for name, course in (("static", static), ("quire", continuous))
-        for number in (
-            Number(f"{name}: steps in all", len(course.steps), "R1"),
-            Number(f"{name}: places used", course.used, "R1"),
-            Number(f"{name}: places wasted", course.wasted, "R1"),
-            Number(f"{name}: mean last step", fmean(course.last_steps.values()), "R1"),
+        Number(f"{policy}: {what}", value, "R1")
+        for policy, steps in runs.items()
+        for what, value in (
+            ("steps in all", len(steps)),
+            ("places used", _used(steps)),
+            ("places wasted", _wasted(steps)),
+            ("mean last step", fmean(_last_steps(steps))),
         )
     ]
 
 
-def _checks(static: Course, continuous: Course) -> list[Check]:
-    late, gaps = _joined_under_way(static.steps), _gaps(continuous)
+def _checks(runs: Mapping[str, Steps]) -> list[Check]:
+    static, quire = runs["static"], runs["quire"]
+    joined, gaps = _joined(static), _gaps(quire)
+    wasted, used = [[count(steps) for steps in (static, quire)] for count in (_wasted, _used)]
+    most = [max(sum(share(step, name) is not None for name in _LENGTHS) for step in steps) for steps in (static, quire)]
     return [
-        Check("nobody joins a static batch under way", not late, f"{len(late)} joined one"),
+        Check("no request joins a static batch in progress", not joined, f"{joined} joined one"),
         Check(
-            "a place that is left is taken in the very next step",
-            bool(gaps) and max(gaps) == 1,
-            f"{len(gaps)} places, taken after {_listed(gaps)} steps",
+            "a place that becomes free is taken in the next step",
+            set(gaps) == {1},
+            f"{len(gaps)} places, taken after {', '.join(map(str, sorted(set(gaps))))} steps",
         ),
         Check(
             "no more run at a time than there are places",
-            max(static.most_places, continuous.most_places) <= _PLACES,
-            f"at most {static.most_places} and {continuous.most_places} of {_PLACES}",
+            max(most) <= _PLACES,
+            f"at most {most[0]} and {most[1]} of {_PLACES}",
         ),
         Check(
             "continuous batching wastes less and ends sooner",
-            continuous.wasted < static.wasted and len(continuous.steps) < len(static.steps),
-            f"{continuous.wasted} against {static.wasted} places, {len(continuous.steps)} against {len(static.steps)} steps",
+            wasted[1] < wasted[0] and len(quire) < len(static),
+            f"{wasted[1]} against {wasted[0]} places, {len(quire)} against {len(static)} steps",
         ),
         Check(
             "both do the same work",
-            static.used == continuous.used == sum(_LENGTHS.values()),
-            f"{static.used} and {continuous.used} of {sum(_LENGTHS.values())} tokens",
+            used[0] == used[1] == sum(_LENGTHS.values()),
+            f"{used[0]} and {used[1]} of {sum(_LENGTHS.values())} tokens",
         ),
     ]
 
 
-def _joined_under_way(steps: Sequence[dict[str, Any]]) -> list[str]:
-    """Requests that began in a step in which others continued."""
-    return [
-        name
-        for before, step in pairwise(steps)
-        for name in _LENGTHS
-        if _begins(before, step, name) and any(_goes_on(before, step, other) for other in _LENGTHS)
-    ]
+def _joined(steps: Steps) -> int:
+    """Number of requests that began in a step in which others continued."""
+    num_joined = 0
+    for before, step in pairwise(steps):
+        here = [name for name in _LENGTHS if share(step, name)]
+        new = [name for name in here if not share(before, name)]
+        num_joined += len(new) if len(new) < len(here) else 0
+    return num_joined
 
 
-def _gaps(course: Course) -> list[int]:
+def _gaps(steps: Steps) -> list[int]:
     """For each request that waited for a place: steps from the end of a finished request, earliest first, to its start."""
-    begins = sorted(min(course.places_of(name)) for name in _LENGTHS)[_PLACES:]
-    return [begin - end for begin, end in zip(begins, sorted(course.last_steps.values()), strict=False)]
+    begins = sorted(min(_ran(steps, name)) for name in _LENGTHS)[_PLACES:]
+    return [begin - end for begin, end in zip(begins, sorted(_last_steps(steps)), strict=False)]
 
 
-def _begins(before: dict[str, Any], step: dict[str, Any], name: str) -> bool:
-    return pictures.share(step, name) is not None and pictures.share(before, name) is None
-
-
-def _goes_on(before: dict[str, Any], step: dict[str, Any], name: str) -> bool:
-    return pictures.share(step, name) is not None and pictures.share(before, name) is not None
-
-
-def _listed(gaps: Sequence[int]) -> str:
-    return ", ".join(str(gap) for gap in sorted(set(gaps)))
-
-
-STOP = Stop("batching", "Static batches against continuous batching, step by step.", ("R1", "R5"), show)
+STOP = declared(
+    "batching",
+    "Static batches against continuous batching, step by step.",
+    ("R1", "R5"),
+    title="Static batches against continuous batching",
+    text=f"{len(_LENGTHS)} requests for 5 to 30 tokens share {_PLACES} places. A static batch runs until its slowest request has "
+    "ended and admits no other; continuous batching forms the batch anew at every step.",
+    observe=_observe,
+    picture=_picture,
+    checks=_checks,
+    numbers=_numbers,
+)

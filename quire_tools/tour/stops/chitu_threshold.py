@@ -1,136 +1,119 @@
 """The stop `chitu-threshold`: Chitu's limit on blocks for prompts, halved at each eviction and restored at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
-from quire.client.sampling_params import SamplingParams
 from quire_tools.tour import arrivals, pictures, replays, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.plots import Plot, Series
-from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Stage, TourRequest, TourStack
+from quire_tools.tour.scenario import Observation, observed, request, tiny_worker
+from quire_tools.tour.screen import Check, Number, declared
+from quire_tools.tour.stage import Stage
 
 _NAMES = "ABCDEFGH"
-PROMPT_TOKENS = 32
+_PROMPT_TOKENS, _NUM_BLOCKS = 32, 27
 OUTPUT_TOKENS = {name: 30 + 3 * place for place, name in enumerate(_NAMES)}
-_MAX_REQS = 7
 _OPTIONS: dict[str, Any] = {
     "policy": "chitu",
-    "policy_set": (f"max_reqs={_MAX_REQS}",),
-    "worker_args": ("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "27"),
+    "policy_set": ("max_reqs=7",),
+    "worker_args": tiny_worker(256, _NUM_BLOCKS),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """All steps of the requests. `thresholds`: right after each was planned, from the recording; `total`:
-    blocks in the pool."""
+class ThresholdRun:
+    """Eight tasks that need more blocks together than there are.
 
-    steps: Sequence[Step]
+    `thresholds`: right after each step was planned, from the recording.
+    """
+
+    seen: Observation
     thresholds: Sequence[int]
-    total: int
-    episodes: Mapping[str, Sequence[dict[str, Any]]]
+
+    @property
+    def total(self) -> int:
+        """Blocks in the pool."""
+        return self.seen.pool["total"]
 
     @property
     def used(self) -> list[int]:
         """Blocks in use right after each step was planned."""
-        return [self.total - step["free"][0] for step in self.steps]
+        return [self.total - step["free"][0] for step in self.seen.steps]
 
     @property
-    def recoveries(self) -> list[int]:
+    def restored(self) -> list[int]:
         """Steps before which the threshold was restored."""
-        rises = zip(pairwise(self.thresholds), self.steps[1:], strict=True)
+        rises = zip(pairwise(self.thresholds), self.seen.steps[1:], strict=True)
         return [step["step"] for (before, after), step in rises if after > before]
 
+    @property
+    def plot(self) -> Plot:
+        """Blocks and threshold over the steps."""
+        used = Series("blocks in use", self.used, "green", "#2f9e44")
+        limit = Series("threshold: prompts stay below it", self.thresholds, "bold red", "#c92a2a")
+        return Plot(self.seen.steps, used, limit, self.total, "blocks")
 
-def show(stage: Stage) -> Screen:
-    """Eight tasks that need more blocks together than there are."""
+
+def _observe(stage: Stage) -> ThresholdRun:
     with stage.stack(**_OPTIONS) as stack:
-        arrivals.one_by_one(stack, [_request(name) for name in _NAMES])
-        course = _course(stack)
-    plot = Plot(
-        course.steps,
-        Series("blocks in use", course.used, "green", "#2f9e44"),
-        Series("threshold: prompts stay below it", course.thresholds, "bold red", "#c92a2a"),
-        course.total,
-        "blocks",
-    )
-    return Screen(
-        "Chitu's adaptive threshold: congestion control on prompts",
-        ("R170", "R173", "R174", "R175", "R181"),
-        [
-            f"{len(_NAMES)} prompts of {PROMPT_TOKENS} tokens with {min(OUTPUT_TOKENS.values())} to {max(OUTPUT_TOKENS.values())} "
-            f"tokens to come, {course.total} blocks of 16. Decodes that run out evict the last in order, and each eviction halves "
-            "how many blocks prompts may fill.",
-            plot.text(),
-            pictures.timetable(step_facts.fitting(course.steps, 88), list(_NAMES), step_facts.mark_with_leavings),
-            Text("x evicted, computed again later", style="dim"),
-        ],
-        _checks(course),
-        _numbers(course),
-        drawings=[plot.svg("The adaptive threshold of the policy chitu, step by step")],
-    )
+        requests = [request(name, _PROMPT_TOKENS, num_output) for name, num_output in OUTPUT_TOKENS.items()]
+        seen = observed(stack, arrivals.one_by_one(stack, requests), why=True)
+        views = replays.views(stack.admin)
+    return ThresholdRun(seen, [views[step["step"]]["threshold"] for step in seen.steps])
 
 
-def _course(stack: TourStack) -> Course:
-    steps = step_facts.about(stack.steps(), _NAMES)
-    seen = replays.views(stack.admin)
-    episodes = {name: stack.why(name)["episodes"] for name in _NAMES}
-    return Course(steps, [seen[step["step"]]["threshold"] for step in steps], stack.blocks()["gpu"]["total"], episodes)
+def _picture(run: ThresholdRun) -> Iterator[RenderableType]:
+    yield run.plot.text()
+    yield pictures.timetable(step_facts.fitting(run.seen.steps, 88), list(_NAMES), step_facts.mark_preemptions)
+    yield Text("x evicted, computed again later", style="dim")
 
 
-def _request(name: str) -> TourRequest:
-    prompt = [100 + 40 * ord(name) % 2_000 + place for place in range(PROMPT_TOKENS)]
-    return TourRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS[name], ignore_eos=True))
-
-
-def _numbers(course: Course) -> list[Number]:
+def _numbers(run: ThresholdRun) -> list[Number]:
+    marks = zip(run.seen.steps, run.thresholds, strict=True)
+    last = next((limit for step, limit in reversed(list(marks)) if step["preempted"]), run.total)
     return [
-        Number("steps", len(course.steps)),
-        Number("evictions", len(step_facts.leavings(course.steps)), "R173"),
-        Number("lowest threshold, blocks", min(course.thresholds), "R174"),
-        Number("times it came back to the total", len(course.recoveries), "R175"),
-        Number("most blocks in use", max(course.used), "R170"),
-        Number("threshold after the last eviction", _last_halved(course), "R174"),
+        Number("steps", len(run.seen.steps)),
+        Number("evictions", len(step_facts.preemptions(run.seen.steps)), "R173"),
+        Number("lowest threshold, blocks", min(run.thresholds), "R174"),
+        Number("times restored to the total", len(run.restored), "R175"),
+        Number("most blocks in use", max(run.used), "R170"),
+        Number("threshold after the last eviction", last, "R174"),
     ]
-
-
-def _last_halved(course: Course) -> int:
-    marks = zip(course.steps, course.thresholds, strict=True)
-    return next((limit for step, limit in reversed(list(marks)) if step["preempted"]), course.total)
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
 
-def _checks(course: Course) -> list[Check]:
-    expected = list(thresholds_of(course.steps, course.total))
-    num_evictions = len(step_facts.leavings(course.steps))
-    back = course.recoveries
+def _checks(run: ThresholdRun) -> list[Check]:
+    steps, restored = run.seen.steps, run.restored
+    num_evictions = len(step_facts.preemptions(steps))
+    prompts = [step for step in steps if step_facts.is_prefill(step)]
+    steady = all(after in (before, run.total) or after < before for before, after in pairwise(run.thresholds))
     return [
         Check(
-            "each eviction halves it, an end brings it back at once",
-            num_evictions > 0 and expected == list(course.thresholds),
-            f"{num_evictions} evictions, {min(course.thresholds)} of {course.total} at least",
+            "each eviction halves it, an ended task restores it",
+            num_evictions > 0 and list(thresholds_of(steps, run.total)) == list(run.thresholds),
+            f"{num_evictions} evictions, {min(run.thresholds)} of {run.total} at least",
         ),
         Check(
-            "it comes back to the total in one go",
-            bool(back) and all(after in (before, course.total) or after < before for before, after in _pairs(course)),
-            f"{len(back)} times" + (f", before steps {', '.join(map(str, back[:6]))}" if back else ""),
+            "it is restored to the total in one step",
+            bool(restored) and steady,
+            f"{len(restored)} times" + (f", before steps {', '.join(map(str, restored[:6]))}" if restored else ""),
         ),
-        Check("prompts stay below it, decodes do not have to", *_prompts_below(course)),
-        Check("no step of prompts evicts", *_strict(course)),
-        Check("who is evicted is the last in order", *_last_evicted(course)),
-        Check("prompts had to wait for it", *_waited(course)),
+        Check("prompts stay below it, decodes may exceed it", *_prompts_below(run)),
+        Check(
+            "no step of prompts evicts",
+            bool(prompts) and not any(step["preempted"] for step in prompts),
+            f"{len(prompts)} steps of prompts",
+        ),
+        Check("the last task in order is evicted", *_last_evicted(steps)),
+        Check("prompts waited for it", *_waited(run.seen)),
     ]
-
-
-def _pairs(course: Course) -> Iterator[tuple[int, int]]:
-    return pairwise(course.thresholds)
 
 
 def thresholds_of(steps: Sequence[Step], total: int) -> Iterator[int]:
@@ -146,46 +129,42 @@ def thresholds_of(steps: Sequence[Step], total: int) -> Iterator[int]:
             threshold = total
 
 
-def _prompts_below(course: Course) -> tuple[bool, str]:
+def _prompts_below(run: ThresholdRun) -> tuple[bool, str]:
     """Check that blocks in use after scheduling a prompt are at most the threshold."""
-    marks = list(zip(course.steps, course.used, course.thresholds, strict=True))
-    over = [step["step"] for step, used, limit in marks if step_facts.is_prefill(step) and used > limit]
-    above = sum(used > limit for step, used, limit in marks if not step_facts.is_prefill(step))
-    return not over, f"{len(over)} steps of prompts above, {above} of decodes"
+    marks = zip(run.seen.steps, run.used, run.thresholds, strict=True)
+    over = [step_facts.is_prefill(step) for step, used, limit in marks if used > limit]
+    return not any(over), f"{sum(over)} steps of prompts above, {len(over) - sum(over)} of decodes"
 
 
-def _strict(course: Course) -> tuple[bool, str]:
-    """Check that no step of prompts preempts."""
-    prompts = [step for step in course.steps if step_facts.is_prefill(step)]
-    return bool(prompts) and not any(step["preempted"] for step in prompts), f"{len(prompts)} steps of prompts"
-
-
-def _last_evicted(course: Course) -> tuple[bool, str]:
+def _last_evicted(steps: Sequence[Step]) -> tuple[bool, str]:
     """Check that the last arrived task is evicted; under prefill_first, tasks of one type are in order of arrival."""
     wrong, count = [], 0
-    for step in course.steps:
+    for step in steps:
         staying = max(step_facts.ids(step), default="")
-        count += len(step["preempted"])
-        gone = step_facts.left(step)
+        gone = step_facts.preempted(step)
+        count += len(gone)
         if gone and (gone != sorted(gone, reverse=True) or min(gone) < staying):
             wrong.append(step["step"])
     return count > 0 and not wrong, f"{count} of {count}" if not wrong else f"not in steps {wrong}"
 
 
-def _waited(course: Course) -> tuple[bool, str]:
-    told = {
-        name: episode["numbers"]
-        for name, episodes in course.episodes.items()
-        for episode in episodes
-        if episode["reason"] == "THRESHOLD"
-    }
-    example = next((f"{name}: need={of['need']} free={of['free']}" for name, of in told.items()), "nobody did")
-    return bool(told), f"THRESHOLD {example}"
+def _waited(seen: Observation) -> tuple[bool, str]:
+    waits = [(name, numbers) for name in seen.names for numbers in seen.told(name, "THRESHOLD")[-1:]]
+    example = next((f"{name}: need={of['need']} free={of['free']}" for name, of in waits), "no request")
+    return bool(waits), f"THRESHOLD {example}"
 
 
-STOP = Stop(
+STOP = declared(
     "chitu-threshold",
-    "Chitu's adaptive threshold over time: halved by evictions, back when a task ends.",
-    ("R170", "R174", "R175"),
-    show,
+    "Chitu's adaptive threshold over time: halved by evictions, restored when a task ends.",
+    ("R170", "R173", "R174", "R175", "R181"),
+    title="Chitu's adaptive threshold: congestion control on prompts",
+    text=f"{len(_NAMES)} prompts of {_PROMPT_TOKENS} tokens with {min(OUTPUT_TOKENS.values())} to {max(OUTPUT_TOKENS.values())} "
+    f"output tokens, {_NUM_BLOCKS - 1} blocks of 16. Decodes that run out of blocks evict the last task in order, and each "
+    "eviction halves the number of blocks that prompts may fill.",
+    observe=_observe,
+    picture=_picture,
+    checks=_checks,
+    numbers=_numbers,
+    drawings=lambda run: [run.plot.svg("The adaptive threshold of the policy chitu, step by step")],
 )

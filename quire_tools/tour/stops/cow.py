@@ -1,105 +1,85 @@
 """The stop `cow`: samples forked from one prompt share its last block until they write to it (copy on write)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quire.client.outputs import RequestOutput
-from quire.client.sampling_params import SamplingParams
+from quire_tools.tour import arrivals
 from quire_tools.tour.pictures import share
-from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import EXACT, Stage, TourRequest, TourStack
+from quire_tools.tour.scenario import Observation, Scenario, request
+from quire_tools.tour.screen import Check, Number, declared
+from quire_tools.tour.stage import EXACT, Stage
 from quire_tools.tour.tables import Step, Tables, before_copies, references, tables_of
 
-BLOCK_SIZE = 16
-_OUTPUT_TOKENS = 12
+_BLOCK_SIZE = 16
+_ALONE = "one"
+_CASES = {"one": (1, 20), "two": (2, 20), "four": (4, 20), "full": (4, 32)}
+"""Samples and prompt tokens: of prompts that end within a block, and of one that fills its blocks."""
+_SCENARIO = Scenario(
+    # greedy, so that a wrongly copied block shows in the tokens
+    [request(name, num_prompt, 12, like="cow", n=n) for name, (n, num_prompt) in _CASES.items()],
+    arrivals.in_turn,
+    {"policy": "vllm-v0", "worker_args": EXACT},
+    tables=True,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A request that forks: number of samples, and prompt tokens (16 per block)."""
+class Fork(NamedTuple):
+    """The step in which all samples of a request write their first token's KV.
+
+    `before`: tables before the step's copies, without the blocks that the step allocated; `after`: tables
+    right after schedule(); `copies`: `blocks_to_copy` of the step, (source, destination).
+    """
 
     name: str
-    num_samples: int
-    prompt_tokens: int
-
-
-ALONE = Case("one", 1, 20)
-CASES = (Case("two", 2, 20), Case("four", 4, 20), Case("full", 4, 32))
-"""Two and four samples of a prompt that ends within a block, and four of one that fills its blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """The step in which all samples of a request write their first token's KV."""
-
-    step: Step
-    name: str
+    step: int
+    before: Tables
+    after: Tables
+    copies: Sequence[Sequence[int]]
 
     @property
-    def before(self) -> Tables:
-        """Tables at the fork: before the step's copies, without the blocks that the step allocated."""
-        group = share(self.step, self.name)
-        num_blocks = -(-group["computed_before"] // BLOCK_SIZE) if group else 0
-        return {name: blocks[:num_blocks] for name, blocks in before_copies(self.step, self.name).items()}
-
-    @property
-    def after(self) -> Tables:
-        """Tables right after schedule()."""
-        return tables_of(self.step, self.name)
-
-    @property
-    def copies(self) -> Sequence[Sequence[int]]:
-        """`blocks_to_copy` of the step: (source, destination)."""
-        return list(self.step["copy"])
+    def sources(self) -> set[str]:
+        """Blocks that are copied."""
+        return {f"g{source}" for source, _ in self.copies}
 
 
-def fork_of(steps: Sequence[Step], name: str) -> Fork:
+class ForkedSamples(NamedTuple):
+    """The requests' forks, and all that was read."""
+
+    forks: Sequence[Fork]
+    seen: Observation
+
+
+def _observe(stage: Stage) -> ForkedSamples:
+    seen = _SCENARIO.observe(stage)
+    return ForkedSamples([_fork(seen.steps, name) for name in _CASES if name != _ALONE], seen)
+
+
+def _fork(steps: Sequence[Step], name: str) -> Fork:
     """The first decode step of a request."""
-    step = next(step for step in steps if (group := share(step, name)) is not None and not group["prefill"])
-    return Fork(step, name)
+    found = ((step, share(step, name)) for step in steps)
+    step, group = next((step, group) for step, group in found if group is not None and not group["prefill"])
+    num_blocks = -(-group["computed_before"] // _BLOCK_SIZE)
+    before = {key: blocks[:num_blocks] for key, blocks in before_copies(step, name).items()}
+    return Fork(name, step["step"], before, tables_of(step, name), step["copy"])
 
 
-def show(stage: Stage) -> Screen:
-    """The same greedy prompt with one, two and four samples, each request alone."""
-    with stage.stack(tables=True, policy="vllm-v0", worker_args=EXACT) as stack:
-        outputs = {case.name: _run(stack, case) for case in (ALONE, *CASES)}
-        steps = stack.steps(tables=True)
-    forks = {case.name: fork_of(steps, case.name) for case in CASES}
-    return Screen(
-        "Copy on write: who writes first copies",
-        STOP.requirements,
-        [
-            "A prompt is computed once and its samples fork: same blocks, higher reference counts. Who writes into a block that "
-            "others hold copies it first, so that of n sharers n - 1 copy and the last writes in place.",
-            *(_picture(case, forks[case.name]) for case in CASES),
-        ],
-        [*(_copy_check(case, forks[case.name]) for case in CASES), _count_check(forks), _token_check(outputs)],
-        _numbers(forks),
-    )
-
-
-def _run(stack: TourStack, case: Case) -> RequestOutput:
-    """Run one request; greedy, so that a wrongly copied block shows in the tokens."""
-    params = SamplingParams(n=case.num_samples, temperature=0.0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True)
-    [output] = stack.together([TourRequest(case.name, [500 + place for place in range(case.prompt_tokens)], params)])
-    return output
-
-
-def _picture(case: Case, fork: Fork) -> Table:
-    copies = ", ".join(f"{src} -> {dst}" for src, dst in fork.copies) or "nothing"
-    table = Table.grid(padding=(0, 2))
-    table.add_column(min_width=40)
-    table.add_column()
-    table.add_row(
-        Text(f"{case.num_samples} samples of {case.prompt_tokens} tokens: before", style="bold underline"),
-        Text(f"step {fork.step['step']}, blocks_to_copy: {copies}", style="bold underline"),
-    )
-    for name in fork.after:
-        table.add_row(_row(name, fork.before), _row(name, fork.after))
-    return table
+def _picture(found: ForkedSamples) -> Iterator[RenderableType]:
+    for fork in found.forks:
+        num_samples, num_prompt = _CASES[fork.name]
+        copies = ", ".join(f"{src} -> {dst}" for src, dst in fork.copies) or "nothing"
+        table = Table.grid(padding=(0, 2))
+        table.add_column(min_width=40)
+        table.add_row(
+            Text(f"{num_samples} samples of {num_prompt} tokens: before", style="bold underline"),
+            Text(f"step {fork.step}, blocks_to_copy: {copies}", style="bold underline"),
+        )
+        for name in fork.after:
+            table.add_row(_row(name, fork.before), _row(name, fork.after))
+        yield table
 
 
 def _row(name: str, tables: Tables) -> Text:
@@ -111,50 +91,62 @@ def _row(name: str, tables: Tables) -> Text:
     return row
 
 
-def _copy_check(case: Case, fork: Fork) -> Check:
-    shared = case.prompt_tokens % BLOCK_SIZE
-    wanted = case.num_samples - 1 if shared else 0
-    sources = {src for src, _ in fork.copies}
-    what = f"{case.num_samples} samples that share {'their last block' if shared else 'full blocks only'} copy {wanted}"
+def _numbers(found: ForkedSamples) -> list[Number]:
+    return [
+        number
+        for fork in found.forks
+        for number in (
+            Number(f"{fork.name}: copies", len(fork.copies), "R20"),
+            Number(f"{fork.name}: references before, most", max(references(fork.before).values()), "R19"),
+        )
+    ]
+
+
+def _checks(found: ForkedSamples) -> list[Check]:
+    return [*map(_copy_check, found.forks), _count_check(found.forks), _token_check(found.seen)]
+
+
+def _copy_check(fork: Fork) -> Check:
+    num_samples, num_prompt = _CASES[fork.name]
+    shared = num_prompt % _BLOCK_SIZE
+    wanted = num_samples - 1 if shared else 0
     return Check(
-        what, len(fork.copies) == wanted and len(sources) <= 1, f"{len(fork.copies)} copied, {len(sources)} sources"
+        f"{num_samples} samples that share {'their last block' if shared else 'full blocks only'} copy {wanted}",
+        len(fork.copies) == wanted and len(fork.sources) <= 1,
+        f"{len(fork.copies)} copied, {len(fork.sources)} sources",
     )
 
 
-def _count_check(forks: Mapping[str, Fork]) -> Check:
+def _count_check(forks: Sequence[Fork]) -> Check:
     """Check that each copy decrements its source's reference count, down to 1."""
-    falls = {
-        name: (references(fork.before)[source], references(fork.after)[source], len(fork.copies))
-        for name, fork in forks.items()
-        for source in {f"g{src}" for src, _ in fork.copies}
-    }
+    falls = [
+        (fork.name, references(fork.before)[source], references(fork.after)[source], len(fork.copies))
+        for fork in forks
+        for source in fork.sources
+    ]
     return Check(
         "each copy takes one reference from its source; the last owner keeps it",
-        bool(falls) and all(before - copies == after == 1 for before, after, copies in falls.values()),
-        ", ".join(f"{name}: {before} -> {after}" for name, (before, after, _) in falls.items()),
+        bool(falls) and all(before - copies == after == 1 for _, before, after, copies in falls),
+        ", ".join(f"{name}: {before} -> {after}" for name, before, after, _ in falls),
     )
 
 
-def _token_check(outputs: Mapping[str, RequestOutput]) -> Check:
-    alone = outputs[ALONE.name].outputs[0].token_ids
-    same = [
-        output.token_ids == alone
-        for case in CASES
-        if case.prompt_tokens == ALONE.prompt_tokens
-        for output in outputs[case.name].outputs
-    ]
-    return Check("greedy samples are token for token what one alone is", all(same), f"{sum(same)} of {len(same)}")
+def _token_check(seen: Observation) -> Check:
+    alone = seen.outputs[_ALONE].outputs[0].token_ids
+    alike = [name for name, (_, num_prompt) in _CASES.items() if num_prompt == _CASES[_ALONE][1] and name != _ALONE]
+    same = [sample.token_ids == alone for name in alike for sample in seen.outputs[name].outputs]
+    return Check("greedy samples have the tokens of a single sample", all(same), f"{sum(same)} of {len(same)}")
 
 
-def _numbers(forks: Mapping[str, Fork]) -> list[Number]:
-    numbers = []
-    for name, fork in forks.items():
-        most = max(references(fork.before).values())
-        numbers += [
-            Number(f"{name}: copies", len(fork.copies), "R20"),
-            Number(f"{name}: references before, most", most, "R19"),
-        ]
-    return numbers
-
-
-STOP = Stop("cow", "Copy on write: a fork shares its last block, and the writers copy it.", ("R3", "R19", "R20"), show)
+STOP = declared(
+    "cow",
+    "Copy on write: a fork shares its last block, and the writers copy it.",
+    ("R3", "R19", "R20"),
+    title="Copy on write: a sequence copies a shared block before it writes",
+    text="A prompt is computed once and its samples fork: same blocks, higher reference counts. A sample that writes into a "
+    "shared block copies it first, so that of n sharers n - 1 copy and the last writes in place.",
+    observe=_observe,
+    picture=_picture,
+    checks=_checks,
+    numbers=_numbers,
+)

@@ -1,44 +1,43 @@
 """The stop `explain`: why a request waited and was preempted and resumed, by `quire why` and by its trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
-from quire.client.sampling_params import SamplingParams
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedEvent, ReceivedSpan, ReceivedTrace
-from quire_tools.tour import arrivals, step_facts
+from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
-from quire_tools.tour.screen import Check, Number, Screen, Stop
-from quire_tools.tour.stage import Stage, TourRequest
+from quire_tools.tour.scenario import request, tiny_worker
+from quire_tools.tour.screen import Check, Number, declared
+from quire_tools.tour.stage import Stage
 from svc_common import trace_names as names
 
-SUBJECT = "T"
+_SUBJECT = "T"
 """The request that is explained; the others compete with it."""
-_OTHERS = {"A": (48, 48), "B": (48, 60), "C": (16, 8)}
+_SIZES = {"A": (48, 48), "B": (48, 60), "C": (16, 8), _SUBJECT: (90, 50)}
 """Tokens of prompt and output."""
 _SERVICES = ("quire-gateway", "quire-scheduler", "quire-worker")
 _TRACE_TIMEOUT_S = 20.0
-_BAR = 34
-_LABEL = 40
-_OPTIONS: Mapping[str, Any] = {
+_BAR, _LABEL = 34, 40
+_STYLES = {names.QUEUE: "yellow", names.REQUEUED: "red", names.PREFILL: "cyan"}
+_OPTIONS: dict[str, Any] = {
     "policy": "vllm-v0-chunked",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 64,
     "policy_set": ("prefix_caching=false", "watermark_blocks=1"),
-    "worker_args": ("--dtype", "float32", "--max-model-len", "224", "--num-gpu-blocks-override", "16"),
+    "worker_args": tiny_worker(224, 16),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class WaitReason(NamedTuple):
     """A reason to wait, from the timeline or from the trace: the step that found it, its code and its numbers."""
 
-    step: int
-    reason: str
-    numbers: Mapping[str, Any]
+    step: int = 0
+    reason: str = "nothing"
+    numbers: Mapping[str, Any] = {}
 
     @property
     def text(self) -> str:
@@ -47,77 +46,63 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """The subject's steps, timeline and trace."""
+class ExplainedRequest:
+    """All steps; the subject's timeline and trace."""
 
     steps: Sequence[Step]
     timeline: Mapping[str, Any]
     trace: ReceivedTrace
 
     @property
-    def by_why(self) -> list[Told]:
+    def by_why(self) -> list[WaitReason]:
         """The subject's waits by `quire why`."""
         waits = [episode for episode in self.timeline["episodes"] if episode["queue"] in ("waiting", "swapped")]
-        return [Told(episode["from_step"], episode["reason"], episode["numbers"]) for episode in waits]
+        return [WaitReason(episode["from_step"], episode["reason"], dict(episode["numbers"])) for episode in waits]
 
     @property
-    def by_trace(self) -> list[Told]:
+    def by_trace(self) -> list[WaitReason]:
         """The subject's waits by its spans' events; names in capitals are reasons."""
-        told = [event for span in self.of_scheduler for event in span.events if event.name.isupper()]
-        return [_told(event) for event in sorted(told, key=lambda event: event.time_ns)]
+        told = [event for event in self.events if event.name.isupper()]
+        return [_reason(event) for event in sorted(told, key=lambda event: event.time_ns)]
 
     @property
-    def of_scheduler(self) -> list[ReceivedSpan]:
-        """The scheduler's spans of the subject, one per phase."""
-        return [span for span in self.trace.spans if span.name.startswith("scheduler.")]
+    def events(self) -> list[ReceivedEvent]:
+        """Events of the scheduler's spans of the subject, one span per phase."""
+        spans = [span for span in self.trace.spans if span.name.startswith("scheduler.")]
+        return [event for span in spans for event in span.events]
 
     @property
     def chunks_of_trace(self) -> list[tuple[int, int, int]]:
         """(step, tokens computed before, tokens) of each prefill chunk, by the trace."""
-        events = [event.attributes for span in self.of_scheduler for event in span.events if event.name == names.CHUNK]
-        return [(of[names.STEP], of[names.COMPUTED_BEFORE], of[names.TOKENS]) for of in events]
+        found = [event.attributes for event in self.events if event.name == names.CHUNK]
+        return [(of[names.STEP], of[names.COMPUTED_BEFORE], of[names.TOKENS]) for of in found]
 
     @property
     def chunks_of_steps(self) -> list[tuple[int, int, int]]:
         """(step, tokens computed before, tokens) of each prefill chunk, by `quire steps`."""
-        found = step_facts.shares(self.steps, SUBJECT)
+        found = step_facts.shares(self.steps, _SUBJECT)
         return [(number, group["computed_before"], group["tokens"]) for number, group in found if group["prefill"]]
 
+    @property
+    def preempted_in(self) -> list[int]:
+        """Steps that preempted the subject."""
+        return [one.step for one in step_facts.preemptions(self.steps) if one.name == _SUBJECT]
 
-def show(stage: Stage) -> Screen:
+    def told(self, reason: str) -> list[WaitReason]:
+        """Waits with this reason by `quire why`."""
+        return [wait for wait in self.by_why if wait.reason == reason]
+
+    @property
+    def num_lost(self) -> int:
+        """Computed tokens that preemptions lost, by `quire why`."""
+        return sum(wait.numbers["lost_tokens"] for wait in self.told("PREEMPTED"))
+
+
+def _observe(stage: Stage) -> ExplainedRequest:
     """Four requests, at most three at a time, with too few blocks."""
     with stage.stack(traced=True, **_OPTIONS) as stack:
-        asks = [_request(name, *sizes) for name, sizes in {**_OTHERS, SUBJECT: (90, 50)}.items()]
-        arrivals.one_by_one(stack, asks)
-        steps, timeline = stack.steps(), stack.why(SUBJECT)
-        trace = _trace_of(stack.records, SUBJECT)
-    course = Course(steps, timeline, trace)
-    return Screen(
-        "Why did it wait? `quire why` and the trace give the same answer",
-        ("R12", "R60", "R77", "R87", "R98"),
-        [
-            f"Request {SUBJECT} under vllm-v0-chunked: its trace over {len(trace.services)} services, then why it waited by both.",
-            _span_table(course),
-            Text(),
-            _wait_table(course),
-        ],
-        _checks(course),
-        _numbers(course),
-    )
-
-
-def _request(name: str, num_prompt: int, num_output: int) -> TourRequest:
-    prompt = [100 + 60 * ord(name) % 2_000 + place for place in range(num_prompt)]
-    return TourRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True))
-
-
-def _told(event: ReceivedEvent) -> Told:
-    own = {names.STEP, names.WAITING_QUEUE, names.SAMPLE}
-    numbers = {name.removeprefix(names.PREFIX): value for name, value in event.attributes.items() if name not in own}
-    return Told(int(event.attributes.get(names.STEP, 0)), event.name, numbers)
-
-
-# --- the trace -----------------------------------------------------------------------------------------------------
+        arrivals.one_by_one(stack, [request(name, *sizes) for name, sizes in _SIZES.items()])
+        return ExplainedRequest(stack.steps(), stack.why(_SUBJECT), _trace_of(stack.records, _SUBJECT))
 
 
 def _trace_of(records: OtlpReceiver, request_id: str) -> ReceivedTrace:
@@ -139,118 +124,105 @@ def _trace_id(spans: Sequence[ReceivedSpan], request_id: str) -> str:
     return next(mine, "")
 
 
-# --- what is shown -------------------------------------------------------------------------------------------------
+def _reason(event: ReceivedEvent) -> WaitReason:
+    own = {names.STEP, names.WAITING_QUEUE, names.SAMPLE}
+    numbers = {name.removeprefix(names.PREFIX): value for name, value in event.attributes.items() if name not in own}
+    return WaitReason(int(event.attributes.get(names.STEP, 0)), event.name, numbers)
 
 
-def _span_table(course: Course) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("span", "ms", "steps", "when"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "ms" else "left")
-    start_ns = min(span.start_ns for span in course.trace.spans)
-    length_ns = max(span.end_ns for span in course.trace.spans) - start_ns
-    for depth, span in course.trace.walk():
-        begin = round(_BAR * (span.start_ns - start_ns) / length_ns)
-        width = max(1, round(_BAR * (span.end_ns - span.start_ns) / length_ns))
-        first, last = (span.attributes.get(name, "") for name in (names.FIRST_STEP, names.LAST_STEP))
-        label = f"{'  ' * depth}{span.service.removeprefix('quire-')} {span.name}"
-        bar = Text(" " * begin + "█" * width, style=_style(span))
-        table.add_row(label[:_LABEL], f"{1e3 * span.duration_s:.1f}", f"{first}..{last}" if last else "", bar)
-    return table
+def _picture(seen: ExplainedRequest) -> Iterator[RenderableType]:
+    start_ns = min(span.start_ns for span in seen.trace.spans)
+    column_ns = (max(span.end_ns for span in seen.trace.spans) - start_ns) / _BAR
+    spans = pictures.table(
+        ("span", "ms", "steps", "when"), [_span_row(*one, start_ns, column_ns) for one in seen.trace.walk()]
+    )
+    spans.columns[1].justify = "right"
+    yield spans
+    yield Text()
+    missing = [WaitReason()] * abs(len(seen.by_why) - len(seen.by_trace))
+    pairs = zip([*seen.by_why, *missing], [*seen.by_trace, *missing], strict=False)
+    yield pictures.table(
+        ("step", "reason", "numbers by `quire why`", "numbers by the trace", ""),
+        [_wait_row(*pair) for pair in pairs if pair != (WaitReason(), WaitReason())],
+        gap=1,
+    )
 
 
-def _style(span: ReceivedSpan) -> str:
-    return {names.QUEUE: "yellow", names.REQUEUED: "red", names.PREFILL: "cyan"}.get(span.name, "green")
+def _span_row(depth: int, span: ReceivedSpan, start_ns: int, column_ns: float) -> list[RenderableType]:
+    first, last = (span.attributes.get(name, "") for name in (names.FIRST_STEP, names.LAST_STEP))
+    label = f"{'  ' * depth}{span.service.removeprefix('quire-')} {span.name}"
+    line = " " * round((span.start_ns - start_ns) / column_ns)
+    line += "█" * max(1, round((span.end_ns - span.start_ns) / column_ns))
+    bar = Text(line, style=_STYLES.get(span.name, "green"))
+    return [label[:_LABEL], f"{1e3 * span.duration_s:.1f}", f"{first}..{last}" if last else "", bar]
 
 
-def _wait_table(course: Course) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("step", "reason", "numbers by `quire why`", "numbers by the trace", ""):
-        table.add_column(name, no_wrap=True)
-    missing = Told(0, "nothing", {})
-    count = max(len(course.by_why), len(course.by_trace))
-    for place in range(count):
-        one, other = (rows[place] if place < len(rows) else missing for rows in (course.by_why, course.by_trace))
-        same = Text("equal", style="green") if _same(one, other) else Text("different", style="bold red")
-        theirs = other.text if other.reason == one.reason else f"{other.reason} {other.text}"
-        table.add_row(str(one.step), one.reason, one.text, theirs, same)
-    return table
+def _wait_row(one: WaitReason, other: WaitReason) -> list[RenderableType]:
+    same = Text("equal", style="green") if one == other else Text("different", style="bold red")
+    theirs = other.text if other.reason == one.reason else f"{other.reason} {other.text}"
+    return [str(one.step), one.reason, one.text, theirs, same]
 
 
-def _same(one: Told, other: Told) -> bool:
-    return (one.step, one.reason, dict(one.numbers)) == (other.step, other.reason, dict(other.numbers))
-
-
-def _numbers(course: Course) -> list[Number]:
-    steps = step_facts.about(course.steps, [SUBJECT])
+def _numbers(seen: ExplainedRequest) -> list[Number]:
     return [
-        Number("first step that it ran in", next(step_facts.shares(steps, SUBJECT))[0], "R98"),
-        Number("pieces that it was computed in", len(course.chunks_of_steps), "R87"),
-        Number("tokens lost when it had to leave", _num_lost(course), "R77"),
-        Number("times it had to leave", sum(one.name == SUBJECT for one in step_facts.leavings(steps)), "R60"),
-        Number("spans of its trace", len(course.trace.spans), "R12"),
-        Number("reasons to wait", len(course.by_why), "R12"),
+        Number("first step that it ran in", next(step_facts.shares(seen.steps, _SUBJECT))[0], "R98"),
+        Number("prefill chunks", len(seen.chunks_of_steps), "R87"),
+        Number("tokens lost by preemption", seen.num_lost, "R77"),
+        Number("preemptions", len(seen.preempted_in), "R60"),
+        Number("spans of its trace", len(seen.trace.spans), "R12"),
+        Number("reasons to wait", len(seen.by_why), "R12"),
     ]
 
 
-def _num_lost(course: Course) -> int:
-    return sum(told.numbers["lost_tokens"] for told in course.by_why if told.reason == "PREEMPTED")
-
-
-# --- checks --------------------------------------------------------------------------------------------------------
-
-
-def _checks(course: Course) -> list[Check]:
-    reasons = [told.reason for told in course.by_why]
-    pairs = list(zip(course.by_why, course.by_trace, strict=False))
-    equal = len(course.by_why) == len(course.by_trace) and all(_same(*pair) for pair in pairs)
-    left = [one for one in step_facts.leavings(course.steps) if one.name == SUBJECT]
-    told = [wait.step for wait in course.by_why if wait.reason == "PREEMPTED"]
-    roots = [span.name for span in course.trace.roots]
+def _checks(seen: ExplainedRequest) -> list[Check]:
+    reasons = {wait.reason for wait in seen.by_why}
+    needs = [wait.numbers for wait in seen.told("NEED_BLOCKS")]
+    preempted = [wait.step for wait in seen.told("PREEMPTED")]
+    computed = sum(step_facts.num_computed(seen.steps, _SUBJECT, step) for step in preempted)
+    roots = seen.trace.roots
     return [
-        Check("each reason is an event of the trace", equal, f"{len(pairs)} reasons, number for number"),
         Check(
-            "it waited, had to leave, and waited for blocks",
-            {"MAX_SEQS", "PREEMPTED", "NEED_BLOCKS"} <= set(reasons),
-            f"{len(set(reasons))} kinds of reasons",
+            "each reason is an event of the trace",
+            seen.by_why == seen.by_trace,
+            f"{min(len(seen.by_why), len(seen.by_trace))} reasons, number for number",
         ),
         Check(
-            "so do the steps say that it left",
-            bool(left) and [one.step for one in left] == told,
-            f"in step {', '.join(map(str, told))}",
+            "it waited, was preempted, and waited for blocks",
+            {"MAX_SEQS", "PREEMPTED", "NEED_BLOCKS"} <= reasons,
+            f"{len(reasons)} kinds of reasons",
         ),
-        Check("a need of blocks is more than is free", *_short(course)),
-        Check("what it lost is what was computed", *_lost(course)),
+        Check(
+            "the steps agree that it was preempted",
+            bool(preempted) and seen.preempted_in == preempted,
+            f"in step {', '.join(map(str, preempted))}",
+        ),
+        Check(
+            "taking the blocks would have passed the watermark",
+            bool(needs) and all(of["free"] - of["need"] < of["watermark"] for of in needs),
+            ", ".join(f"{of['need']} of {of['free']}" for of in needs),
+        ),
+        Check("it lost what had been computed", seen.num_lost == computed > 0, f"{seen.num_lost} tokens"),
         Check(
             "the trace's chunks are those of `quire steps`",
-            len(course.chunks_of_steps) > 1 and course.chunks_of_trace == course.chunks_of_steps,
-            " ".join(f"{before}+{tokens}" for _, before, tokens in course.chunks_of_steps),
+            len(seen.chunks_of_steps) > 1 and seen.chunks_of_trace == seen.chunks_of_steps,
+            " ".join(f"{before}+{tokens}" for _, before, tokens in seen.chunks_of_steps),
         ),
-        Check("one root, no orphan, three services", *_whole(course, roots)),
+        Check(
+            "one root, no orphan, three services",
+            len(roots) == 1 and not roots[0].parent_id and seen.trace.services == _SERVICES,
+            ", ".join(root.name for root in roots),
+        ),
     ]
 
 
-def _short(course: Course) -> tuple[bool, str]:
-    """Check that each reported shortage was real: taking the blocks would have gone below the watermark."""
-    told = [wait.numbers for wait in course.by_why if wait.reason == "NEED_BLOCKS"]
-    true = [numbers for numbers in told if numbers["free"] - numbers["need"] < numbers["watermark"]]
-    return bool(told) and true == told, ", ".join(f"{n['need']} of {n['free']}" for n in told)
-
-
-def _lost(course: Course) -> tuple[bool, str]:
-    lost = _num_lost(course)
-    computed = sum(
-        step_facts.num_computed(course.steps, SUBJECT, told.step)
-        for told in course.by_why
-        if told.reason == "PREEMPTED"
-    )
-    return lost == computed > 0, f"{lost} tokens"
-
-
-def _whole(course: Course, roots: Sequence[str]) -> tuple[bool, str]:
-    orphans = [root for root in course.trace.roots if root.parent_id]
-    return len(roots) == 1 and not orphans and course.trace.services == _SERVICES, ", ".join(roots)
-
-
-STOP = Stop(
-    "explain", "Why a request waited: `quire why` beside the trace of the same request.", ("R12", "R60", "R87"), show
+STOP = declared(
+    "explain",
+    "Why a request waited: `quire why` beside the trace of the same request.",
+    ("R12", "R60", "R77", "R87", "R98"),
+    title="Why did it wait? `quire why` and the trace give the same answer",
+    text=f"Request {_SUBJECT} under vllm-v0-chunked: its trace over {len(_SERVICES)} services, then why it waited by both.",
+    observe=_observe,
+    picture=_picture,
+    checks=_checks,
+    numbers=_numbers,
 )

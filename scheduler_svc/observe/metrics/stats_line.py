@@ -8,8 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from block_manager.pool import PoolCounts
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.metrics.reading import Readings
@@ -18,6 +16,7 @@ from scheduler_svc.observe.step_record import StepRecord
 from svc_common.clock import NS_PER_S
 from svc_common.log_format import STATS_LOGGER
 from svc_common.metrics import MetricSpec, Sums
+from svc_common.percentiles import percentiles
 
 log = logging.getLogger(STATS_LOGGER)
 
@@ -112,5 +111,4 @@ def _percent(part: float, whole: float) -> str:
 def _times(durations_ns: Sequence[int]) -> str:
     if not durations_ns:
         return "p50 -, p99 -"
-    p50, p99 = np.quantile(np.array(durations_ns), (0.5, 0.99)) / NS_PER_MS
-    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    return ", ".join(f"{name} {value / NS_PER_MS:.2f} ms" for name, value in percentiles(durations_ns).items())

@@ -41,7 +41,7 @@ def _memory(files: Sequence[Steps], printed: Mapping[str, str]) -> dict[str, str
         "paged: slots without a token": str(sum(spare)),
         "paged: most of one sequence": str(max(spare)),
         "contiguous: slots without a token": str(contiguous.num_slots - contiguous.used),
-        "contiguous: without a place": str(contiguous.num_left_out),
+        "contiguous: requests left out": str(contiguous.num_left_out),
     }
 
 

@@ -52,11 +52,11 @@ def preempt(steps: Steps) -> Numbers:
         again += after["tokens"]
     own = of(steps, "sA", "sB", "sC", "sD")
     return {
-        "recompute: times somebody left": len(recomputed),
+        "recompute: preemptions": len(recomputed),
         "recompute: tokens lost": lost,
         "recompute: tokens computed again": again,
-        "by number: one alone, recomputed": len(leaves(steps, "n", "recompute")),
-        "swap: times somebody left": len(swapped),
+        "by number: one sample, recomputed": len(leaves(steps, "n", "recompute")),
+        "swap: preemptions": len(swapped),
         "swap: blocks copied out": sum(len(step["swap_out"]) for step in own),
         "swap: blocks copied in": sum(len(step["swap_in"]) for step in own),
         "by number: two samples, swapped": len(leaves(steps, "n", "swap")),
@@ -70,7 +70,7 @@ def policy_v0(steps: Steps) -> Numbers:
     after = min(number for number in planned if number > first["1st"])
     batches = [{group["id"] for group in step["scheduled"]} & {"a", "b", "c"} for step in steps]
     return {
-        "priority: requests pushed out": len(pushed),
+        "priority: requests preempted": len(pushed),
         "priority: steps until it starts": first["high"] - pushed[0],
         "delay: s that the 1st prompt took": (planned[after] - planned[first["1st"]]) / 1e9,
         "delay: steps until the 2nd starts": first["2nd"] - first["1st"],
@@ -109,7 +109,7 @@ def chitu_threshold(steps: Steps) -> Numbers:
         "steps": len(steps),
         "evictions": sum(len(step["preempted"]) for step in steps),
         "lowest threshold, blocks": min(lows),
-        "times it came back to the total": rises,
+        "times restored to the total": rises,
         "most blocks in use": max(total - step["free"][0] for step in steps),
         "threshold after the last eviction": halved,
     }
@@ -130,7 +130,7 @@ def skew(steps: Steps) -> Numbers:
         "steps of slot 1": len(slots[1]),
         "most residents of slot 0": max(len(step["scheduled"]) for step in slots[0]),
         "most residents of slot 1": max(len(step["scheduled"]) for step in slots[1]),
-        "most steps under way at once": most_under_way(steps),
+        "most steps in flight at once": most_under_way(steps),
         "planned while the other ran": sum(
             both[i]["planned_ns"] < both[i - 1]["finished_ns"] for i in range(1, len(both))
         ),
@@ -177,9 +177,9 @@ def explain(steps: Steps) -> Numbers:
     lost = [[group for step, group in own if step["step"] < at][-1] for at in left]
     return {
         "first step that it ran in": own[0][0]["step"],
-        "pieces that it was computed in": sum(group["prefill"] for _, group in own),
-        "tokens lost when it had to leave": sum(group["computed_before"] + group["tokens"] for group in lost),
-        "times it had to leave": len(left),
+        "prefill chunks": sum(group["prefill"] for _, group in own),
+        "tokens lost by preemption": sum(group["computed_before"] + group["tokens"] for group in lost),
+        "preemptions": len(left),
     }
 
 
@@ -192,7 +192,7 @@ def crash(steps: Steps) -> Numbers:
         "steps of the new worker": len(after),
         "tokens computed again": sum(g["tokens"] for step in after for g in step["scheduled"] if g["prefill"]),
         "tokens of the streams": sum(len(t) for step in own for t in step["sampled"].values()),
-        "steps that were lost on the way": len(lost),
+        "steps lost in flight": len(lost),
     }
 
 

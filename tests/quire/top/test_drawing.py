@@ -64,11 +64,11 @@ def test_more_room_shows_more_requests() -> None:
 
 def test_nothing_yet_and_away() -> None:
     """Before the first answer it says what it does; a scheduler that is away is named, with the last numbers below."""
-    assert "asking" in "\n".join(_screen(_state(None)))
+    assert "connecting" in "\n".join(_screen(_state(None)))
     away = _screen(_state(None, problem="no admin listener answers at 127.0.0.1:1"))
-    assert "away (last answer not seen yet; trying again)" in away[0]
+    assert "unreachable (last answer never; retrying)" in away[0]
     kept = _screen(_state(busy(), problem="no admin listener answers"))
-    assert "away" in kept[0] and "85" in "\n".join(kept)
+    assert "unreachable" in kept[0] and "85" in "\n".join(kept)
 
 
 def test_an_answer_that_does_not_come_is_said() -> None:
@@ -81,7 +81,7 @@ def test_an_answer_that_does_not_come_is_said() -> None:
 def test_pause_and_keys_are_said() -> None:
     """In the first line, and in the last."""
     lines = _screen(_state(busy()), TopView(is_paused=True))
-    assert "PAUSED" in lines[0] and "go on" in lines[-1]
+    assert "PAUSED" in lines[0] and "resume" in lines[-1]
     assert "Ctrl-C" in _screen(_state(busy()), around=replace(AROUND, has_keys=False))[-1]
 
 
@@ -90,7 +90,7 @@ def test_an_idle_scheduler() -> None:
     numbers = busy()
     idle = replace(numbers, waits=(), pools=(), requests=(), steps=replace(numbers.steps, p50_ms=None), draining=True)
     text = "\n".join(_screen(_state(idle)))
-    for words in ("nobody waits", "no worker has said", "no step yet", "draining"):
+    for words in ("no request waits", "no worker has reported", "no step yet", "draining"):
         assert words in text
 
 

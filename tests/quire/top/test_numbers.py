@@ -7,9 +7,10 @@ import pytest
 from protos.inference.v1 import admin_pb2 as pb
 from quire_tools.reasons_now import BEFORE
 from quire_tools.top.numbers import PrefixTally, numbers_json
-from quire_tools.top.steps import PARTS, StepWindow, percentile
+from quire_tools.top.steps import PARTS, StepWindow
 from quire_tools.top.words import WORDS, reason_text, sentence, short_id
 from scheduler_svc.core.reasons import Reason
+from svc_common.percentiles import percentiles
 from tests.quire.top.answers import MS, NOW_NS, busy, request, step
 
 
@@ -24,10 +25,10 @@ def _window(*reports: pb.StepReport, since: int = 1) -> StepWindow:
 
 def test_percentiles_are_values_that_were_there() -> None:
     """The nearest rank: half of the steps are at most p50."""
-    assert percentile([], 0.5) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile(list(range(1, 101)), 0.99) == 99
-    assert percentile([7.0], 0.99) == 7.0
+    assert percentiles([], observed=True) == {}
+    assert percentiles([3.0, 1.0, 2.0], observed=True)["p50"] == 2.0
+    assert percentiles(list(range(1, 101)), observed=True)["p99"] == 99
+    assert percentiles([7.0], observed=True)["p99"] == 7.0
 
 
 def test_where_a_steps_time_goes() -> None:
@@ -102,7 +103,7 @@ def test_words_have_the_numbers_and_the_keys() -> None:
     text = sentence("NEED_BLOCKS", numbers)
     assert (
         text
-        == "too few free KV-cache blocks (need 14, free 3). Hangs on num_gpu_blocks, num_cpu_blocks, watermark_blocks"
+        == "too few free KV-cache blocks (need 14, free 3). Depends on num_gpu_blocks, num_cpu_blocks, watermark_blocks"
     )
     behind = {"head": "7c9e", "head_reason": "NEED_BLOCKS", **numbers}
     assert sentence("BEHIND", behind) == f"behind 7c9e: {text}"

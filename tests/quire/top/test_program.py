@@ -119,7 +119,10 @@ def test_a_pipe_gets_a_frame_each_time() -> None:
     """An outage is a frame too, and the program goes on until its source is over."""
     away = TopState(busy(), "12:03:22", "nobody answers")
     states = (TopState(busy(), "12:03:21"), away, TopState(busy(), "12:03:23", is_over=True))
-    for as_json, texts in ((False, ("12:03:21  serving", "away", "12:03:23  serving")), (True, ('"running": 20',) * 3)):
+    for as_json, texts in (
+        (False, ("12:03:21  serving", "unreachable", "12:03:23  serving")),
+        (True, ('"running": 20',) * 3),
+    ):
         written: list[str] = []
         screen.lines(_Scripted(*states), written.append, interval_s=60.0, as_json=as_json)
         assert len(written) == 3
@@ -180,7 +183,7 @@ def test_a_person_watches(scheduler: ScriptedScheduler) -> None:
         terminal.wait_for("PAUSED")
         terminal.press("p")
         scheduler.stop()
-        terminal.wait_for("away")
+        terminal.wait_for("unreachable")
         scheduler.start()
         terminal.wait_for("serving")
         terminal.press("q")
