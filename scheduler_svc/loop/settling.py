@@ -1,4 +1,4 @@
-"""What becomes of a plan and of its result, in the order that holds everywhere: the service's loop and `quire.LLM` both use it.
+"""The order in which a plan and its result reach core, observers and requests, in the service's loop and in `quire.LLM`.
 
     plan      observers, requests (preempted, scheduled, ended), observers once more; then it is sent
     result    core, observers, requests (tokens, then ends)

@@ -170,7 +170,7 @@ class StepLoop:
             self._lanes.lose(lane, error)
 
     def _announce(self, plan: StepPlan, began_ns: int, took_ns: int) -> None:
-        """Tell observers and requests of a plan before it is sent."""
+        """Pass a plan to observers and requests before it is sent."""
         core, lane = self._keeper.core, self._lanes.of(plan)
         assert core is not None
         origin = StepOrigin(

@@ -144,7 +144,7 @@ class PlanFreezer:
 
     def __init__(self) -> None:
         self._shape: StepShapeColumns | None = None
-        self._course: tuple[object, int] | None = None
+        self._signature: tuple[object, int] | None = None
         self._latest: list[tuple[StepPlan, PlanRecord]] = []
 
     def of_all(self, plans: Sequence[StepPlan]) -> list[PlanRecord]:
@@ -160,13 +160,13 @@ class PlanFreezer:
         return self._frozen(plan)
 
     def _frozen(self, plan: StepPlan) -> PlanRecord:
-        course = plan.course
-        goes_on = course is not None and course == self._course
+        signature = plan.course
+        goes_on = signature is not None and signature == self._signature
         blocks = _steady_blocks(plan.steady) if goes_on and plan.steady is not None else None
         entries = [] if goes_on else plan.scheduled
         if not goes_on or self._shape is None:
             self._shape = _shape(entries, plan.step, self._shape)
-        self._course = course
+        self._signature = signature
         record = PlanRecord(
             step=plan.step,
             lane=plan.lane,

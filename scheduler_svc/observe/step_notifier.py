@@ -50,20 +50,20 @@ class StepNotifier:
         else:
             self._left = []
             self._open[plan.step] = record
-        _tell(self._on_plan, plan, record)
+        _notify(self._on_plan, plan, record)
 
     def announced(self, plan: StepPlan) -> None:
-        """Note that the requests know of the plan."""
+        """Note that the requests of the plan are updated."""
         record = self._open.get(plan.step)
         if record is not None:
-            _tell(self._on_announced, record)
+            _notify(self._on_announced, record)
 
     def returned(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
         """Close a step with its result, which the core has processed."""
         record = self._open.get(plan.step)
         if record is None:
             return
-        _tell(self._on_result, plan, result, outcome)
+        _notify(self._on_result, plan, result, outcome)
         record.sampled = self._sampled(result, outcome)
         record.computed_tokens = result.num_computed_tokens
         record.duration_ns, record.timings = result.duration_ns, result.timings
@@ -86,7 +86,7 @@ class StepNotifier:
         record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
         while self._open and (oldest := next(iter(self._open.values()))).is_closed:
             del self._open[oldest.step]
-            _tell(self._on_end, oldest)
+            _notify(self._on_end, oldest)
 
     def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
         """The sampled tokens; who got how many is shared with the step before if it is the same."""
@@ -108,7 +108,7 @@ def _overridden(observers: Sequence[StepObserver], name: str) -> list[Callable[.
     return [getattr(o, name) for o in observers if getattr(type(o), name) is not nothing]
 
 
-def _tell(methods: list[Callable[..., None]], *args: Any) -> None:
+def _notify(methods: list[Callable[..., None]], *args: Any) -> None:
     for method in methods:
         try:
             method(*args)

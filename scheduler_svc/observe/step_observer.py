@@ -18,10 +18,10 @@ class StepObserver:
     """
 
     def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
-        """A plan was made, possibly without work. It is not sent yet and its requests do not know of it."""
+        """A plan was made, possibly without work. It is not sent, and its requests are not updated yet."""
 
     def on_announced(self, record: StepRecord) -> None:
-        """The requests of a plan with work know of it; it is sent next."""
+        """The requests of a plan with work are updated; it is sent next."""
 
     def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
         """The core has processed the result, or the failure, of a plan with work; its requests have no tokens yet."""

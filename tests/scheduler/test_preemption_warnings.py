@@ -11,7 +11,7 @@ from tests.scheduler.harness import run_async, stack
 @run_async
 async def test_every_fiftieth_preemption_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """R80: on the 1st, 51st, 101st since the start, with the request and how it left; in between nothing."""
-    caplog.set_level(logging.WARNING, logger="scheduler_svc.loop.step_loop")
+    caplog.set_level(logging.WARNING, logger="scheduler_svc.observe.preemption_warnings")
     async with stack({"num_gpu_blocks": 24}, policy="vllm-v1", max_num_batched_tokens=16, max_num_seqs=8) as s:
         handles = [await s.gateway.submit([40 + i, *range(50, 60 + i)], max_tokens=60) for i in range(48)]
         outputs = [await s.gateway.end_of(handle) for handle in handles]
