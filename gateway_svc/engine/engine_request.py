@@ -87,7 +87,8 @@ class _Choice:
 class EngineRequest:
     """Inbox of one request, fed by the request table and read by exactly one task, both on the event loop's thread.
 
-    `submit`: the message without the fields that depend on the time of sending. `deadline_ns`: on this
+    `submit`: the message without the fields that depend on the time of sending. `handle`: number of the
+    request on the gateway stream. `deadline_ns`: on this
     process's monotonic clock. `returns_partial`: at the deadline the request ends with the output so far, if
     there is any. `was_sent`: the scheduler may know the request. `was_started`: it has been scheduled.
     `is_over`: no more output follows. `is_attaching`: the request names an existing one to resume; the
@@ -106,6 +107,7 @@ class EngineRequest:
         spans: SubmissionSpans | None = None,
     ) -> None:
         self.submit = submit
+        self.handle = submit.handle
         self._spans = spans
         self.num_choices = submit.num_choices or 1
         self.deadline_ns = deadline_ns
@@ -128,11 +130,6 @@ class EngineRequest:
     def _new_choices(self) -> list[_Choice]:
         has_later_readers = self.submit.resumable and self.submit.sampling.logprobs
         return [_Choice(beside=ChoiceTokens() if has_later_readers else None) for _ in range(self.num_choices)]
-
-    @property
-    def handle(self) -> int:
-        """Number of the request on the gateway stream."""
-        return self.submit.handle
 
     @property
     def request_id(self) -> str:
@@ -206,9 +203,9 @@ class EngineRequest:
         It is the request as submitted here, or an earlier one with all of its output to follow.
         """
         if held.HasField("submit"):
-            handle, now = self.handle, monotonic_ns()
+            now = monotonic_ns()
             self.submit = held.submit
-            self.submit.handle, self.submit.frontend_state = handle, held.frontend_state
+            self.submit.handle, self.submit.frontend_state = self.handle, held.frontend_state
             self.arrival_ns = now - held.submit.arrival_age_ns
             self.deadline_ns = now + held.submit.remaining_ns if held.submit.remaining_ns else self.deadline_ns
             self.num_made = wire_arrays.unpack(held.token_offsets, "attached.token_offsets", wire_arrays.U32).tolist()

@@ -90,8 +90,7 @@ class PoolingSums:
 
     def wants(self, rows: IntArray) -> bool:
         """True if any of `rows` pools."""
-        is_used = len(self._free) < len(self._counts)
-        return is_used and bool((self._slots_of(rows) != _CLOSED).any())
+        return bool((self._slots_of(rows) != _CLOSED).any())
 
     def step(
         self, hidden: torch.Tensor, rows: IntArray, offsets: IntArray, done: BoolArray
