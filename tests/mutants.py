@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "ticket-order-of-loose-rows",
-        f"{CORE}/policies/mixed/fast_decode/running.py",
+        f"{CORE}/policies/mixed/fast_running.py",
         "(left <= 0 or group.ticket < int(self._rows.tickets[-1]))",
         "left <= 0",
     ),

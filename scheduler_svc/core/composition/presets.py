@@ -10,8 +10,9 @@ from block_manager.hashing import HashRename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.composition.policy import AdmissionPart, Phase
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.composition import task_policies
+from scheduler_svc.core.fast_decode.outputs import SteadyOutputs
+from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
@@ -21,6 +22,7 @@ from scheduler_svc.core.parts.costs import CostBook, Costs
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.ordering import Aged, Fcfs, Priority
+from scheduler_svc.core.parts.phases import AdmissionPart, Phase
 from scheduler_svc.core.parts.placement import SingleLane
 from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
 from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
@@ -28,10 +30,7 @@ from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
 from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
-from scheduler_svc.core.policies.chitu import task_policies
-from scheduler_svc.core.policies.mixed.fast_decode.outputs import SteadyOutputs
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
-from scheduler_svc.core.policies.mixed.fast_decode.running import SteadyRunning
+from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
 from scheduler_svc.core.policies.mixed.make_way import MakeWay
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
 from scheduler_svc.core.policies.mixed.mixed_swapped import BehindSwapped, MixedSwapIns
@@ -44,6 +43,7 @@ from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
 from scheduler_svc.core.policies.vllm_v0.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.observe.recording.inputs import ints
 
 _I32 = np.dtype("<i4")

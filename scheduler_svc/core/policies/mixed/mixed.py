@@ -5,8 +5,8 @@ computed yet.
 """
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.interfaces import Progress
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.progress_guard import STUCK
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus

@@ -1,9 +1,9 @@
 """Swap-in under mixed phases: swapped groups resume before lower-ranked new prompts and after higher-ranked ones."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus

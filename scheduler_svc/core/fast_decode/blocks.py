@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from block_manager.cache_rules import CachedSequence
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.request import Group
 
 

@@ -6,9 +6,9 @@ would.
 
 import numpy as np
 
-from scheduler_svc.core.policies.mixed.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows, can_join
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning, Share
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
