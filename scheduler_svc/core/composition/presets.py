@@ -28,6 +28,7 @@ from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recomput
 from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
+from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
 from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
@@ -185,7 +186,8 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
     least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
     by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
-    running = MixedRunning(least_lost if spec.victims == "least_lost" else by_order, progress)
+    step_shares = StepShares(progress)
+    running = MixedRunning(step_shares, least_lost if spec.victims == "least_lost" else by_order, progress)
     admission: list[AdmissionPart] = [MaxSeqs()]
     if spec.max_loras is not None:
         patient = spec.policy == "aged"
@@ -197,19 +199,21 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         admission.append(ExpectedPeak(spec.caution))
     behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
     shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
-    waiting = MixedWaiting([*behind, *admission, *shares], progress)
+    waiting = MixedWaiting(step_shares, [*behind, *admission, *shares], progress)
     outputs, cache = AtOnce(progress), state.cache
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
     if spec.can_swap:
-        rest.append(MixedSwapIns(ordering, admission, running, progress))
+        rest.append(MixedSwapIns(ordering, step_shares, admission, running))
     rest.append(waiting)
     first: list[Phase] = []
     if spec.makes_way and isinstance(cache, V1PoolRules):
         margin_s, max_loras = spec.margin_s, spec.max_loras
-        first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
+        first.append(
+            MakeWay(ordering, step_shares, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras)
+        )
     if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):
         return progress, outputs, [*first, running, *rest]
-    steady = SteadyRunning(running, state.steady, progress, cache)
+    steady = SteadyRunning(running, step_shares, state.steady, progress, cache)
     return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]
 
 

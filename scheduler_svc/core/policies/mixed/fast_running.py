@@ -1,25 +1,27 @@
-"""The running phase of V1 by array operations while no request can be refused; otherwise `MixedRunning`.
+"""The running phase of V1 by array operations in plain steps; in others `MixedRunning`.
 
 Decisions are equal: rows and other groups take blocks and register prefixes in running order, as one loop
 would.
 """
 
-import numpy as np
-
 from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
-from scheduler_svc.core.policies.mixed.mixed import MixedRunning, Share
+from scheduler_svc.core.parts.step_shares import Share, StepShares
+from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
 
 class SteadyRunning:
-    """Decides whether a step can use fast decode. `rows` are shared with the output rules."""
+    """Plans a step by fast decode if `StepShares` says that it is plain. `rows` are shared with the output rules."""
 
-    def __init__(self, inner: MixedRunning, rows: SteadyRows, progress: RowProgress, cache: RowCache) -> None:
+    def __init__(
+        self, inner: MixedRunning, shares: StepShares, rows: SteadyRows, progress: RowProgress, cache: RowCache
+    ) -> None:
         self._inner = inner
+        self._shares = shares
         self._rows = rows
         self._progress = progress
         self._cache = cache
@@ -32,7 +34,8 @@ class SteadyRunning:
         if joining:
             self._blocks.join(joining)
             loose = [group for group in loose if not group.is_steady]
-        if not len(self._rows) or not self._run_steady(loose, state, draft):
+        plain = self._shares.plain(self._rows, loose, state, draft) if len(self._rows) else None
+        if plain is None or not self._take(*plain, state, draft):
             self._rows.dissolve()
             self._inner.run(state, draft)
 
@@ -47,43 +50,16 @@ class SteadyRunning:
                 found.append(group)
         return found[::-1]
 
-    def _run_steady(self, loose: list[Group], state: CoreState, draft: StepDraft) -> bool:
-        """Schedule the step by arrays. Returns False, and does nothing, if a request might not fit."""
+    def _take(self, scheduled: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> bool:
+        """Take blocks and register prefixes in running order, then update the counters.
+
+        Returns False, and does nothing, if blocks are short.
+        """
         rows = self._rows
-        wanted = np.minimum(self._progress.num_pending_rows(rows), state.limits.max_model_len - 1 - rows.computed)
-        if int(wanted.max()) > 1:
+        crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
+        needed = len(crossing) + sum([self._cache.num_blocks_needed(s, n) for s, n in shares])
+        if needed > self._cache.num_free_gpu:
             return False
-        scheduled = np.flatnonzero(wanted > 0)
-        left = draft.budget.num_tokens_left - len(scheduled)
-        shares = self._loose_shares(loose, left, state) if left >= 0 else None
-        crossing = np.flatnonzero((rows.computed >= rows.capacity) & (wanted > 0))
-        if shares is None or not self._has_blocks(crossing, shares):
-            return False
-        self._take(scheduled, crossing, shares, state, draft)
-        return True
-
-    def _loose_shares(self, loose: list[Group], left: int, state: CoreState) -> list[Share] | None:
-        """Shares of groups that are not rows; None if their order matters or they are not plain."""
-        shares: list[Share] = []
-        for group in loose:
-            if len(group.sequences) > 1 or group.needs_result:
-                return None
-            sequence = group.sequences[0]
-            num_tokens = self._inner.num_wanted(sequence, state)
-            if num_tokens > left and (left <= 0 or group.ticket < int(self._rows.tickets[-1])):
-                return None
-            if num_tokens > 0:
-                shares.append((sequence, min(num_tokens, left)))
-                left -= min(num_tokens, left)
-        return shares
-
-    def _has_blocks(self, crossing: Ints, shares: list[Share]) -> bool:
-        needed = len(crossing) + sum(self._cache.num_blocks_needed(s, n) for s, n in shares)
-        return needed <= self._cache.num_free_gpu
-
-    def _take(self, scheduled: Ints, crossing: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> None:
-        """Take blocks and register prefixes in running order, then update the counters."""
-        rows = self._rows
         before = rows.computed[rows.pick(scheduled)].copy()
         full = rows.filled(scheduled, before + 1)
         share = draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled))
@@ -96,6 +72,7 @@ class SteadyRunning:
         self._take_rows(crossing, full, start, len(rows), share)
         self._progress.on_scheduled_rows(rows, scheduled)
         draft.budget.take(len(scheduled))
+        return True
 
     def _take_rows(self, crossing: Ints, full: Ints, start: int, end: int, share: SteadyShare) -> None:
         """Allocate blocks for rows in [start, end) that need one; register the blocks that rows fill."""
