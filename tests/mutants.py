@@ -45,8 +45,8 @@ MUTANTS = (
     ),
     Mutant(
         "ticket-order-of-loose-rows",
-        f"{CORE}/policies/mixed/fast_decode/running.py",
-        "(left <= 0 or group.ticket < int(self._rows.tickets[-1]))",
+        f"{CORE}/parts/step_shares.py",
+        "(left <= 0 or group.ticket < int(rows.tickets[-1]))",
         "left <= 0",
     ),
     Mutant("affinity-tie", f"{CORE}/policies/chitu/affinity.py", "(known[rank], -num_owned[rank])", "known[rank]"),

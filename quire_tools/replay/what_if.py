@@ -16,10 +16,10 @@ from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel, Fit
 from quire_tools.simulation.simulation import Simulation
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import PolicySpec, knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec, knob_names
 from scheduler_svc.observe.recording import changes
 from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.events import Added, Event, PlanEvent

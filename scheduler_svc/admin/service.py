@@ -19,7 +19,7 @@ from scheduler_svc.admin.live_requests import live_requests_message
 from scheduler_svc.admin.load import LoadReport, workers_message
 from scheduler_svc.admin.messages import blocks_message, episode_message, memory_message
 from scheduler_svc.admin.recordings import dump
-from scheduler_svc.core.composition.spec import as_written
+from scheduler_svc.core.spec.policy_spec import as_written
 from scheduler_svc.loop import policy_change
 from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe import memory_view

@@ -11,8 +11,8 @@ from heapq import merge
 from operator import itemgetter
 
 from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, SequenceTokens
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns, SteadyShare
+from scheduler_svc.core.fast_decode.rows import Ints
+from scheduler_svc.core.fast_decode.share import SteadyRuns, SteadyShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [

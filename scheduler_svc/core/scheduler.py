@@ -3,7 +3,7 @@
 `add` and `abort` change the queues, `schedule(now)` decides the next step, `update` applies its result. No I/O,
 no clock, no iteration over hash-ordered collections: equal calls give equal plans. Queues and block tables live
 in `state`; the policy is made of the parts in `parts/` and `policies/` (protocols in `parts/interfaces.py` and
-`policy.py`).
+`parts/phases.py`).
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,6 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
 from block_manager.pool import PoolCounts
 from scheduler_svc.core import lost_work
-from scheduler_svc.core.composition.policy import Phase
-from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
@@ -23,9 +21,11 @@ from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.deadlines import Deadlines
 from scheduler_svc.core.parts.interfaces import InspectablePart, Placement, Progress
+from scheduler_svc.core.parts.phases import Phase
 from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 from svc_common.errors import InvalidArgument, ResourceExhausted

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
+from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import CostBook
@@ -12,7 +13,6 @@ from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import GroupQueue
 from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
 from scheduler_svc.core.plan import EndedSequence
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 from typing import Any
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
 from svc_common.errors import ConfigError
 

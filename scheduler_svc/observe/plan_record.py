@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from svc_common import wire_arrays
 
 FRESH, RESUMED, SAMPLES, PREFILL = 1, 2, 4, 8

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.entries import ScheduledSequence
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Reason
 from scheduler_svc.observe.head_of_line import QueueHeads
 from scheduler_svc.observe.request_trace import PlanMoment, RequestTrace, Value, WaitingSample

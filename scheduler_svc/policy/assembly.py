@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import PolicySpec
-from scheduler_svc.core.policies.chitu.task_spec import TASK_PHASES
+from scheduler_svc.core.spec.policy_spec import PolicySpec
+from scheduler_svc.core.spec.task_settings import TASK_PHASES
 from scheduler_svc.policy import file as policy_file
 from scheduler_svc.policy.choice import CHUNKED, PLACEHOLDERS, WHOLE, PolicyChoice, Spelling, refuse_without_effect
 from scheduler_svc.policy.keys import (

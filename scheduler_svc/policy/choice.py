@@ -9,12 +9,12 @@ from typing import Any
 
 from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.knob_uses import unused_knobs, without_effect
 from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
-from scheduler_svc.core.composition.spec import PolicySpec, knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policies.chitu.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.knob_uses import unused_knobs, without_effect
+from scheduler_svc.core.spec.policy_spec import PolicySpec, knob_names
 from scheduler_svc.policy.keys import ASYNC, CACHE_TYPE, Assignment, bad, check_limit, checked, from_texts, limit_names
 from scheduler_svc.policy.lanes import cache_type_of, check_chunks
 from svc_common.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from scheduler_svc.core.composition.spec import as_written
+from scheduler_svc.core.spec.policy_spec import as_written
 from scheduler_svc.policy.keys import Assignment, bad, close_to, references
 
 SUFFIXES = (".yaml", ".yml", ".json")

@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from scheduler_svc.core.composition.spec import PolicySpec, as_written, knob_names
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.spec.policy_spec import PolicySpec, as_written, knob_names
 from svc_common.errors import ConfigError
 
 ASYNC = "async"

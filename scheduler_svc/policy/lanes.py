@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.policy.keys import CACHE_TYPE, CHUNKED_PREFILL, Assignment, bad
 
 _PAGED = "paged"

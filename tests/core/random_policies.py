@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 
 
 @dataclass(frozen=True, slots=True)

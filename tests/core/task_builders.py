@@ -3,11 +3,11 @@
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Group, Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
+from scheduler_svc.core.spec.policy_spec import knob_names
 
 EOS = 0
 Share = tuple[str, str, int, int]

@@ -7,12 +7,12 @@ import pytest
 
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, reconfigure
-from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import knob_names
 from scheduler_svc.policy.keys import limit_names
 from svc_common.errors import ConfigError
 from tests.core.builders import answer, make_request, one_step, shares, waiting

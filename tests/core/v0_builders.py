@@ -3,12 +3,12 @@
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import knob_names
 from tests.core.builders import EOS, hash_free, next_token
 
 _SMALL: dict[str, Any] = {

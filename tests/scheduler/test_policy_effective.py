@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.knob_uses import unused_knobs
 from scheduler_svc.core.policies.mixed.make_way import MakeWay
+from scheduler_svc.core.spec.knob_uses import unused_knobs
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import WorkerSize
 from scheduler_svc.policy.keys import known_keys, limit_names

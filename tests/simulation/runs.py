@@ -12,9 +12,9 @@ from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import TokenModel
 from quire_tools.simulation.worker import SimulatedWorker
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from tests.core.random_policies import Setting
 from tests.simulation.checker import Promise, Streams, judge
 from tests.simulation.scenarios import Scenario, undisturbed

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from quire.cli.groups import new_app
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import as_written
+from scheduler_svc.core.spec.policy_spec import as_written
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.keys import known_keys
 

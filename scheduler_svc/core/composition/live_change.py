@@ -5,13 +5,12 @@ from dataclasses import fields
 from typing import Any
 
 from block_manager.pool import BlockPool
-from scheduler_svc.core.composition import presets
-from scheduler_svc.core.composition.spec import PolicySpec, as_written
+from scheduler_svc.core.composition import presets, task_policies
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.queues import GroupQueue
 from scheduler_svc.core.parts.tenant_queue import FairQueue
-from scheduler_svc.core.policies.chitu import task_policies
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec, as_written
 from scheduler_svc.core.state import CoreState
 from svc_common.errors import ConfigError
 

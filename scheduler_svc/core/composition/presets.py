@@ -10,8 +10,9 @@ from block_manager.hashing import HashRename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.composition.policy import AdmissionPart, Phase
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.composition import task_policies
+from scheduler_svc.core.fast_decode.outputs import SteadyOutputs
+from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
@@ -21,17 +22,16 @@ from scheduler_svc.core.parts.costs import CostBook, Costs
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.ordering import Aged, Fcfs, Priority
+from scheduler_svc.core.parts.phases import AdmissionPart, Phase
 from scheduler_svc.core.parts.placement import SingleLane
 from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
 from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
+from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
 from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
-from scheduler_svc.core.policies.chitu import task_policies
-from scheduler_svc.core.policies.mixed.fast_decode.outputs import SteadyOutputs
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
-from scheduler_svc.core.policies.mixed.fast_decode.running import SteadyRunning
+from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
 from scheduler_svc.core.policies.mixed.make_way import MakeWay
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
 from scheduler_svc.core.policies.mixed.mixed_swapped import BehindSwapped, MixedSwapIns
@@ -44,6 +44,7 @@ from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
 from scheduler_svc.core.policies.vllm_v0.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
@@ -185,7 +186,8 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
     least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
     by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
-    running = MixedRunning(least_lost if spec.victims == "least_lost" else by_order, progress)
+    step_shares = StepShares(progress)
+    running = MixedRunning(step_shares, least_lost if spec.victims == "least_lost" else by_order, progress)
     admission: list[AdmissionPart] = [MaxSeqs()]
     if spec.max_loras is not None:
         patient = spec.policy == "aged"
@@ -197,19 +199,21 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         admission.append(ExpectedPeak(spec.caution))
     behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
     shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
-    waiting = MixedWaiting([*behind, *admission, *shares], progress)
+    waiting = MixedWaiting(step_shares, [*behind, *admission, *shares], progress)
     outputs, cache = AtOnce(progress), state.cache
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
     if spec.can_swap:
-        rest.append(MixedSwapIns(ordering, admission, running, progress))
+        rest.append(MixedSwapIns(ordering, step_shares, admission, running))
     rest.append(waiting)
     first: list[Phase] = []
     if spec.makes_way and isinstance(cache, V1PoolRules):
         margin_s, max_loras = spec.margin_s, spec.max_loras
-        first.append(MakeWay(ordering, running, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras))
+        first.append(
+            MakeWay(ordering, step_shares, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras)
+        )
     if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):
         return progress, outputs, [*first, running, *rest]
-    steady = SteadyRunning(running, state.steady, progress, cache)
+    steady = SteadyRunning(running, step_shares, state.steady, progress, cache)
     return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]
 
 

@@ -1,7 +1,7 @@
 """Admission checks: whether a waiting group may start."""
 
-from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.admission import OpenGate
+from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState

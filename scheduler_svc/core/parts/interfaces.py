@@ -3,7 +3,7 @@
 A policy is an ordering, a list of phases, admission checks, a preemption, a placement, cache rules and a
 progress. Parts never ask for a preset's name: presets differ by the parts they are made of. State that a part
 must keep when the policy is changed live is named in its class attribute `MEMORY`. The protocols of phases,
-admission and preemption, which see the whole state, are in `policy.py`, that of output rules in `outputs.py`,
+admission and preemption, which see the whole state, are in `phases.py`, that of output rules in `outputs.py`,
 that of cache rules in `block_manager.cache_rules`.
 """
 

@@ -9,7 +9,7 @@ sequence is scheduled changes, never its tokens.
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
+from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.request import Group, QueueKind
 
 MASK_SHARE = 0.1

@@ -3,7 +3,7 @@
 import numpy as np
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.request import Group, Sequence
 
 

@@ -4,10 +4,10 @@ import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from scheduler_svc.core.composition.policy import AdmissionVerdict
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
 from scheduler_svc.core.parts.ordering import class_of
+from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.parts.queues import GroupQueue, queue_for
 from scheduler_svc.core.parts.tenant_shares import TenantShares
 from scheduler_svc.core.reasons import Reason

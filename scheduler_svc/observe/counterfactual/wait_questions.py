@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import QueueKind
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import knob_names
 from scheduler_svc.observe.counterfactual.past_step import PastStep
 from scheduler_svc.observe.counterfactual.search import Counterfactual, Value, find_counterfactual
 from scheduler_svc.observe.recording.file_format import Recording

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.composition.spec import knob_names
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import knob_names
 from scheduler_svc.policy.keys import Assignment, bad, check_limit, checked, from_texts, limit_names
 
 

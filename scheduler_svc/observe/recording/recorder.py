@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyShare
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.observe.plan_record import PlanFreezer, StepShapeColumns, endings
 from scheduler_svc.observe.recording import snapshot
 from scheduler_svc.observe.recording.events import (

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.composition.spec import PolicySpec
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.observe.plan_record import PlanFreezer, PlanRecord, StepShapeColumns, endings
 from scheduler_svc.observe.recording import snapshot
 from scheduler_svc.observe.recording.difference import Difference, first_difference

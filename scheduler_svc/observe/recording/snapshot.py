@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.fast_decode.rows import SteadyFlight, SteadyRows
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyFlight, SteadyRows
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.alias import Alias

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from block_manager.cache_rules import CachedSequence, PrefixHit
 from scheduler_svc.core.parts.progress import OneUnderWay
-from scheduler_svc.core.policies.mixed.mixed import Share, joint_shares
+from scheduler_svc.core.parts.step_shares import Share, joint_shares
 from scheduler_svc.core.reasons import Numbers, Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState

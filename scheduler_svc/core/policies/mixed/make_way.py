@@ -9,7 +9,8 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.preemption import LeastLost
-from scheduler_svc.core.policies.mixed.mixed import MixedRunning, leave
+from scheduler_svc.core.parts.step_shares import StepShares
+from scheduler_svc.core.policies.mixed.mixed import leave
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
@@ -49,7 +50,7 @@ class MakeWay:
     def __init__(
         self,
         ordering: Ordering,
-        running: MixedRunning,
+        shares: StepShares,
         progress: Progress,
         preemption: LeastLost,
         cache: CountsBlocks,
@@ -58,7 +59,7 @@ class MakeWay:
         max_loras: int | None,
     ) -> None:
         self._ordering = ordering
-        self._running = running
+        self._shares = shares
         self._progress = progress
         self._preemption = preemption
         self._cache = cache
@@ -114,7 +115,7 @@ class MakeWay:
         never = state.cache.can_admit(head.live, hit, 1) is AllocStatus.NEVER
         if never or first.num_tokens > state.cache.capacity_tokens:
             return None
-        return Plea(head, hit, self._running.limited(first.num_tokens - hit.num_tokens, state))
+        return Plea(head, hit, self._shares.wanted_to_start(first, hit, state))
 
     def _fits_surely(self, plea: Plea, state: CoreState, draft: StepDraft) -> bool:
         """Conservative check that the head fits without preemption, even if each running group takes one more
@@ -135,7 +136,7 @@ class MakeWay:
         """
         staying = {id(g): (g, *self._num_needed(g, state, draft)) for g in state.running}
         leaving: list[Group] = []
-        if self._budget_left(staying, draft) <= 0:
+        if self._shares.left(draft, _num_tokens_of(staying)) <= 0:
             return []
         order = sorted(outranked, key=lambda g: (-class_of(g.request), self._preemption.loss(g, state), -g.ticket))
         for victim in order:
@@ -160,8 +161,8 @@ class MakeWay:
         state: CoreState,
         draft: StepDraft,
     ) -> bool:
-        num_tokens = min(plea.num_tokens, self._budget_left(staying, draft))
-        if num_tokens < plea.num_tokens and not state.limits.chunked_prefill:
+        num_tokens = self._shares.starting(plea.num_tokens, state, draft, _num_tokens_of(staying))
+        if not num_tokens:
             return False
         groups = [group for group, _, _ in staying.values()]
         num_seqs = sum(group.max_num_running_seqs for group in groups)
@@ -179,12 +180,12 @@ class MakeWay:
 
     def _num_needed(self, group: Group, state: CoreState, draft: StepDraft) -> tuple[int, int]:
         """(tokens, blocks) that a running group takes of an empty step."""
-        shares = self._running.shares(group, state, draft)
+        shares = self._shares.running(group, state, draft)
         return sum(n for _, n in shares), sum(self._cache.num_blocks_needed(s, n) for s, n in shares)
 
-    @staticmethod
-    def _budget_left(staying: dict[int, tuple[Group, int, int]], draft: StepDraft) -> int:
-        return draft.budget.num_tokens_left - sum(num_tokens for _, num_tokens, _ in staying.values())
+
+def _num_tokens_of(staying: dict[int, tuple[Group, int, int]]) -> int:
+    return sum(num_tokens for _, num_tokens, _ in staying.values())
 
 
 def num_freed(groups: list[Group], but: PrefixHit, state: CoreState) -> int:

@@ -4,25 +4,25 @@ Prefill and decode are not distinguished: each step computes tokens of a sequenc
 computed yet.
 """
 
-from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
+from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.parts.interfaces import Progress
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.progress_guard import STUCK
+from scheduler_svc.core.parts.step_shares import Share, StepShares
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
 
-Share = tuple[Sequence, int]
-
 
 class MixedRunning:
-    """Give every running group, in order, as many of its pending tokens as the budget allows.
+    """Give every running group, in order, its share of the step.
 
     When blocks run out, victims are preempted until the group fits or is the victim itself.
     """
 
-    def __init__(self, preemption: Preemption, progress: Progress) -> None:
+    def __init__(self, shares: StepShares, preemption: Preemption, progress: Progress) -> None:
+        self._shares = shares
         self._preemption = preemption
         self._progress = progress
 
@@ -31,7 +31,7 @@ class MixedRunning:
         position = 0
         while position < len(state.running) and not draft.budget.is_spent:
             group = state.running[position]
-            shares = self.shares(group, state, draft)
+            shares = self._shares.running(group, state, draft)
             if shares:
                 position -= self._make_room(group, shares, state, draft)
                 if group.place is not QueueKind.RUNNING:
@@ -39,27 +39,6 @@ class MixedRunning:
                 for sequence, num_tokens in shares:
                     self.schedule(sequence, num_tokens, state, draft)
             position += 1
-
-    def shares(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
-        """Tokens per sequence in this step; empty while the group must wait for a result."""
-        live = group.live
-        wanted = [(s, self.num_wanted(s, state)) for s in live]
-        left = draft.budget.num_tokens_left
-        if len(live) == 1:
-            return [(s, min(n, left)) for s, n in wanted if min(n, left) > 0]
-        return joint_shares(wanted, left)
-
-    def num_wanted(self, sequence: Sequence, state: CoreState) -> int:
-        """Tokens it would take of an unlimited budget; 0 while it waits for a result or sits out (`mask_pace`)."""
-        if sequence.group.is_paused:
-            return 0
-        pending = self.limited(self._progress.num_pending(sequence), state)
-        return min(pending, state.limits.max_model_len - 1 - sequence.num_computed_tokens)
-
-    def limited(self, num_tokens: int, state: CoreState) -> int:
-        """Cap on tokens of one sequence in a step: `long_prefill_token_threshold`."""
-        threshold = state.limits.long_prefill_token_threshold
-        return threshold if 0 < threshold < num_tokens else num_tokens
 
     def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
         """Allocate blocks for `num_tokens`, which must be available, and add the sequence to the draft."""
@@ -110,7 +89,8 @@ class CollectLoras:
 class MixedWaiting:
     """Start waiting groups, head first, unless this step preempted a group."""
 
-    def __init__(self, admission: list[AdmissionPart], progress: Progress) -> None:
+    def __init__(self, shares: StepShares, admission: list[AdmissionPart], progress: Progress) -> None:
+        self._shares = shares
         self._admission = admission
         self._progress = progress
 
@@ -159,12 +139,11 @@ class MixedWaiting:
             return AdmissionVerdict.REJECT
         hit = state.cache.lookup(first)
         draft.lookups.append((group.request.request_id, hit.num_tokens))
-        num_tokens = self._num_tokens(first, hit, state)
-        left = draft.budget.num_tokens_left
-        if num_tokens > left and not state.limits.chunked_prefill:
-            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_tokens))
+        num_wanted = self._shares.wanted_to_start(first, hit, state)
+        num_tokens = self._shares.starting(num_wanted, state, draft)
+        if not num_tokens:
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
-        num_tokens = min(num_tokens, left)
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
             need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
@@ -173,11 +152,6 @@ class MixedWaiting:
         self._enter(group, hit.num_tokens, state, draft)
         self._schedule(group, num_tokens, draft)
         return AdmissionVerdict.ENTER
-
-    def _num_tokens(self, first: Sequence, hit: PrefixHit, state: CoreState) -> int:
-        threshold = state.limits.long_prefill_token_threshold
-        num_tokens = first.num_tokens - hit.num_tokens
-        return threshold if 0 < threshold < num_tokens else num_tokens
 
     @staticmethod
     def _schedule(group: Group, num_tokens: int, draft: StepDraft) -> None:
@@ -203,26 +177,6 @@ class MixedWaiting:
             sibling.num_computed_tokens = first.num_prompt_tokens // size * size
         if group.request.num_cached_tokens is None:
             group.request.num_cached_tokens = num_cached_tokens
-
-
-def joint_shares(wanted: list[Share], left: int) -> list[Share]:
-    """Shares of sequences that sample together or not at all: all they want, else tokens that bring one closer to
-    that.
-
-    No sequence reaches its last token before all can do so in the same step. The oldest that lags goes first,
-    as the others' prefix is in blocks that it fills.
-    """
-    amounts = {n for _, n in wanted}
-    if min(amounts) <= 0:
-        return []
-    fits = len(amounts) == 1 and sum(n for _, n in wanted) <= left
-    if fits and all(s.num_computed_tokens + n >= s.num_tokens for s, n in wanted):
-        return wanted
-    for sequence, num_tokens in wanted:
-        take = min(num_tokens, sequence.num_tokens - 1 - sequence.num_computed_tokens, left)
-        if take > 0:
-            return [(sequence, take)]
-    return []
 
 
 def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDraft) -> None:

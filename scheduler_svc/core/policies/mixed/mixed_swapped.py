@@ -1,9 +1,10 @@
 """Swap-in under mixed phases: swapped groups resume before lower-ranked new prompts and after higher-ranked ones."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.parts.admission import OpenGate
-from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal
+from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
@@ -20,12 +21,12 @@ class MixedSwapIns:
     """
 
     def __init__(
-        self, ordering: Ordering, admission: list[AdmissionPart], running: MixedRunning, progress: Progress
+        self, ordering: Ordering, shares: StepShares, admission: list[AdmissionPart], running: MixedRunning
     ) -> None:
         self._ordering = ordering
+        self._shares = shares
         self._admission = admission
         self._running = running
-        self._progress = progress
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """Swap in groups in order."""
@@ -78,7 +79,7 @@ class MixedSwapIns:
         return self._ordering.key(head) < self._ordering.key(group) or state.account.owes(group, head)
 
     def _enter(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
-        shares = self._running.shares(group, state, draft)
+        shares = self._shares.running(group, state, draft)
         if not shares:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(len(group.live)))
             return AdmissionVerdict.STOP

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.composition.policy import Preemption
 from scheduler_svc.core.outputs import OutputRules
+from scheduler_svc.core.parts.phases import Preemption
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.parts.progress_guard import STUCK
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, spread

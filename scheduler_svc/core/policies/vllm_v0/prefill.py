@@ -1,7 +1,7 @@
 """Admission of waiting groups under v0. Strict FCFS: a prompt over budget blocks those behind it."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal, gates_open
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal, gates_open
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, pending, shared_prompt_tokens
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus

@@ -1,8 +1,8 @@
 """Preempt running groups for a higher-priority waiting group, as in vLLM 0.6.3."""
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from scheduler_svc.core.composition.policy import Preemption
 from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.parts.phases import Preemption
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.policies.vllm_v0.shares import WholePrompts
 from scheduler_svc.core.reasons import Reason

@@ -1,7 +1,7 @@
 """Swap-in under v0: head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
-from scheduler_svc.core.composition.policy import AdmissionPart, AdmissionVerdict, first_refusal
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.policies.vllm_v0.decode import extend_all
 from scheduler_svc.core.policies.vllm_v0.prefill import fits_budget
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts

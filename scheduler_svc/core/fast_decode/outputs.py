@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
+from scheduler_svc.core.fast_decode.share import SteadyRuns
 from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
-from scheduler_svc.core.policies.mixed.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
-from scheduler_svc.core.policies.mixed.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
-from scheduler_svc.core.policies.mixed.fast_decode.share import SteadyRuns
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policies.chitu.task_spec import TASK_PHASES, TaskKnobs
+from scheduler_svc.core.spec.task_settings import TASK_PHASES, TaskKnobs
 from svc_common.errors import ConfigError
 
 V0_PHASES = ("prefill_or_decode", "decode_then_prefill")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 
 _ANY = object()
 """Marks a setting for which no value means "not used"."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.entries import ScheduledSequence, SequenceTokens
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.request import Group
 
 

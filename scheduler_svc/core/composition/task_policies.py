@@ -3,14 +3,14 @@
 from block_manager.hashing import HashRename
 from block_manager.rules.ranked import RankedRules
 from block_manager.rules.v1_pool import V1PoolRules
-from scheduler_svc.core.composition.policy import Phase
-from scheduler_svc.core.composition.spec import PolicySpec
+from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import InspectablePart, Placement
+from scheduler_svc.core.parts.phases import Phase
 from scheduler_svc.core.parts.preemption import Recompute, newest
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.parts.progress_guard import MAX_EMPTY_PLANS, STUCK, ProgressGuard
@@ -23,9 +23,9 @@ from scheduler_svc.core.policies.chitu.scorers import TaskOrder
 from scheduler_svc.core.policies.chitu.skew import SkewBatch
 from scheduler_svc.core.policies.chitu.tasks import TaskShares
 from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold, RecoveringOutputs
-from scheduler_svc.core.policies.mixed.fast_decode.rows import SteadyRows
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError

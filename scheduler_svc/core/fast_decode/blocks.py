@@ -6,11 +6,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from block_manager.cache_rules import CachedSequence
-from scheduler_svc.core.policies.mixed.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.request import Group
 
 
-class RowProgress(Protocol):
+class RowProgress(Progress, Protocol):
     """A progress that counts by arrays; each method does for rows what its namesake does for one sequence."""
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:

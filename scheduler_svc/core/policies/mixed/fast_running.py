@@ -1,0 +1,81 @@
+"""The running phase of V1 by array operations in plain steps; in others `MixedRunning`.
+
+Decisions are equal: rows and other groups take blocks and register prefixes in running order, as one loop
+would.
+"""
+
+from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
+from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.parts.step_shares import Share, StepShares
+from scheduler_svc.core.policies.mixed.mixed import MixedRunning
+from scheduler_svc.core.request import Group
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_draft import StepDraft
+
+
+class SteadyRunning:
+    """Plans a step by fast decode if `StepShares` says that it is plain. `rows` are shared with the output rules."""
+
+    def __init__(
+        self, inner: MixedRunning, shares: StepShares, rows: SteadyRows, progress: RowProgress, cache: RowCache
+    ) -> None:
+        self._inner = inner
+        self._shares = shares
+        self._rows = rows
+        self._progress = progress
+        self._cache = cache
+        self._blocks = SteadyBlocks(rows, cache)
+
+    def run(self, state: CoreState, draft: StepDraft) -> None:
+        """Schedule running groups by fast decode, or else by `MixedRunning`."""
+        loose = self._others(state)
+        joining = [group for group in loose if can_join(group.sequences[0])]
+        if joining:
+            self._blocks.join(joining)
+            loose = [group for group in loose if not group.is_steady]
+        plain = self._shares.plain(self._rows, loose, state, draft) if len(self._rows) else None
+        if plain is None or not self._take(*plain, state, draft):
+            self._rows.dissolve()
+            self._inner.run(state, draft)
+
+    def _others(self, state: CoreState) -> list[Group]:
+        """Running groups that are not rows, in order; usually the newest ones."""
+        missing = len(state.running) - len(self._rows)
+        found: list[Group] = []
+        for group in reversed(state.running):
+            if len(found) == missing:
+                break
+            if not group.is_steady:
+                found.append(group)
+        return found[::-1]
+
+    def _take(self, scheduled: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> bool:
+        """Take blocks and register prefixes in running order, then update the counters.
+
+        Returns False, and does nothing, if blocks are short.
+        """
+        rows = self._rows
+        crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
+        needed = len(crossing) + sum([self._cache.num_blocks_needed(s, n) for s, n in shares])
+        if needed > self._cache.num_free_gpu:
+            return False
+        before = rows.computed[rows.pick(scheduled)].copy()
+        full = rows.filled(scheduled, before + 1)
+        share = draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled))
+        start = 0
+        for sequence, num_tokens in shares:
+            end = rows.row_of(sequence.group)
+            self._take_rows(crossing, full, start, end, share)
+            self._inner.schedule(sequence, num_tokens, state, draft)
+            start = end
+        self._take_rows(crossing, full, start, len(rows), share)
+        self._progress.on_scheduled_rows(rows, scheduled)
+        draft.budget.take(len(scheduled))
+        return True
+
+    def _take_rows(self, crossing: Ints, full: Ints, start: int, end: int, share: SteadyShare) -> None:
+        """Allocate blocks for rows in [start, end) that need one; register the blocks that rows fill."""
+        if start < end:
+            share.new_blocks.update(self._blocks.append(between(crossing, start, end)))
+            self._blocks.register(between(full, start, end))
