@@ -28,17 +28,11 @@ from quire_tools.bench.openai_target import OpenAITarget
 from quire_tools.bench.session import LoadPlan, Planner
 from quire_tools.bench.targets import GrpcTarget, LoadTarget
 from quire_tools.bench.workloads import Length, LoadShape, PlannedRequest, WorkloadKind, plan
+from quire_tools.commands.bench import length_option
 
 ALL = "all"
 # Default requests per second of the workloads that spread their arrivals.
 _DEFAULT_RATE = 4.0
-
-
-def _length(text: str) -> Length:
-    try:
-        return Length.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _kinds(name: str) -> list[WorkloadKind]:
@@ -61,8 +55,10 @@ def main(
     up: Annotated[str, typer.Option(help="Start the three services with this model, measure them, stop them.")] = "",
     workload: Annotated[str, typer.Option(help="batch, poisson, shared-prefix, single or all.")] = "batch",
     num_requests: Annotated[int, typer.Option(min=1)] = 64,
-    prompt_len: Annotated[Length, typer.Option(parser=_length, help="N or lognormal:MEDIAN:SIGMA[:MIN:MAX].")] = "64",
-    output_len: Annotated[Length, typer.Option(parser=_length, help="As --prompt-len.")] = "32",
+    prompt_len: Annotated[
+        Length, typer.Option(parser=length_option, help="N or lognormal:MEDIAN:SIGMA[:MIN:MAX].")
+    ] = "64",
+    output_len: Annotated[Length, typer.Option(parser=length_option, help="As --prompt-len.")] = "32",
     rate: Annotated[
         float | None, typer.Option(min=1e-6, help="Requests per second of poisson and shared-prefix; default 4.")
     ] = None,

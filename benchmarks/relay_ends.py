@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks.stream_client import short_request
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from protos.inference.v1 import inference_pb2, inference_pb2_grpc
+from protos.inference.v1 import inference_pb2_grpc
 from quire_tools.simulated_worker import bundle
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from svc_common import rpc, wire_arrays
@@ -159,7 +160,7 @@ class Clients:
     async def _read(self, number: int, feed: Feed, progress: Progress) -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(self._channels[number % len(self._channels)])
         num_tokens = 0
-        async for event in stub.GenerateStream(_request(feed.tokens), timeout=TIMEOUT_S, wait_for_ready=True):
+        async for event in stub.GenerateStream(short_request(feed.tokens), timeout=TIMEOUT_S, wait_for_ready=True):
             if new := len(event.delta.token_ids):
                 num_tokens += new
                 progress.add(new, event.ByteSize())
@@ -182,11 +183,3 @@ class Clients:
     async def close(self) -> None:
         """Close the connections."""
         await asyncio.gather(*(channel.close() for channel in self._channels))
-
-
-def _request(num_tokens: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=(32, 33)),
-        sampling=inference_pb2.SamplingParams(temperature=0.0),
-        stop=inference_pb2.StopConditions(max_tokens=num_tokens, ignore_eos=True),
-    )

@@ -67,7 +67,7 @@ async def read(stub: inference_pb2_grpc.InferenceServiceStub, seen: Readings, *,
     """One stream, from its call to its end."""
     began, last = time.perf_counter(), 0.0
     num_tokens = num_events = 0
-    call = stub.GenerateStream(_request(seen.num_tokens), timeout=_LIMIT_S)
+    call = stub.GenerateStream(short_request(seen.num_tokens), timeout=_LIMIT_S)
     end = "no usage"
     try:
         async for event in call:
@@ -91,7 +91,8 @@ async def read(stub: inference_pb2_grpc.InferenceServiceStub, seen: Readings, *,
     seen.over(end, is_slow=is_slow)
 
 
-def _request(num_tokens: int) -> inference_pb2.GenerateRequest:
+def short_request(num_tokens: int) -> inference_pb2.GenerateRequest:
+    """A greedy request of two prompt tokens for exactly this many output tokens."""
     return inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=(32, 33)),
         sampling=inference_pb2.SamplingParams(temperature=0.0),

@@ -39,7 +39,8 @@ _LOAD, _REQUESTS, _TARGET = "Load", "Requests", "Target"
 _DEFAULT_HTTP = f"http://127.0.0.1:{o.DEFAULT_HTTP_PORT}"
 
 
-def _length(text: str) -> Length:
+def length_option(text: str) -> Length:
+    """Parse a length option. Usage error if it is malformed."""
     try:
         return Length.parse(text)
     except ValueError as error:
@@ -92,7 +93,7 @@ def bench(
     prompt_len: Annotated[
         Length,
         typer.Option(
-            parser=_length,
+            parser=length_option,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
             help="Tokens of random prompts.",
             rich_help_panel=_REQUESTS,
@@ -101,7 +102,7 @@ def bench(
     output_len: Annotated[
         Length,
         typer.Option(
-            parser=_length,
+            parser=length_option,
             metavar="N|lognormal:MEDIAN:SIGMA[:MIN:MAX]",
             help="Output tokens.",
             rich_help_panel=_REQUESTS,
@@ -145,7 +146,7 @@ def bench(
             rich_help_panel=_TARGET,
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the figures (needs matplotlib).", show_default=False)
     ] = None,
@@ -218,7 +219,7 @@ def _service(up: str, target: str, url: str, door: str) -> Iterator[str]:
 
 
 def _target(door: str, address: str, model: str, credentials: Credentials, **options: Any) -> LoadTarget:
-    """`options`: ignore_eos, timeout_s, and chat, which the gRPC door does not know."""
+    """The API to measure. `options`: ignore_eos, timeout_s, and chat, which only the OpenAI API has."""
     if door == "grpc":
         del options["chat"]
         return GrpcTarget(address, model=model, credentials=credentials, **options)
@@ -231,7 +232,7 @@ def _target(door: str, address: str, model: str, credentials: Credentials, **opt
 def _tokenizer(
     held: contextlib.ExitStack, door: str, address: str, model: str, credentials: Credentials
 ) -> Tokenizer | None:
-    """The service's own, where its API has one."""
+    """The service's own tokenizer, if its API offers one."""
     if door != "grpc":
         return None
     client = held.enter_context(Client(address, credentials=credentials))

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from quire import extras
 from quire.cli.groups import new_app
+from quire.cli.options import common as o
 from quire.sizes import size_text
 from quire_tools.convert import checkpoint
 
@@ -24,7 +25,7 @@ def convert(
     ],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to create.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite files in DST.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
 ) -> None:
     """Convert a pickled checkpoint (pytorch_model.bin) to safetensors, which the worker reads.
 

@@ -62,7 +62,7 @@ def doctor(
         list[str] | None,
         typer.Option("--worker", help="A worker, HOST:PORT; repeatable.", show_default=False, rich_help_panel=_SERVICE),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     *,
     credentials: Credentials,
 ) -> None:

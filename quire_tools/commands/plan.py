@@ -9,6 +9,7 @@ from rich.console import Console
 
 from quire import extras
 from quire.cli.groups import new_app
+from quire.cli.options import common as o
 from quire.cli.options import model as m
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
@@ -49,7 +50,7 @@ def plan(
     ] = None,
     worker: dict[str, Any],
     limits: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
 ) -> None:
     """What fits in this memory, and why: weights, KV blocks, how many requests at a time, what to change if it does not.
 

@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from quire import extras
 from quire.cli.groups import new_app
+from quire.cli.options import common as o
 from quire_tools.replay import report as reports
 from quire_tools.replay.memory_course import MemoryCourse
 from quire_tools.replay.what_if import WhatIf, one_life, what_if
@@ -47,7 +48,7 @@ def replay(
     ] = None,
     from_segment: Annotated[int, typer.Option(min=0, help="Segment to start from; 0 = the first.")] = 0,
     memory: Annotated[bool, typer.Option("--memory", help="Show memory use over time.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a picture of the prediction: .png, .svg or .pdf.", show_default=False),

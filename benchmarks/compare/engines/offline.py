@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.compare.engines.base import Form, Memory, Run, complete
-from benchmarks.compare.engines.processes import Child
+from benchmarks.compare.engines.base import Form, Run, complete
+from benchmarks.compare.engines.processes import Child, OneChild
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
 from quire_tools.bench.measure import Record
 from quire_tools.bench.workloads import PlannedRequest
@@ -35,7 +35,7 @@ class Program(Protocol):
         """Start the child."""
 
 
-class OfflineEngine:
+class OfflineEngine(OneChild):
     """Owner of the child program."""
 
     form = Form.OFFLINE
@@ -47,7 +47,7 @@ class OfflineEngine:
         self._vocab_size = vocab_size
         self._versions: dict[str, str] = {}
         self._num_runs = 0
-        self._child: Child | None = None
+        super().__init__()
 
     def can(self, workload: str) -> bool:
         """See Engine.can."""
@@ -101,30 +101,6 @@ class OfflineEngine:
         ran = self._send(workload)
         records = [_record(*pair) for pair in zip(workload.requests, ran["events"], strict=True)]
         return Run(records, ran["tokens"])
-
-    def pause(self) -> None:
-        """Freeze it, so that it cannot spin either."""
-        if self._child is not None:
-            self._child.suspend()
-
-    def resume(self) -> None:
-        """See Engine.resume."""
-        if self._child is not None:
-            self._child.resume()
-
-    def memory(self) -> Memory:
-        """See Engine.memory."""
-        return Memory(0.0, 0.0) if self._child is None else self._child.memory()
-
-    def cpu_s(self) -> float:
-        """See Engine.cpu_s."""
-        return 0.0 if self._child is None else self._child.cpu_s()
-
-    def stop(self) -> None:
-        """See Engine.stop."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
 
 
 def _record(planned: PlannedRequest, events: Sequence[Sequence[float]]) -> Record:

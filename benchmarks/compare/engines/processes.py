@@ -151,3 +151,34 @@ def plain_environment() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     }
+
+
+class OneChild:
+    """The part of an `Engine` that runs in one child process, `_child`; None while it is stopped."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+
+    def pause(self) -> None:
+        """Freeze it, so that it cannot spin either."""
+        if self._child is not None:
+            self._child.suspend()
+
+    def resume(self) -> None:
+        """See Engine.resume."""
+        if self._child is not None:
+            self._child.resume()
+
+    def memory(self) -> Memory:
+        """See Engine.memory."""
+        return Memory(0.0, 0.0) if self._child is None else self._child.memory()
+
+    def cpu_s(self) -> float:
+        """See Engine.cpu_s."""
+        return 0.0 if self._child is None else self._child.cpu_s()
+
+    def stop(self) -> None:
+        """See Engine.stop."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from benchmarks.compare.engines.base import Form, Memory, Run, complete
-from benchmarks.compare.engines.processes import Child
+from benchmarks.compare.engines.base import Form, Run, complete
+from benchmarks.compare.engines.processes import Child, OneChild
 from benchmarks.compare.wires import Wire
 from benchmarks.compare.workloads import Lengths, Workload, drawn, fixed, warm_up
 from quire_tools.bench.measure import Record
@@ -49,7 +49,7 @@ class Server(Protocol):
         """A client of the process started last."""
 
 
-class ServerEngine:
+class ServerEngine(OneChild):
     """Owner of a server's process. `vocab_size`: upper bound of ids in warm-up prompts."""
 
     form = Form.SERVER
@@ -60,7 +60,7 @@ class ServerEngine:
         self._server = server
         self._vocab_size = vocab_size
         self._num_runs = 0
-        self._child: Child | None = None
+        super().__init__()
 
     def can(self, workload: str) -> bool:
         """True for all workloads."""
@@ -103,30 +103,6 @@ class ServerEngine:
         finally:
             gc.enable()
             await wire.close()
-
-    def pause(self) -> None:
-        """Freeze it, so that it cannot spin either."""
-        if self._child is not None:
-            self._child.suspend()
-
-    def resume(self) -> None:
-        """See Engine.resume."""
-        if self._child is not None:
-            self._child.resume()
-
-    def memory(self) -> Memory:
-        """See Engine.memory."""
-        return Memory(0.0, 0.0) if self._child is None else self._child.memory()
-
-    def cpu_s(self) -> float:
-        """See Engine.cpu_s."""
-        return 0.0 if self._child is None else self._child.cpu_s()
-
-    def stop(self) -> None:
-        """See Engine.stop."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
 
 
 async def _ask_all(wire: Wire, requests: Sequence[PlannedRequest]) -> Run:

@@ -30,7 +30,7 @@ def adapters() -> None:
 @app.command("list")
 @gathers(credentials=a.credentials)
 def list_adapters(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,

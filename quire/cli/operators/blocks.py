@@ -23,7 +23,7 @@ def blocks(
     memory: Annotated[
         bool, typer.Option("--memory", help="Show memory use, and what contiguous allocation would hold.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,

@@ -19,7 +19,7 @@ app = new_app()
 @gathers(credentials=a.credentials)
 def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Accept requests again.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,

@@ -19,7 +19,7 @@ app = new_app()
 @gathers(credentials=a.credentials)
 def set_policy(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys as in --set at start.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,

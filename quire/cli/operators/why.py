@@ -30,7 +30,7 @@ def why(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Search what would have ended each wait; takes up to 25 s.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
     credentials: Credentials,

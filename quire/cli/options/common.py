@@ -81,6 +81,7 @@ LogForm = Annotated[
         help="How the log is written to standard error: lines of text, or one JSON object per line.",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 StopWithStdin = Annotated[
     bool, typer.Option("--stop-with-stdin", help="End when standard input closes (for a parent process).", hidden=True)
 ]

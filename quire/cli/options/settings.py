@@ -49,7 +49,13 @@ def arguments_for(settings: type[BaseModel], given: Mapping[str, Any]) -> list[s
 
 def as_arguments(given: Mapping[str, Any], spelled: Spelling = option_name) -> list[str]:
     """Values by field as arguments of the service, unchecked; a bool is a switch."""
-    return [part for name, value in given.items() for part in _argument(spelled(name), value)]
+    return [part for name, value in given.items() for part in _argument(spelled(name), _written(name, value))]
+
+
+def _written(name: str, value: Any) -> Any:
+    """A size in bytes, as a fraction of a larger unit may have an exponent, which sizes must not have."""
+    unit = _size_unit(name)
+    return f"{round(value * unit)}b" if unit > 1 else value
 
 
 def _argument(option: str, value: Any) -> list[str]:

@@ -92,13 +92,13 @@ def chat(
 
 
 class _Answers:
-    """Has turns answered by the service."""
+    """Answers turns through the service."""
 
     def __init__(self, client: Client, session: Session, options: ChatOptions) -> None:
         self._client, self._session, self._options = client, session, options
 
     def ask(self, turn: Message) -> None:
-        """Shows the answer; turn and answer are part of the conversation then."""
+        """Show the answer, and add turn and answer to the conversation."""
         session = self._session
         stream = self._client.chat_stream(
             session.asked(turn), session.params, chat=self._options, options=RequestOptions(model=session.model)
@@ -108,7 +108,7 @@ class _Answers:
         summary(output)
 
     def try_asking(self, turn: Message) -> None:
-        """`ask`; a failed or interrupted answer is said, and leaves the conversation as it was before the turn."""
+        """`ask`; a failed or interrupted answer is reported, and the turn is not added to the conversation."""
         try:
             self.ask(turn)
         except KeyboardInterrupt:
@@ -140,7 +140,7 @@ def _converse(session: Session, answers: _Answers, admin: Callable[[], AdminClie
 
 
 def _tools(path: Path | None) -> list[dict[str, Any]]:
-    """The tools in a file. ConfigError for one that has none."""
+    """The tools in a file. Raises ConfigError if it has none."""
     if path is None:
         return []
     try:

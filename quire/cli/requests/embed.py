@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 class Format(StrEnum):
-    """Forms of the output."""
+    """Output formats."""
 
     JSON = "json"
     TABLE = "table"
@@ -85,7 +85,7 @@ def embed(
 def _embedded(
     client: Client, texts: Sequence[str], params: PoolingParams, options: RequestOptions
 ) -> Iterator[EmbeddingRequestOutput]:
-    """In the order of the texts, as many per call as one may have."""
+    """Embeddings in the order of the texts, in calls of the largest allowed size."""
     for start in range(0, len(texts), _PER_CALL):
         yield from client.embed(texts[start : start + _PER_CALL], params, options=options)
 

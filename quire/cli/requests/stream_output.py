@@ -1,4 +1,4 @@
-"""A stream on the terminal: text as it comes, and one line about the request for a person at the end."""
+"""A stream on the terminal: text as it arrives, and one line about the request at the end."""
 
 import sys
 
@@ -7,7 +7,7 @@ from quire.client.sync_client import Stream
 
 
 def show(stream: Stream, *, num_choices: int = 1) -> None:
-    """Writes the text to standard output as it comes, and a final newline; several choices when all are complete, each under its
+    """Write the text to standard output as it arrives, and a final newline; several choices when all are complete, each under its
     number. Ctrl-C cancels the request.
     """
     try:
@@ -31,7 +31,7 @@ def _numbered(choice: CompletionOutput) -> str:
 
 
 def summary(output: RequestOutput) -> None:
-    """One line on standard error, where a person reads it: tokens, why it ended, how to repeat it."""
+    """Print one line on standard error if that is a terminal: tokens, finish reason, how to repeat the request."""
     if not sys.stderr.isatty():
         return
     num_tokens = sum(len(completion.token_ids) for completion in output.outputs)

@@ -1,4 +1,4 @@
-"""What `quire up` shows on standard error: the model's load, what the services say, and what became of them."""
+"""What `quire up` shows on standard error: the model's load, the services' log lines, and restarts."""
 
 import sys
 from types import TracebackType
@@ -15,7 +15,7 @@ _UNCONNECTED = ("WARNING gateway_svc.engine.scheduler_link: ", "WARNING schedule
 
 
 class LoadProgress:
-    """Owns the progress bar. On a terminal a bar, elsewhere one line per stage; as JSON lines alone. Context manager."""
+    """The progress of a load: a bar on a terminal, elsewhere one line per stage; with JSON logs, JSON lines. Context manager."""
 
     def __init__(self, form: LogFormat) -> None:
         console = Console(stderr=True)
@@ -63,14 +63,14 @@ class LoadProgress:
         sys.stderr.flush()
 
     def show(self, stage: str, fraction: float) -> None:
-        """How far the load is, 0..1."""
+        """Show the progress of the load, 0..1."""
         self._bar.update(self._task, completed=fraction, description=stage)
         if stage != self._stage and not self._is_terminal:
             self.line("worker", f"loading: {stage}")
         self._stage = stage
 
     def finish(self) -> None:
-        """The services are up, or will never be: takes the bar away. Idempotent."""
+        """Remove the bar, when the services are up or have failed. Idempotent."""
         self._is_starting = False
         if self._is_terminal:
             self._bar.stop()

@@ -62,7 +62,7 @@ def serve_gateway(
 ) -> None:
     """Start a gateway: gRPC for every language, and the OpenAI HTTP API, over one pipeline.
 
-    It keeps nothing that another gateway could not rebuild: start as many as you like. Tokenizer and chat template come
+    Gateways keep no state that another could not rebuild: start as many as needed. Tokenizer and chat template come
     from the scheduler's worker, so it needs no checkpoint. Once it listens it prints
 
       service gateway pid=4713 address=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052 lab=http://127.0.0.1:8001

@@ -18,7 +18,7 @@ LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
 
 def announce(name: str, address: str, **others: str) -> None:
-    """Says on standard output where the service listens, `others` by their names; flushed, so that a parent reads it at once."""
+    """Print the service's address, and `others` by name, to standard output; flushed, so that a parent reads it at once."""
     words = [
         f"service {name} pid={os.getpid()} address={address}",
         *(f"{door}={place}" for door, place in others.items()),
@@ -34,7 +34,7 @@ def run(
     name: str = "",
     log_form: LogFormat = LogFormat.TEXT,
 ) -> None:
-    """Runs the service until SIGTERM or SIGINT ends it, or its standard input closes if asked. `name`: what JSON logs call it."""
+    """Run the service until SIGTERM or SIGINT, or until standard input closes if asked. `name`: its name in JSON logs."""
     level = os.environ.get(LOG_LEVEL_VARIABLE)
     log_format.set_up(level.upper() if level else None, log_form, name)
     if stop_with_stdin:
@@ -43,7 +43,7 @@ def run(
 
 
 def leave() -> None:
-    """Ends this process, with status 0 and without waiting for threads that it has."""
+    """Exit with status 0 without waiting for other threads."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`quire up`: the three services on this machine, until Ctrl-C or SIGTERM; what dies is started again."""
+"""`quire up`: the three services on this machine, until Ctrl-C or SIGTERM; services that die are restarted."""
 
 import math
 import signal
@@ -106,27 +106,27 @@ def up(
 ) -> None:
     """Start gateway, scheduler and worker on this machine, and stop them with Ctrl-C.
 
-    Standard output says where each listens, and when they can serve:
+    Standard output has the address of each, and a line when they can serve:
 
       service worker pid=4711 address=127.0.0.1:40001 metrics=127.0.0.1:40003
       service scheduler pid=4712 address=127.0.0.1:40002 metrics=127.0.0.1:40004
       service gateway pid=4713 address=127.0.0.1:50051
       ready grpc=127.0.0.1:50051 http=http://127.0.0.1:8000 admin=127.0.0.1:50052 lab=http://127.0.0.1:8001
 
-    A service that dies is started again at the same address, after a pause that
-    grows from death to death, with another `service` line. Requests wait for it.
+    A service that dies is restarted at the same address, with another `service`
+    line, after a pause that grows with each death. Requests wait for it.
     One that dies 8 times in a row, each within a minute, ends all services.
 
     Examples:
 
       [bold]quire up[/bold]                                            the built-in model
-      [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a checkpoint of yours
-      [bold]quire up --model Qwen/Qwen3-0.6B[/bold]                    one of the hub
+      [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a local checkpoint
+      [bold]quire up --model Qwen/Qwen3-0.6B[/bold]                    a model of the hub
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]    another scheduler
-      [bold]quire up --adapter sql=~/adapters/sql[/bold]               a LoRA adapter of it
+      [bold]quire up --adapter sql=~/adapters/sql[/bold]               with a LoRA adapter
       [bold]quire up --policy chitu-dp --workers 2[/bold]              two workers
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
-      [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  whatever ports are free
+      [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  any free ports
     """
     extras.require("quire up", *extras.services(simulated=simulated))
     found = None if simulated else checkpoint_folder(model, revision)
@@ -190,7 +190,7 @@ class _Stopped(BaseException):
 
 @contextmanager
 def _signals_set(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop` and interrupt what waits; further ones do nothing, so that stopping is not cut short."""
+    """SIGTERM and SIGINT set `stop` and interrupt the main thread; further ones are ignored, so that stopping completes."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if not stop.is_set():

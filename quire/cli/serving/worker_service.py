@@ -19,7 +19,7 @@ def run(
     stop_with_stdin: bool,
     log_form: LogFormat,
 ) -> None:
-    """`serve` (of worker_svc.app) with these settings, until it is told to stop."""
+    """Run `serve` (of worker_svc.app) with these settings until it is stopped."""
     places: dict[str, str] = {}
     is_busy = threading.Event()
     watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
