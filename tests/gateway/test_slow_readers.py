@@ -24,6 +24,8 @@ from protos.inference.v1 import inference_pb2_grpc
 from svc_common import rpc
 from tests.gateway.scripted_engine import PATIENCE_S, Attachment, Gateway, asynchronous, finished, pair, tokens
 
+pytestmark = pytest.mark.processes
+
 REQUEST = pb.GenerateRequest(text="hello", stop=pb.StopConditions(max_tokens=1_000))
 WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384), ("grpc.use_local_subchannel_pool", 1)]
 RUN = [5 + i % 90 for i in range(500)]

@@ -22,6 +22,7 @@ USABLE = {
     "worker_svc": ("worker",),
     "kernels/paged_kernels": ("worker", "cuda"),
     "quire": SERVED,
+    "quire_tools": SERVED,
 }
 """Extras whose packages a folder may import, beside those that are always installed."""
 

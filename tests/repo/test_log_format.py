@@ -16,7 +16,7 @@ from tests.repo.tree import ROOT
 _PROGRAM = """
 import asyncio
 import sys
-from quire.cli import service
+from quire.cli.serving import service
 from svc_common import rpc
 from svc_common.log_format import LogFormat
 
