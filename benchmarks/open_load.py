@@ -16,7 +16,7 @@ import grpc.aio
 
 from benchmarks.report import spread
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from svc_common import rpc
+from svc_common.net import rpc
 
 _LIMIT_S = 120.0
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from benchmarks.overlap_stack import until_serving
+from benchmarks.overlap.stack import until_serving
 from gateway_svc import app as gateway
 from gateway_svc.settings import GatewaySettings
 from quire.local_stack.processes import child_environment
@@ -41,7 +41,7 @@ class Stack:
     """Owner of the three processes.
 
     `worker`: settings of the simulated worker, or with a `model` of the real one; likewise the others.
-    `call_logs`: folder for the logs of all calls (benchmarks.call_trace), which are complete when the stack
+    `call_logs`: folder for the logs of all calls (benchmarks.call_path.trace), which are complete when the stack
     has ended. `address`: the gateway's.
     """
 
@@ -75,7 +75,9 @@ class Stack:
         arguments = [name, json.dumps(_PORTS[name] | self._settings[name] | peers)]
         logs = self._call_logs
         program = (
-            ["benchmarks.service", *arguments] if logs is None else ["benchmarks.call_trace", *arguments, str(logs)]
+            ["benchmarks.service", *arguments]
+            if logs is None
+            else ["benchmarks.call_path.trace", *arguments, str(logs)]
         )
         process = subprocess.Popen(
             [sys.executable, "-m", *program],

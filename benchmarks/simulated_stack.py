@@ -23,7 +23,8 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from quire.local_stack.stack import LocalStack
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
+from svc_common.net import rpc
 
 GOAL_STEPS_PER_S = 100.0
 MODEL_TOKENS = 64

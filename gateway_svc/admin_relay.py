@@ -8,8 +8,8 @@ import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 
 from protos.inference.v1 import admin_pb2
-from svc_common import rpc
 from svc_common.errors import Unavailable
+from svc_common.net import rpc
 
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name

@@ -29,21 +29,22 @@ from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.pipeline import GenerationPipeline
+from gateway_svc.http.server import HttpServer
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.app import openai_app
-from gateway_svc.openai.http_server import HttpServer
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
-from svc_common import rpc, telemetry
-from svc_common.malformed import MalformedRefused
-from svc_common.peers import Peers
+from svc_common.net import rpc
+from svc_common.net.malformed import MalformedRefused
+from svc_common.net.peers import Peers
+from svc_common.net.tls import is_loopback
+from svc_common.net.tls_settings import SCHEDULER
+from svc_common.observability import telemetry
 from svc_common.signals import on_hangup, stop_on_signals
-from svc_common.tls import is_loopback
-from svc_common.tls_settings import SCHEDULER
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.request_ids import accept_request_id
 from gateway_svc.settings import GatewaySettings
 from protos.engine.v1 import engine_pb2
-from svc_common import log_context
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.log_context import LogContext
+from svc_common.observability import log_context
+from svc_common.observability.log_context import LogContext
 
 DEADLINE_MARGIN_S = 0.05
 

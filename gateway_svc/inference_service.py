@@ -28,8 +28,9 @@ from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc, telemetry
 from svc_common.errors import Cancelled, InvalidArgument, QuireError
+from svc_common.net import rpc
+from svc_common.observability import telemetry
 from svc_common.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name

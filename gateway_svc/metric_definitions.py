@@ -1,4 +1,4 @@
-"""Definitions of all gateway metrics (see svc_common.metrics).
+"""Definitions of all gateway metrics (see svc_common.observability.metrics).
 
 The `gen_ai_*` names are OpenTelemetry's, with underscores and units as in Prometheus. Their buckets are also
 OpenTelemetry's, except that those of times extend to minutes, since requests wait that long under load.
@@ -6,7 +6,7 @@ Labels have few values each (served models, kinds of operations, statuses, docum
 from a client.
 """
 
-from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec
+from svc_common.observability.metrics import DROPPED_SPANS, Kind, MetricSpec
 
 _DURATION_S = tuple(0.01 * 2**i for i in range(18))
 _TTFT_S = (

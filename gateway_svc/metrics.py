@@ -18,9 +18,9 @@ from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import QuireError
-from svc_common.metrics import DroppedSpans, MetricSpec, exemplar_of, new_registry
+from svc_common.observability.metrics import DroppedSpans, MetricSpec, exemplar_of, new_registry
+from svc_common.observability.telemetry import Telemetry
 from svc_common.reasons import known_reason
-from svc_common.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 

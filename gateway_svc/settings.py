@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway_svc.chat.tool_calls.formats import AUTO, known_reasoning_parser, known_tool_parser
-from gateway_svc.openai.http_limits import HttpLimits
-from svc_common.tls_settings import DoorSettings, PeerSettings
+from gateway_svc.http.limits import HttpLimits
+from svc_common.net.tls_settings import DoorSettings, PeerSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]

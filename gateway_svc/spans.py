@@ -21,10 +21,10 @@ from gateway_svc.metric_definitions import PROVIDER
 from gateway_svc.span_content import OutputContent, finish_reason, input_messages, stop_sequences
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import telemetry
-from svc_common import trace_names as names
 from svc_common.errors import QuireError
-from svc_common.telemetry import SpanKind, Telemetry
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
+from svc_common.observability.telemetry import SpanKind, Telemetry
 
 CLIENT_GONE = "CLIENT_GONE"
 _MAX_SEED = 2**63

@@ -5,9 +5,9 @@ Made only if it waits.
 
 from opentelemetry.trace import Span
 
-from svc_common import telemetry
-from svc_common import trace_names as names
-from svc_common.telemetry import Telemetry
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
+from svc_common.observability.telemetry import Telemetry
 
 NO_MODEL = "NO_MODEL"
 SCHEDULER_AWAY = "SCHEDULER_AWAY"

@@ -43,12 +43,13 @@ from scheduler_svc.workers.adapters import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
-from svc_common import rpc, telemetry
 from svc_common.clock import monotonic_ns
-from svc_common.metrics_server import MetricsServer
-from svc_common.peers import Peers
+from svc_common.net import rpc
+from svc_common.net.peers import Peers
+from svc_common.net.tls_settings import GATEWAY, OPERATOR, WORKER
+from svc_common.observability import telemetry
+from svc_common.observability.metrics_server import MetricsServer
 from svc_common.signals import stop_on_signals
-from svc_common.tls_settings import GATEWAY, OPERATOR, WORKER
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from scheduler_svc.adapter_names import name_problem
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import PolicyChoice, Spelling
 from svc_common.errors import ConfigError
-from svc_common.tls_settings import PeerSettings
+from svc_common.net.tls_settings import PeerSettings
 
 
 class SchedulerSettings(BaseModel):

@@ -19,7 +19,7 @@
         ├── Unimplemented          UNIMPLEMENTED      501
         └── Internal               INTERNAL           500   a bug; an id, no traceback
 
-Errors carry a status name and plain details. Only `svc_common.rpc` maps them to gRPC, and only the gateway's
+Errors carry a status name and plain details. Only `svc_common.net.rpc` maps them to gRPC, and only the gateway's
 HTTP API to HTTP.
 """
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from svc_common import tls
 from svc_common.errors import ConfigError
+from svc_common.net import tls
 
 _TIMEOUT_S = 2.0
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway_svc import metric_definitions as gateway
 from scheduler_svc.observe.metrics import definitions as scheduler
-from svc_common.metrics import MODEL_NAME, Kind, MetricSpec, new_registry
+from svc_common.observability.metrics import MODEL_NAME, Kind, MetricSpec, new_registry
 from worker_svc.shell import metric_definitions as worker
 
 ROOT = Path(__file__).resolve().parents[1]

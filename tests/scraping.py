@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from svc_common.metrics import MODEL_NAME, Kind, MetricSpec
+from svc_common.observability.metrics import MODEL_NAME, Kind, MetricSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _OTHER_UNITS = ("milliseconds", "ms", "minutes", "kilobytes", "megabytes", "percent")

@@ -18,12 +18,13 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from svc_common import rpc, telemetry
-from svc_common.metrics import DroppedSpans, new_registry
-from svc_common.metrics_server import MetricsServer
-from svc_common.peers import Peers
+from svc_common.net import rpc
+from svc_common.net.peers import Peers
+from svc_common.net.tls_settings import SCHEDULER
+from svc_common.observability import telemetry
+from svc_common.observability.metrics import DroppedSpans, new_registry
+from svc_common.observability.metrics_server import MetricsServer
 from svc_common.signals import stop_on_signals
-from svc_common.tls_settings import SCHEDULER
 from worker_svc.engine import Engine
 from worker_svc.settings import ShellSettings, WorkerSettings
 from worker_svc.shell.engine_thread import EngineThread

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from svc_common.errors import ConfigError, FieldViolation
-from svc_common.tls_settings import PeerSettings
+from svc_common.net.tls_settings import PeerSettings
 
 Quantization = Literal["none", "int8"]
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -4,8 +4,8 @@ import ssl
 
 import grpc.aio
 
-from svc_common import rpc, tls
-from svc_common.tls_settings import DoorSettings
+from svc_common.net import rpc, tls
+from svc_common.net.tls_settings import DoorSettings
 
 
 class Doors:

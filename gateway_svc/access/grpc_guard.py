@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 
 from gateway_svc.calls import Caller, Callers
-from svc_common import rpc
 from svc_common.errors import PermissionDenied, QuireError
+from svc_common.net import rpc
 
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")

@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.calls import Callers
-from gateway_svc.openai.http_io import Reply
+from gateway_svc.http.io import Reply
 from svc_common.errors import QuireError
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})

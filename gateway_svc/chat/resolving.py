@@ -24,9 +24,9 @@ from gateway_svc.checks.wording import compiled_grammar
 from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import telemetry
-from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
 
 
 def resolve_chat(

@@ -9,9 +9,9 @@ from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.engine.takeover import attached_elsewhere, check_may_take_over
 from gateway_svc.engine.token_runs import read_runs
 from protos.engine.v1 import engine_pb2
-from svc_common import rpc
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
+from svc_common.net import rpc
 
 MESSAGES_PER_BACKLOG_CHECK = 64
 MAX_UNREAD_BYTES = 192 * 1_024

@@ -25,9 +25,10 @@ from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import Aborted, QuireError, Unavailable
+from svc_common.net import rpc
 from svc_common.tenant_load import Load
 
 log = logging.getLogger(__name__)

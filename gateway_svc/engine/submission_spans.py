@@ -6,10 +6,10 @@ Also makes spans for the time that the scheduler was away.
 from opentelemetry.trace import Span
 
 from gateway_svc.waiting import SCHEDULER_AWAY, Waiting
-from svc_common import telemetry
-from svc_common import trace_names as names
 from svc_common.clock import wall_ns
-from svc_common.telemetry import Telemetry
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
+from svc_common.observability.telemetry import Telemetry
 
 
 class SubmissionSpans:

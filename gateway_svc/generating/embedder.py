@@ -14,9 +14,9 @@ from gateway_svc.spans import CallSpans, GenerationSpan
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import trace_names as names
 from svc_common import wire_arrays
 from svc_common.errors import Cancelled, Internal, InvalidArgument
+from svc_common.observability import trace_names as names
 
 
 class Embedder:

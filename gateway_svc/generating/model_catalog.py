@@ -19,7 +19,7 @@ from gateway_svc.text.bundle import TextModel
 from gateway_svc.waiting import NO_MODEL, SCHEDULER_AWAY, Waiting
 from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable
-from svc_common.telemetry import Telemetry
+from svc_common.observability.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 

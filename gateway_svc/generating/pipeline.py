@@ -29,9 +29,9 @@ from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common import telemetry
-from svc_common import trace_names as names
 from svc_common.errors import DeadlineExceeded
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
 
 # Tokenising more text than this takes over about a millisecond and is done on a thread, to keep the event
 # loop free.

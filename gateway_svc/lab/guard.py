@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway_svc.access import grpc_guard
 from gateway_svc.calls import Callers
-from gateway_svc.openai.http_io import Reply
+from gateway_svc.http.io import Reply
 from svc_common.errors import PermissionDenied, QuireError
 
 METRICS = "/metrics"

@@ -14,7 +14,7 @@ from gateway_svc.lab.tables import TableChanges
 from gateway_svc.lab.translation import RUNNING, PoolSizes
 from protos.inference.v1 import admin_pb2 as pb
 from protos.inference.v1 import admin_pb2_grpc
-from svc_common import rpc
+from svc_common.net import rpc
 from svc_common.version import VERSION
 
 SNAPSHOT_S = 0.4

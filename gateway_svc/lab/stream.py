@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.calls import ClientGone
+from gateway_svc.http.errors import error_body
+from gateway_svc.http.io import until_disconnect
 from gateway_svc.lab import values
 from gateway_svc.lab.query import whole_number
 from gateway_svc.lab.source import LabSnapshot, LabSource, Step
-from gateway_svc.openai.errors import error_body
-from gateway_svc.openai.http_io import until_disconnect
 from svc_common.errors import QuireError, ResourceExhausted
 
 MAX_PAGES = 8

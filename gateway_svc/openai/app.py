@@ -13,17 +13,17 @@ from gateway_svc.calls import Call, CallIntake
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.pipeline import GenerationPipeline
+from gateway_svc.http.io import Reply
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
-from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.openai.generations import Generations
-from gateway_svc.openai.http_io import Reply
 from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
-from gateway_svc.openai.requests import CompletionRequest
-from gateway_svc.openai.shapes import ChatShape, CompletionShape
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.text_routes import TextRoutes
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway_svc.openai.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, set_given
+from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, set_given
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 

@@ -12,13 +12,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
+from gateway_svc.http.io import Reply, check_is_json, read_away, read_body, until_disconnect
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai.http_io import Reply, check_is_json, read_away, read_body, until_disconnect
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread
-from svc_common import rpc, telemetry
-from svc_common import trace_names as names
 from svc_common.errors import InvalidArgument, QuireError
+from svc_common.net import rpc
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
 
 _SAYING_S = 1.0
 TIMEOUT_HEADER = "x-request-timeout-ms"

@@ -9,16 +9,16 @@ from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Event, Generation
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import GenerationPipeline
-from gateway_svc.openai.answer import HttpAnswer
-from gateway_svc.openai.answer_options import AnswerOptions
-from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.http.io import Reply
+from gateway_svc.openai.answers.answer import HttpAnswer
+from gateway_svc.openai.answers.answer_options import AnswerOptions
+from gateway_svc.openai.answers.outputs import Prompt
+from gateway_svc.openai.answers.shapes import AnswerShape
 from gateway_svc.openai.endpoint import HttpRequest
-from gateway_svc.openai.fields import AnyRequests
-from gateway_svc.openai.http_io import Reply
-from gateway_svc.openai.outputs import Prompt
-from gateway_svc.openai.requests import CompletionRequest, parse_request
-from gateway_svc.openai.roles import settle_roles
-from gateway_svc.openai.shapes import AnswerShape
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest, parse_request
+from gateway_svc.openai.requests.fields import AnyRequests
+from gateway_svc.openai.requests.roles import settle_roles
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.version import VERSION

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway_svc.openai.chat_request import ChatCompletionRequest
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.endpoint import TIMEOUT_HEADER
-from gateway_svc.openai.requests import CompletionRequest
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.text_routes import DetokenizeRequest, TokenizeRequest
 from svc_common.version import VERSION
 

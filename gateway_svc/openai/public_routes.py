@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway_svc.openai.errors import error_body, error_headers, http_status
+from gateway_svc.http.errors import error_body, error_headers, http_status
 from gateway_svc.request_ids import accept_request_id, new_request_id
 from svc_common.errors import InvalidArgument, NotFound, QuireError
 from svc_common.version import VERSION

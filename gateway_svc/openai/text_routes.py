@@ -10,12 +10,12 @@ from gateway_svc.calls import Call
 from gateway_svc.checks import validation
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.pipeline import GenerationPipeline, off_loop_if_long, wait_for_model
-from gateway_svc.openai.chat_request import ChatCompletionRequest
+from gateway_svc.http.io import Reply
+from gateway_svc.http.json_body import Ids, parse_body, refuse
 from gateway_svc.openai.endpoint import HttpRequest
-from gateway_svc.openai.http_io import Reply
-from gateway_svc.openai.json_body import Ids, parse_body, refuse
-from gateway_svc.openai.requests import parse_request
-from gateway_svc.openai.roles import settle_roles
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import parse_request
+from gateway_svc.openai.requests.roles import settle_roles
 
 
 class TokenizeRequest(BaseModel):

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from svc_common import rpc
 from svc_common.errors import Internal, QuireError, Unavailable, Unimplemented
+from svc_common.net import rpc
 
 _TLS_FAILURES = ("handshake failed", "verification check failed", "socket closed", "connection reset")
 _CONNECT_FAILURES = ("failed to connect", "connection refused", "dns resolution failed", "name resolution")

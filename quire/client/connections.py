@@ -13,8 +13,8 @@ from opentelemetry import propagate
 
 from protos.inference.v1 import inference_pb2_grpc
 from quire.client.value_checks import valid_request_id
-from svc_common import rpc, tls
 from svc_common.errors import ConfigError
+from svc_common.net import rpc, tls
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
 

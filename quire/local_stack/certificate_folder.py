@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.client.connections import Credentials
-from svc_common.tls_settings import GATEWAY, OPERATOR, SCHEDULER, WORKER
+from svc_common.net.tls_settings import GATEWAY, OPERATOR, SCHEDULER, WORKER
 
 CLIENT = "client"
 NAMES = (GATEWAY, SCHEDULER, WORKER, OPERATOR, CLIENT)

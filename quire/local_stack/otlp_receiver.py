@@ -1,6 +1,6 @@
 """An OTLP/gRPC trace receiver in this process, which decodes exported spans for the demo and for tests.
 
-Contains the server and the decoded spans with their trees. Not here: creating spans (svc_common.telemetry),
+Contains the server and the decoded spans with their trees. Not here: creating spans (svc_common.observability.telemetry),
 storing or drawing them (in production, Jaeger).
 
     with OtlpReceiver() as receiver:

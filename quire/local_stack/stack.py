@@ -26,7 +26,7 @@ from quire.local_stack.stack_options import StackOptions
 from quire.local_stack.worker_watch import WorkerWatch
 from quire.operators.admin import AdminClient
 from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
-from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
+from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0

@@ -15,8 +15,8 @@ from quire.local_stack.restarts import RestartRules
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from scheduler_svc.policy.choice import PolicyChoice
-from svc_common.log_format import LogFormat
-from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
+from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
+from svc_common.observability.log_format import LogFormat
 
 _SCHEDULING = {
     "--policy": "policy",

@@ -10,8 +10,8 @@ import grpc
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
-from svc_common import rpc
 from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, QuireError
+from svc_common.net import rpc
 
 _JOIN_S = 2.0
 

@@ -37,9 +37,9 @@ from scheduler_svc.requests.submission import parse, to_core
 from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
-from svc_common import rpc
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, QuireError
+from svc_common.net import rpc
 from worker_svc.engine import Engine, Progress
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings

@@ -11,8 +11,8 @@ from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from quire.client.calls import ADMIN, typed_errors
 from quire.client.connections import Credentials, blocking_channel
 from quire.client.keyed_channel import KeyedChannel
-from svc_common import rpc
 from svc_common.errors import DeadlineExceeded
+from svc_common.net import rpc
 
 _UNARY_TIMEOUT_S = 30.0
 _LOAD_TIMEOUT_S = 120.0

@@ -13,7 +13,7 @@ from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from quire.client.connections import Credentials, asyncio_channel
 from quire_tools.bench.measure import Record
 from quire_tools.bench.workloads import PlannedRequest
-from svc_common import rpc
+from svc_common.net import rpc
 
 Clock = Callable[[], float]
 _NO_CREDENTIALS = Credentials()

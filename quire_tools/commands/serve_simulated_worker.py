@@ -10,8 +10,8 @@ from quire.cli.options.settings import options_of
 from quire.cli.serving import worker_service
 from quire_tools.simulated_worker.app import serve_simulated
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
-from svc_common.log_format import LogFormat
-from svc_common.tls_settings import PeerSettings
+from svc_common.net.tls_settings import PeerSettings
+from svc_common.observability.log_format import LogFormat
 
 app = new_app()
 

@@ -12,8 +12,8 @@ from quire.client.connections import Credentials, blocking_channel
 from quire.client.sync_client import Client
 from quire.operators.admin import AdminClient
 from quire_tools.doctor.findings import Finding, ok, problem, warning
-from svc_common import rpc
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated
+from svc_common.net import rpc
 from svc_common.version import PROTOCOL_REVISION, VERSION
 
 _TIMEOUT_S = 5.0

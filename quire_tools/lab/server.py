@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from gateway_svc.calls import EverybodyIsTheDefaultTenant
+from gateway_svc.http.server import HttpServer
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.source import LabSource
-from gateway_svc.openai.http_server import HttpServer
 from svc_common.signals import stop_on_signals
 
 HOST = "127.0.0.1"

@@ -1,6 +1,6 @@
 """AdminService of the scheduler, on its own port: steps, blocks, explanations, recordings, load and policy changes.
 
-Methods take raw bytes and parse them inside (`svc_common.parsing`).
+Methods take raw bytes and parse them inside (`svc_common.net.parsing`).
 """
 
 import inspect
@@ -30,9 +30,9 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
-from svc_common import rpc
 from svc_common.errors import InvalidArgument, Unavailable
-from svc_common.parsing import parse
+from svc_common.net import rpc
+from svc_common.net.parsing import parse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name

@@ -13,8 +13,8 @@ from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
 from scheduler_svc.gateways.gateway_table import FrontendTable
 from scheduler_svc.gateways.output_messages import held_message
 from scheduler_svc.loop.readiness import Readiness
-from svc_common import rpc
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
+from svc_common.net import rpc
 
 log = logging.getLogger(__name__)
 

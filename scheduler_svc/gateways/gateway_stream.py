@@ -22,9 +22,9 @@ from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
 from scheduler_svc.requests.submission import Submission, parse
-from svc_common import rpc
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Aborted, InvalidArgument, QuireError
+from svc_common.net import rpc
 
 MAX_TOKENS_PER_MESSAGE = 2_000_000
 MAX_CONFIRMED_BYTES = 8 * 2**20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
-from svc_common.log_context import LogContext
+from svc_common.observability.log_context import LogContext
 
 log = logging.getLogger(__name__)
 

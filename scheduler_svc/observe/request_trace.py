@@ -11,9 +11,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from scheduler_svc.core.reasons import CoreEvent
-from svc_common import trace_names as names
 from svc_common.errors import QuireError
-from svc_common.telemetry import Telemetry, set_error
+from svc_common.observability import trace_names as names
+from svc_common.observability.telemetry import Telemetry, set_error
 
 Value = str | int | float | bool
 Values = Mapping[str, Value]

@@ -19,10 +19,10 @@ from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
 from scheduler_svc.observe.timelines import BETWEEN_PLANS, behind
 from scheduler_svc.requests.live_request import LiveRequest
-from svc_common import trace_names as names
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
 from svc_common.errors import Cancelled, DeadlineExceeded, QuireError
-from svc_common.telemetry import Telemetry, context_of, error_numbers, is_sampled
+from svc_common.observability import trace_names as names
+from svc_common.observability.telemetry import Telemetry, context_of, error_numbers, is_sampled
 
 NS_PER_MS = 1_000_000
 _CANCELLED = common_pb2.FINISH_REASON_CANCELLED

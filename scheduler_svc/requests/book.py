@@ -24,9 +24,10 @@ from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.result import PromptRun, TokenExtras
-from svc_common import log_context, rpc
 from svc_common.errors import AlreadyExists, OutOfRange, QuireError, ResourceExhausted
-from svc_common.log_context import LogContext
+from svc_common.net import rpc
+from svc_common.observability import log_context
+from svc_common.observability.log_context import LogContext
 
 
 class RequestBook:

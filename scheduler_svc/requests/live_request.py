@@ -13,7 +13,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.observe.request_trace import RequestTrace
 from scheduler_svc.requests.choice_output import ChoiceOutputs
 from scheduler_svc.requests.submission import Submission
-from svc_common.log_context import LogContext
+from svc_common.observability.log_context import LogContext
 
 
 class RequestStage(enum.Enum):

@@ -23,11 +23,11 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.adapters import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
 from scheduler_svc.workers.loading import LoadedWorker, WorkerLoader
-from svc_common import rpc
 from svc_common.clock import NS_PER_S
 from svc_common.errors import DeadlineExceeded, FailedPrecondition, QuireError, Unavailable
-from svc_common.peers import Peers
-from svc_common.tls_settings import WORKER
+from svc_common.net import rpc
+from svc_common.net.peers import Peers
+from svc_common.net.tls_settings import WORKER
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import memory
-from benchmarks.memory_recording import report
-from benchmarks.memory_runs import Job, Kind, Setting, serve_contiguous, serve_paged
-from benchmarks.memory_workloads import WORKLOADS, closed_form, constant, figures
+from benchmarks.memory import __main__ as memory
+from benchmarks.memory.recording import report
+from benchmarks.memory.runs import Job, Kind, Setting, serve_contiguous, serve_paged
+from benchmarks.memory.workloads import WORKLOADS, closed_form, constant, figures
 from scheduler_svc.observe.memory_view import memory_report
 from tests.core.builders import make_core, make_request, one_step
 

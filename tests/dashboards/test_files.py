@@ -13,7 +13,7 @@ from deploy.dashboards.__main__ import DASHBOARDS, stale, texts
 from deploy.dashboards.grafana import Dashboard, Panel, Query
 from gateway_svc import metric_definitions as of_gateway
 from scheduler_svc.observe.metrics import definitions as of_scheduler
-from svc_common.metrics import Kind, MetricSpec
+from svc_common.observability.metrics import Kind, MetricSpec
 from tests.dashboards import promql
 from tests.repo.tree import ROOT
 from worker_svc.shell import metric_definitions as of_worker

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from quire_tools.simulated_worker.engine import SimulatedEngine
 from worker_svc.engine import DeviceLost, Progress
 
 FOLDER_VARIABLE = "QUIRE_TEST_KILLS"
@@ -67,6 +66,9 @@ def signs() -> Signs:
 
 def watch_simulated() -> None:
     """Puts the hooks in, for the life of this process."""
+    # Not above: a process with a real worker imports this module while it watches the other engine's.
+    from quire_tools.simulated_worker.engine import SimulatedEngine
+
     load: Callable[..., common_pb2.ModelLimits] = SimulatedEngine.load
     execute: Callable[..., worker_pb2.WorkerOutputs] = SimulatedEngine.execute
     found = signs()

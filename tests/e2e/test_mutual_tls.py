@@ -27,7 +27,7 @@ from quire.operators.admin import AdminClient
 from quire_tools.commands.bench import app as bench_command
 from quire_tools.commands.doctor import app as doctor_command
 from svc_common.errors import PermissionDenied, Unauthenticated, Unavailable
-from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER
+from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
 from tests.clients.node import node_packages, run_node
 from tests.e2e.commands import ROOT
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from gateway_svc.openai.chat_request import ChatCompletionRequest
 from gateway_svc.openai.embeddings import EmbeddingRequest
-from gateway_svc.openai.requests import CompletionRequest
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest
 from tests.fuzz import hostile
 
 _POSTS: dict[str, type[BaseModel] | None] = {

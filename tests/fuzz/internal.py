@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common.rpc import Identity
+from svc_common.net.rpc import Identity
 from tests.fuzz import protos
 
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]

@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 
+from svc_common.net.rpc import PUBLIC_MESSAGE_BYTES
 from svc_common.reasons import OTHER, known_reason
-from svc_common.rpc import PUBLIC_MESSAGE_BYTES
 from tests.fuzz import https, protos
 
 _BUGS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}

@@ -17,8 +17,8 @@ from quire.client.sync_client import Client
 from quire.local_stack.processes import ServiceProcess
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from svc_common import rpc
 from svc_common.errors import AlreadyExists, InvalidArgument, QuireError
+from svc_common.net import rpc
 from tests.fuzz import campaign, internal, traces
 
 SEED = 20_261_123

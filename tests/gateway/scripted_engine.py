@@ -18,8 +18,9 @@ from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
 from svc_common.errors import Unavailable
+from svc_common.net import rpc
 from tests.gateway import models
 
 TEST_TIMEOUT_S = 120.0

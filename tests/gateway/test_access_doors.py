@@ -17,11 +17,11 @@ from grpc_status import rpc_status
 from starlette.routing import Route
 
 from gateway_svc.access.http_guard import is_open
-from gateway_svc.openai.http_server import HttpServer
+from gateway_svc.http.server import HttpServer
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc
 from svc_common.errors import QuireError
+from svc_common.net import rpc
 from tests.gateway.access_keys import FILE, KEYS, bearer, metadata, tenants_file
 from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
 

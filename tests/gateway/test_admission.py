@@ -14,9 +14,10 @@ from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError, ResourceExhausted
+from svc_common.net import rpc
 from svc_common.tenant_load import Load
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.gateway.test_scheduler_link import wait_for_health

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.openai import foreign_fields
-from gateway_svc.openai.chat_request import ChatCompletionRequest
-from gateway_svc.openai.errors import error_body
-from gateway_svc.openai.requests import CompletionRequest, parse_request
+from gateway_svc.http.errors import error_body
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest, foreign_fields, parse_request
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import InvalidArgument
 

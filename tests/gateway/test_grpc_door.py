@@ -16,8 +16,8 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.inference.v1 import inference_pb2 as pb
 from quire.local_stack.stack import LocalStack
-from svc_common import rpc
 from svc_common.errors import InvalidArgument, NotFound, OutOfRange, QuireError
+from svc_common.net import rpc
 from tests.gateway.scripted_engine import asynchronous
 
 pytestmark = pytest.mark.processes

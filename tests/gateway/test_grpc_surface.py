@@ -16,9 +16,9 @@ from gateway_svc.metric_definitions import METRICS
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc
 from svc_common.errors import DeadlineExceeded, QuireError
-from svc_common.log_format import JsonFormatter
+from svc_common.net import rpc
+from svc_common.observability.log_format import JsonFormatter
 from svc_common.version import VERSION
 from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.scraping import check_names

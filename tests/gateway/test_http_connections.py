@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway_svc.access.origins import with_origins
-from gateway_svc.openai.http_limits import HttpLimits, PeerConnections
-from gateway_svc.openai.http_server import HttpServer
+from gateway_svc.http.limits import HttpLimits, PeerConnections
+from gateway_svc.http.server import HttpServer
 from quire.local_stack.stack import LocalStack
 from tests.gateway.scripted_engine import PATIENCE_S, asynchronous
 

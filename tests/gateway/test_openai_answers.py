@@ -7,10 +7,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway_svc.openai.answer import HttpAnswer
-from gateway_svc.openai.answer_options import AnswerOptions
-from gateway_svc.openai.outputs import Prompt
-from gateway_svc.openai.shapes import ChatShape, CompletionShape
+from gateway_svc.openai.answers.answer import HttpAnswer
+from gateway_svc.openai.answers.answer_options import AnswerOptions
+from gateway_svc.openai.answers.outputs import Prompt
+from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from tests.gateway.models import tiny

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.openai.chat_request import ChatCompletionRequest
-from gateway_svc.openai.errors import error_body, error_headers, http_status, param_of
-from gateway_svc.openai.json_body import MAX_PART_DEPTH
-from gateway_svc.openai.requests import CompletionRequest, parse_request
+from gateway_svc.http.errors import error_body, error_headers, http_status, param_of
+from gateway_svc.http.json_body import MAX_PART_DEPTH
+from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
+from gateway_svc.openai.requests.completion_request import CompletionRequest, parse_request
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc
 from svc_common.errors import QuireError
+from svc_common.net import rpc
 from tests.gateway.reading import Read
 from tests.gateway.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, Gateway, asynchronous, gateway
 from tests.scheduler.harness import Admin, scheduler, worker

@@ -8,7 +8,8 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
+from svc_common.net import rpc
 from tests.gateway.reading import Read
 from tests.gateway.scripted_engine import Attachment, Gateway, ScriptedEngine, asynchronous, finished, pair, tokens
 

@@ -14,8 +14,9 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
 from svc_common.errors import QuireError, ResourceExhausted
+from svc_common.net import rpc
 from tests.gateway.models import tiny
 from tests.gateway.scripted_engine import (
     PATIENCE_S,

@@ -16,12 +16,12 @@ from gateway_svc import stalled_clients
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import MAX_UNREAD_BYTES
 from gateway_svc.engine.token_runs import ChoiceTokens
-from gateway_svc.openai import http_server
-from gateway_svc.openai.http_server import listen
+from gateway_svc.http import server
+from gateway_svc.http.server import listen
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import rpc
+from svc_common.net import rpc
 from tests.gateway.scripted_engine import PATIENCE_S, Attachment, Gateway, asynchronous, finished, pair, tokens
 
 pytestmark = pytest.mark.processes
@@ -208,7 +208,7 @@ async def test_events_that_are_never_read_keep_nothing(monkeypatch: pytest.Monke
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         return sock
 
-    monkeypatch.setattr(http_server, "listen", listen_small)
+    monkeypatch.setattr(server, "listen", listen_small)
     monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     body = {"prompt": "hello", "stream": True, "max_tokens": 1_000, "logprobs": 0}
     async with pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running):

@@ -40,7 +40,7 @@ PRIVATE_PARTS = {
     "torch": ("worker_svc/executor/invariance.py", "._parameters"),
     "transformers": ("worker_svc/model/checkpoint.py", "._model_mapping["),
     "typer": ("quire/cli/groups.py", "from typer.core import"),
-    "uvicorn": ("gateway_svc/openai/http_server.py", "class HttpServer(uvicorn.Server)"),
+    "uvicorn": ("gateway_svc/http/server.py", "class HttpServer(uvicorn.Server)"),
 }
 """What is not public, or is inherited from, and where."""
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from starlette.routing import Mount, Route
 
+from gateway_svc.http.server import HttpServer
 from gateway_svc.lab.guard import CONTENT_SECURITY_POLICY, LabGuard
-from gateway_svc.openai.http_server import HttpServer
 from protos.inference.v1 import inference_pb2 as pb
 from quire_tools.lab.recorded import RecordedLabSource
 from tests.gateway.access_keys import bearer, tenants_file

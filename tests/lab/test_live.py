@@ -11,15 +11,15 @@ import grpc.aio
 import httpx
 
 from gateway_svc.calls import EverybodyIsTheDefaultTenant
+from gateway_svc.http.server import HttpServer
 from gateway_svc.lab import translation
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.lab.stream import MAX_PAGES
-from gateway_svc.openai.http_server import HttpServer
 from protos.inference.v1 import admin_pb2 as pb
-from svc_common import rpc
 from svc_common.errors import Unavailable
+from svc_common.net import rpc
 from tests.scheduler.harness import Stack, eventually, run_async, stack
 
 PROMPT = [101 + 3 * i for i in range(40)]

@@ -11,8 +11,8 @@ import pytest
 
 from quire import AsyncClient, Client
 from quire.operators.admin import AdminClient
-from svc_common import rpc
 from svc_common.errors import QuireError, Unavailable, Unimplemented
+from svc_common.net import rpc
 
 REFUSAL = Unavailable("no worker: failed to connect to 127.0.0.1:50061", reason="NO_MODEL", retry_after_s=2.0)
 

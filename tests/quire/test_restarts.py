@@ -18,9 +18,9 @@ from quire.local_stack.restarts import RestartRules, Restarts
 from quire.local_stack.stack import LocalStack
 from quire.local_stack.stack_options import StackOptions
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import rpc
 from svc_common.errors import ConfigError, Unavailable
-from svc_common.peers import Peers
+from svc_common.net import rpc
+from svc_common.net.peers import Peers
 from tests.e2e.kill_plan import Killer
 from tests.e2e.kill_signs import LOADING
 from tests.quire.up_process import wait_gone

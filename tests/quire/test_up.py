@@ -98,7 +98,7 @@ def test_warnings_of_a_start_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warnings_stand_above_the_progress_bar() -> None:
     """On a terminal the bar is drawn below a whole line."""
     code = (
-        "from quire.cli.serving.load_progress import LoadProgress; from svc_common.log_format import LogFormat\n"
+        "from quire.cli.serving.load_progress import LoadProgress; from svc_common.observability.log_format import LogFormat\n"
         "with LoadProgress(LogFormat.TEXT) as progress:\n"
         "    progress.show('loading weights', 0.5); progress.line('worker', 'WARNING paged_kernels.registry: slow')\n"
         "    progress.show('loading weights', 0.7)"

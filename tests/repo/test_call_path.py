@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import call_path
-from benchmarks.call_trace import CallLog, LoggedCalls
+from benchmarks.call_path import __main__ as call_path
+from benchmarks.call_path.trace import CallLog, LoggedCalls
 from svc_common import wire_arrays
 
 

@@ -19,8 +19,9 @@ from quire.local_stack.otlp_receiver import OtlpReceiver
 from quire.local_stack.stack import LocalStack
 from quire.operators import recordings, why
 from quire.operators.admin import AdminClient
-from svc_common import rpc, wire_arrays
-from svc_common.log_format import LogFormat
+from svc_common import wire_arrays
+from svc_common.net import rpc
+from svc_common.observability.log_format import LogFormat
 from tests.repo.canaries import CANARY, grpc_calls, http_bodies
 
 SERVICE = "/quire.inference.v1.InferenceService"

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from svc_common import health_probe, rpc
+from svc_common import health_probe
+from svc_common.net import rpc
 from tests.repo.cli_lines import parse_quire
 from tests.repo.tree import ROOT
 

@@ -7,12 +7,12 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import gpu
+from benchmarks.gpu import __main__ as gpu
 from tests.repo.tree import run_python
 
 IMPORTED = """
 import sys
-import benchmarks.gpu
+import benchmarks.gpu.__main__
 print(sorted({"grpc", "opentelemetry", "protos", "worker_svc.engine", "paged_kernels"} & sys.modules.keys()))
 """
 

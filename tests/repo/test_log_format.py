@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from svc_common.errors import Unavailable
-from svc_common.log_context import LogContext, about, enter, tenant_hash
-from svc_common.log_format import DiscreetFormatter, JsonFormatter
+from svc_common.observability.log_context import LogContext, about, enter, tenant_hash
+from svc_common.observability.log_format import DiscreetFormatter, JsonFormatter
 from tests.repo.canaries import CANARY
 from tests.repo.tree import ROOT
 
@@ -18,7 +18,7 @@ import asyncio
 import sys
 from quire.cli.serving import service
 from svc_common import rpc
-from svc_common.log_format import LogFormat
+from svc_common.observability.log_format import LogFormat
 
 
 def look_up(prompt):
@@ -87,8 +87,8 @@ def test_as_json_every_line_is_an_object() -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert CANARY not in done.stderr
     assert [(line["level"], line["service"], line["logger"]) for line in lines] == [
-        ("ERROR", "gateway", "svc_common.rpc"),
-        ("ERROR", "gateway", "svc_common.log_format"),
+        ("ERROR", "gateway", "svc_common.net.rpc"),
+        ("ERROR", "gateway", "svc_common.observability.log_format"),
     ]
     assert lines[0]["message"] == f"internal error {done.stdout.strip()}"
     assert all(line["exception"].count("ValueError: (what it says is left out") == 1 for line in lines)

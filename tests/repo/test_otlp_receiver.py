@@ -7,7 +7,8 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.local_stack.otlp_receiver import OtlpReceiver
-from svc_common import rpc, telemetry
+from svc_common.net import rpc
+from svc_common.observability import telemetry
 
 
 @pytest.fixture

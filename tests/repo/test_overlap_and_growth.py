@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import growth_fit, overlap_plot
-from benchmarks.growth_fit import Samples
-from benchmarks.growth_load import KINDS, Load
-from benchmarks.overlap_stack import TimedStack, steady
+from benchmarks.growth import fit
+from benchmarks.growth.fit import Samples
+from benchmarks.growth.load import KINDS, Load
+from benchmarks.overlap import plot
+from benchmarks.overlap.stack import TimedStack, steady
 from quire.local_stack.stack import LocalStack
 
 MS = 1_000_000
@@ -33,7 +34,7 @@ def test_a_run_with_overlap(tmp_path: Path) -> None:
         run = stack.run(4, 60)
     assert 30 < len(run.steps) < 60
     assert 4 <= run.step_ms < 100 and 0 <= run.gap_us < 100_000 and 0 <= run.share < 25
-    overlap_plot.draw({"4ms": {"overlap": run, "no overlap": run}}, tmp_path / "few.png")
+    plot.draw({"4ms": {"overlap": run, "no overlap": run}}, tmp_path / "few.png")
     assert (tmp_path / "few.png").stat().st_size > 1_000
 
 
@@ -41,11 +42,11 @@ def test_a_line_rises_or_not() -> None:
     """Growth is more than the least that counts, and more than chance."""
     requests, draw = list(range(0, 10_000, 200)), np.random.default_rng(1)
     noise = draw.normal(0, 50, len(requests))
-    leak = growth_fit.line(requests, 80_000 + 0.5 * np.array(requests) + noise, least=100)
+    leak = fit.line(requests, 80_000 + 0.5 * np.array(requests) + noise, least=100)
     assert leak["grows"] and leak["per_1000"] == pytest.approx(500, abs=3 * leak["error"])
-    assert not growth_fit.line(requests, 80_000 + noise, least=100)["grows"]
-    assert not growth_fit.line(requests, 80_000 + 0.05 * np.array(requests), least=100)["grows"], "too little to count"
-    assert not growth_fit.line([0, 200, 400], [0, 900, 300], least=100)["grows"], "may be chance"
+    assert not fit.line(requests, 80_000 + noise, least=100)["grows"]
+    assert not fit.line(requests, 80_000 + 0.05 * np.array(requests), least=100)["grows"], "too little to count"
+    assert not fit.line([0, 200, 400], [0, 900, 300], least=100)["grows"], "may be chance"
 
 
 def test_all_kinds_are_sent_and_all_processes_read() -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from benchmarks import streams, tenants
+from benchmarks import tenants
 from benchmarks.open_load import Flow, Sent, figures
 from benchmarks.overload import _run
 from benchmarks.report import spread
 from benchmarks.service import Stack
+from benchmarks.streams import __main__ as streams
 
 
 def test_what_counts_of_a_run() -> None:

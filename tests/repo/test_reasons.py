@@ -7,7 +7,7 @@ from collections import defaultdict
 import grpc
 import pytest
 
-from gateway_svc.openai.errors import http_status
+from gateway_svc.http.errors import http_status
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import ConfigError, QuireError, from_status_name
 from svc_common.reasons import OTHER, REASONS, known_reason

@@ -6,8 +6,8 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from benchmarks import relay
-from benchmarks.relay_ends import Feed, Progress
+from benchmarks.relay import __main__ as relay
+from benchmarks.relay.ends import Feed, Progress
 
 
 def test_what_is_read_counts_between_the_two_looks() -> None:

@@ -9,9 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from benchmarks import scheduler_core, scheduler_runs, scheduler_wire
-from benchmarks.scheduler_model import Model
-from benchmarks.scheduler_runs import CHURN, Case
+from benchmarks.scheduler_core import __main__ as scheduler_core
+from benchmarks.scheduler_core import runs, wire
+from benchmarks.scheduler_core.model import Model
+from benchmarks.scheduler_core.runs import CHURN, Case
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -48,7 +49,7 @@ def test_the_command_prints_one_json_object() -> None:
 
 def test_a_steady_message_does_not_grow() -> None:
     """B4: with all sequences aligned, 15 of 16 steps say nothing and one gives everybody a block."""
-    sizes = {n: scheduler_runs.message_sizes(Case(n, True, False, 0.0, 1)) for n in (8, 64)}
+    sizes = {n: runs.message_sizes(Case(n, True, False, 0.0, 1)) for n in (8, 64)}
     assert len(sizes[8]) == len(sizes[64]) == 16
     assert sorted(sizes[8])[:15] == sorted(sizes[64])[:15]
     assert max(sizes[64]) > max(sizes[8]) > min(sizes[8])
@@ -57,7 +58,7 @@ def test_a_steady_message_does_not_grow() -> None:
 def test_arrivals_keep_the_batch_full() -> None:
     """With churn as many come as end; where results come late, their places are empty until then."""
     for asynchronous in (False, True):
-        figures = scheduler_runs.steady(Case(200, True, asynchronous, CHURN, 1), verify=True)
+        figures = runs.steady(Case(200, True, asynchronous, CHURN, 1), verify=True)
         assert figures.differences == []
         assert figures.mean_scheduled == pytest.approx(198 if asynchronous else 200, abs=0.5)
 
@@ -93,7 +94,7 @@ def lost_request(core: Scheduler) -> None:
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     """--verify: what the tests below find is there because of what they do."""
-    assert scheduler_runs.steady(PIPELINED, verify=True).differences == []
+    assert runs.steady(PIPELINED, verify=True).differences == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_what_is_wrong_in_the_core_is_found(
         return look(model, core)
 
     monkeypatch.setattr(Model, "differences_of", look_later)
-    assert any(what in text for text in scheduler_runs.steady(PIPELINED, verify=True).differences)
+    assert any(what in text for text in runs.steady(PIPELINED, verify=True).differences)
 
 
 @pytest.mark.long
@@ -147,23 +148,23 @@ def test_steps_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None
         given["r1/0"], given["r2/0"] = given["r2/0"], given["r1/0"]
 
     monkeypatch.setattr(Model, "planned", swapped)
-    assert any("r1/0: tokens" in text for text in scheduler_runs.steady(PIPELINED, verify=True).differences)
+    assert any("r1/0: tokens" in text for text in runs.steady(PIPELINED, verify=True).differences)
 
 
 def test_admissions_that_find_nothing_are_no_hits() -> None:
     """Prompts that were never admitted cannot count as hits."""
     core = presets.build("vllm-v1", CoreLimits(16, 65, max_model_len=256))
     prompts = [[i] * 64 for i in range(1, 5)]
-    assert scheduler_runs.admit_all(core, prompts, hit=False, verify=True).differences == []
-    assert scheduler_runs.admit_all(core, prompts, hit=True, verify=True).differences == []
+    assert runs.admit_all(core, prompts, hit=False, verify=True).differences == []
+    assert runs.admit_all(core, prompts, hit=True, verify=True).differences == []
     strange = [[i] * 64 for i in range(5, 9)]
-    [first, *_] = scheduler_runs.admit_all(core, strange, hit=True, verify=True).differences
+    [first, *_] = runs.admit_all(core, strange, hit=True, verify=True).differences
     assert first == "hit0/0: 64 tokens computed, 0 found"
 
 
 def test_the_wire_carries_what_was_sent() -> None:
     """All 256 changes come back equal."""
-    figures = scheduler_wire.wire(256)
+    figures = wire.wire(256)
     assert figures.differences == []
     assert figures.message_bytes > 256 * 4 * 5
 

@@ -16,10 +16,11 @@ from grpc_health.v1.health import aio as health_aio
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from quire.local_stack.certificate_folder import CLIENT, NAMES, CertificateFolder
 from quire.local_stack.certificates import make_certificates
-from svc_common import health_probe, rpc, tls
+from svc_common import health_probe
 from svc_common.errors import ConfigError, PermissionDenied, Unavailable
-from svc_common.peers import Peers
-from svc_common.tls_settings import GATEWAY, SCHEDULER, WORKER, DoorSettings, PeerSettings
+from svc_common.net import rpc, tls
+from svc_common.net.peers import Peers
+from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER, DoorSettings, PeerSettings
 from tests.gateway.scripted_engine import ScriptedEngine, asynchronous
 
 ANSWER_S = 10.0

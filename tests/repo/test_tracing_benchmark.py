@@ -7,9 +7,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from benchmarks import tracing
 from benchmarks.open_load import Flow
-from benchmarks.tracing_sink import Sink, closed_port
+from benchmarks.tracing import __main__ as tracing
+from benchmarks.tracing.sink import Sink, closed_port
 
 
 def _message(num_spans: int) -> trace_service_pb2.ExportTraceServiceRequest:

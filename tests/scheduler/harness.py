@@ -19,7 +19,8 @@ from quire_tools.simulated_worker.app import serve_simulated
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc import app
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
+from svc_common.net import rpc
 from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine
 

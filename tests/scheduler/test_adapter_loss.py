@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from protos.inference.v1 import admin_pb2
-from svc_common import rpc
 from svc_common.errors import QuireError
+from svc_common.net import rpc
 from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
 from tests.scheduler.test_worker_loss import SLOW, behind_proxy
 

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import rpc
 from svc_common.errors import ConfigError
+from svc_common.net import rpc
 from tests.scheduler.harness import eventually, run_async, scheduler, stack, worker
 
 SERVE = """

@@ -9,7 +9,8 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from quire_tools.simulated_worker.engine import SimulatedEngine
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
+from svc_common.net import rpc
 from tests.scheduler.harness import TIMEOUT_S, Gateway, eventually, run_async, scheduler, stack, worker
 from worker_svc.engine import Progress
 

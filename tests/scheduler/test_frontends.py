@@ -16,9 +16,11 @@ from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import rpc, telemetry, wire_arrays
+from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError
+from svc_common.net import rpc
+from svc_common.observability import telemetry
 from svc_common.version import PROTOCOL_REVISION
 from tests.scheduler.harness import TIMEOUT_S, Gateway, Stack, eventually, run_async, stack
 

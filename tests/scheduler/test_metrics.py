@@ -17,10 +17,10 @@ from scheduler_svc import app
 from scheduler_svc.observe.metrics.definitions import METRICS, STEPS, WAIT_REASONS
 from scheduler_svc.observe.metrics.reading import Readings
 from scheduler_svc.settings import SchedulerSettings
-from svc_common import metrics
 from svc_common.clock import NS_PER_S
-from svc_common.metrics_server import MetricsServer
-from svc_common.telemetry import Telemetry
+from svc_common.observability import metrics
+from svc_common.observability.metrics_server import MetricsServer
+from svc_common.observability.telemetry import Telemetry
 from tests.scheduler.harness import Gateway, Stack, run_async, service, stack
 from tests.scraping import check_names, scrape
 

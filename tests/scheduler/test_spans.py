@@ -9,7 +9,7 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
 from quire.operators.why import why_json
-from svc_common.telemetry import Telemetry, setup, trace_context, trace_id
+from svc_common.observability.telemetry import Telemetry, setup, trace_context, trace_id
 from tests.scheduler.harness import eventually, run_async, stack
 
 PROMPT = list(range(32, 72))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from svc_common.log_format import STATS_LOGGER
+from svc_common.observability.log_format import STATS_LOGGER
 from tests.scheduler.harness import eventually, run_async, stack
 from tests.scraping import scrape
 

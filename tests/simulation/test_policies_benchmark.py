@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from benchmarks import policies
+from benchmarks.policies import __main__ as policies
 from tests.simulation.test_simulation import serve
 
 

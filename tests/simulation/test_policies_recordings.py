@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from benchmarks import policies, policies_bars
+from benchmarks.policies import __main__ as policies
+from benchmarks.policies import bars
 from quire_tools.commands import replay as replay_command
 from quire_tools.simulation.history import Figures
 from scheduler_svc.observe.recording.file_format import Recording
@@ -150,7 +151,7 @@ BEATEN = replace(GOOD, ttft_p99_s=0.9, tpot_p99_s=0.019, throughput=1_001.0)
 def test_each_bar_falls_alone(teacher: Figures, ours: Figures, why: str | None) -> None:
     """Issue 4: better in all three at once, lost tokens beyond the best teacher's and 1 %; at the edge each still holds."""
     worse = replace(GOOD, ttft_p99_s=9.0, num_lost_tokens=5_000, num_done=90)
-    found = policies_bars.broken({"vllm-v0": worse, "vllm-v1": teacher, "vllm-v1-async": BEATEN, "quire": ours})
+    found = bars.broken({"vllm-v0": worse, "vllm-v1": teacher, "vllm-v1-async": BEATEN, "quire": ours})
     assert len(found) == (why is not None)
     assert why is None or why in found[0]
 
@@ -161,7 +162,7 @@ def test_a_check_that_fails_ends_with_status_1(folder: Path, monkeypatch: pytest
     assert good.exit_code == 0
     assert "ok: what quire promises holds on bursts" in good.output
     assert "all better than vllm-v1's on: bursts" in good.output
-    monkeypatch.setattr(policies_bars, "OURS", "chitu")
+    monkeypatch.setattr(bars, "OURS", "chitu")
     arguments, beaten = ("--policies", "vllm-v1,chitu", "--check"), "bursts: vllm-v1 is better in all three"
     shown = run_benchmark(*arguments, *WORKLOAD)
     assert f"FAILED {beaten}" in shown.output

@@ -11,7 +11,7 @@ import grpc.aio
 from gateway_svc.access.keys import hash_key
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from svc_common import rpc
+from svc_common.net import rpc
 
 KINDS = ("plain", "two", "long", "plain", "cancelled", "invalid", "waits_too_long", "plain", "runs_too_long", "quota")
 CLIENTS_OWN = "DEADLINE_EXCEEDED"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from quire.local_stack.otlp_receiver import ReceivedEvent, ReceivedSpan, ReceivedTrace
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 from tests.traces.step_index import StepIndex
 
 SERVICES = ("quire-gateway", "quire-scheduler", "quire-worker")

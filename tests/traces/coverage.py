@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from quire.local_stack.otlp_receiver import ReceivedSpan, ReceivedTrace
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 
 STAGES = (names.RECEIVED, names.PARSED, names.TEMPLATED, names.TOKENIZED, names.SUBMITTED)
 """Events of the gateway which end a stage: it began with the event, the child's end or the span's begin before."""

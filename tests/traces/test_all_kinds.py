@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 from tests.traces import checks
 from tests.traces.asks import CLIENTS_OWN, Ask, asks
 from tests.traces.coverage import STAGES

@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quire.local_stack.otlp_receiver import OtlpReceiver
-from svc_common import telemetry, trace_export
 from svc_common.errors import ConfigError
-from svc_common.trace_export import BatchSettings, BoundedProcessor, LossLog
+from svc_common.observability import telemetry, trace_export
+from svc_common.observability.trace_export import BatchSettings, BoundedProcessor, LossLog
 from tests.scheduler.harness import run_async, stack
 from tests.traces.http_collector import posted_to
 from tests.traces.serving import exporting

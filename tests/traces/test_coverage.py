@@ -15,7 +15,7 @@ from quire import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack import ports
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 from tests.e2e.supervised import Case, Readings, supervised
 from tests.scheduler.harness import run_async, scheduler, worker
 from tests.traces.coverage import gaps, unexplained_share

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from quire.local_stack.otlp_receiver import OtlpReceiver
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 from tests.scheduler.harness import run_async, stack
 from tests.scraping import Scrape
 from tests.traces.serving import exporting, gateway, post

@@ -11,7 +11,7 @@ import pytest
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 from tests.scheduler.harness import run_async
 from tests.traces.asks import KEYS
 from tests.traces.coverage import STAGES

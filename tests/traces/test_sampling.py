@@ -7,8 +7,8 @@ import pytest
 from opentelemetry.trace import Span
 
 from quire.local_stack.otlp_receiver import OtlpReceiver
-from svc_common import telemetry
-from svc_common.telemetry import Telemetry
+from svc_common.observability import telemetry
+from svc_common.observability.telemetry import Telemetry
 from tests.traces.serving import exporting
 
 

@@ -1,6 +1,6 @@
-"""All metrics of a worker, with what each counts (svc_common.metrics)."""
+"""All metrics of a worker, with what each counts (svc_common.observability.metrics)."""
 
-from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
+from svc_common.observability.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
 
 PARTS = ("queued", "cache", "prepare", "model", "sample")
 

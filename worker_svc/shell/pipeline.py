@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from protos.worker.v1 import worker_pb2
-from svc_common import clock, rpc
+from svc_common import clock
 from svc_common.errors import Aborted, InvalidArgument, QuireError, Unavailable
+from svc_common.net import rpc
 from worker_svc.engine import DeviceLost, Finished, Pending
 from worker_svc.shell.engine_thread import EngineThread
 from worker_svc.shell.lifecycle import FAILED, Lifecycle

@@ -12,8 +12,9 @@ from opentelemetry.trace import Span
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import telemetry, wire_arrays
-from svc_common import trace_names as names
+from svc_common import wire_arrays
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
 
 Rows = NDArray[np.int32]
 _COLUMNS = ("num_steps", "last_step_id", "last_step", "end_ns", "sampled_tokens", "blocks")

@@ -12,8 +12,8 @@ from typing import Any
 import grpc.aio
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from svc_common import rpc
 from svc_common.errors import InvalidArgument
+from svc_common.net import rpc
 from worker_svc.shell.lifecycle import Lifecycle
 from worker_svc.shell.pipeline import StepPipeline
 from worker_svc.shell.step_stream import StepStream

@@ -14,9 +14,10 @@ from opentelemetry.trace import Status, StatusCode
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common import telemetry, wire_arrays
-from svc_common import trace_names as names
+from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
+from svc_common.observability import telemetry
+from svc_common.observability import trace_names as names
 from svc_common.token_bucket import TokenBucket
 from worker_svc.shell.sequence_spans import StepClock, StepRows, Visits
 from worker_svc.shell.slow_steps import SlowSteps

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.client.connections import API_KEY_VARIABLE, Credentials
-from svc_common.tls_settings import DoorSettings, PeerSettings
+from svc_common.net.tls_settings import DoorSettings, PeerSettings
 
 _PEERS, _DOORS, _CREDENTIALS = "Encryption between services", "Access", "Credentials"
 

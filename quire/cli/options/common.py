@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from svc_common.errors import ConfigError
-from svc_common.log_format import LogFormat
+from svc_common.observability.log_format import LogFormat
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8000

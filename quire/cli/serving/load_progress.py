@@ -7,7 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from svc_common.log_format import JsonFormatter, LogFormat
+from svc_common.observability.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
 _UNCONNECTED = ("WARNING gateway_svc.engine.scheduler_link: ", "WARNING scheduler_svc.workers.link: ")

@@ -16,8 +16,8 @@ from quire.cli.options.settings import options_of
 from quire.cli.serving import service
 from quire.settings import option_name, settings_of
 from svc_common import garbage
-from svc_common.log_format import LogFormat
-from svc_common.tls_settings import DoorSettings, PeerSettings
+from svc_common.net.tls_settings import DoorSettings, PeerSettings
+from svc_common.observability.log_format import LogFormat
 
 app = new_app()
 

@@ -17,8 +17,8 @@ from quire.settings import option_name
 from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
 from scheduler_svc.settings import SchedulerSettings
-from svc_common.log_format import LogFormat
-from svc_common.tls_settings import PeerSettings
+from svc_common.net.tls_settings import PeerSettings
+from svc_common.observability.log_format import LogFormat
 
 app = new_app()
 

@@ -11,8 +11,8 @@ from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
 from quire.cli.serving import worker_service
 from quire.hub import checkpoint_folder
-from svc_common.log_format import LogFormat
-from svc_common.tls_settings import PeerSettings
+from svc_common.net.tls_settings import PeerSettings
+from svc_common.observability.log_format import LogFormat
 from worker_svc import app as worker
 from worker_svc.settings import WorkerSettings
 

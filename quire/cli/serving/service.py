@@ -10,8 +10,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from svc_common import log_format
-from svc_common.log_format import LogFormat
+from svc_common.observability import log_format
+from svc_common.observability.log_format import LogFormat
 
 STOP_GRACE_S = 10.0
 LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"

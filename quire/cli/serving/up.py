@@ -31,7 +31,7 @@ from quire.local_stack.stack_options import StackOptions
 from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
 from scheduler_svc.settings import SchedulerSettings, adapter_paths
-from svc_common.log_format import LogFormat
+from svc_common.observability.log_format import LogFormat
 from worker_svc.settings import option_of
 
 CHECK_S = 0.1

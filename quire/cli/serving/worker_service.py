@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.cli.serving import service
-from svc_common.log_format import MEMORY_LOGGER, LogFormat
+from svc_common.observability.log_format import MEMORY_LOGGER, LogFormat
 from worker_svc.app import Watchers
 from worker_svc.settings import ShellSettings
 

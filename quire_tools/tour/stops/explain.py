@@ -13,7 +13,7 @@ from quire_tools.tour.pictures import Step
 from quire_tools.tour.scenario import request, tiny_worker
 from quire_tools.tour.screen import Check, Number, declared
 from quire_tools.tour.stage import Stage
-from svc_common import trace_names as names
+from svc_common.observability import trace_names as names
 
 _SUBJECT = "T"
 """The request that is explained; the others compete with it."""

@@ -11,7 +11,7 @@ from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common.clock import NS_PER_S
 from svc_common.errors import QuireError
-from svc_common.metrics import exemplar_of
+from svc_common.observability.metrics import exemplar_of
 from svc_common.reasons import known_reason
 
 _UNSPECIFIED = common_pb2.FINISH_REASON_UNSPECIFIED

@@ -1,7 +1,7 @@
-"""All metrics of the scheduler, with what each counts (svc_common.metrics)."""
+"""All metrics of the scheduler, with what each counts (svc_common.observability.metrics)."""
 
 from scheduler_svc.core.reasons import Reason
-from svc_common.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
+from svc_common.observability.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
 
 STEP_SECONDS = seconds_from(0.00025, 24)
 QUEUE_SECONDS = seconds_from(0.001, 30)

@@ -14,7 +14,7 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane
-from svc_common.metrics import MetricSpec, Values
+from svc_common.observability.metrics import MetricSpec, Values
 
 _REQUESTS_AT_A_TIME = 64
 _NO_BLOCKS = PoolCounts(0, 0, 0)

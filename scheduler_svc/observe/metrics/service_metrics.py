@@ -7,8 +7,8 @@ from scheduler_svc.observe.metrics.counting import RequestCounts, StepCounts
 from scheduler_svc.observe.metrics.reading import Readings, Watched
 from scheduler_svc.observe.metrics.stats_line import StatsLine
 from svc_common.clock import monotonic_ns
-from svc_common.metrics import DroppedSpans, OnLoop, Sums, new_registry, sums_of
-from svc_common.telemetry import Telemetry
+from svc_common.observability.metrics import DroppedSpans, OnLoop, Sums, new_registry, sums_of
+from svc_common.observability.telemetry import Telemetry
 
 
 class SchedulerMetrics:

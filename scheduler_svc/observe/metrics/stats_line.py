@@ -14,8 +14,8 @@ from scheduler_svc.observe.metrics.reading import Readings
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
 from svc_common.clock import NS_PER_S
-from svc_common.log_format import STATS_LOGGER
-from svc_common.metrics import MetricSpec, Sums
+from svc_common.observability.log_format import STATS_LOGGER
+from svc_common.observability.metrics import MetricSpec, Sums
 from svc_common.percentiles import percentiles
 
 log = logging.getLogger(STATS_LOGGER)

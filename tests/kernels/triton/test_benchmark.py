@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import gpu
+from benchmarks.gpu import __main__ as gpu
 from tests.kernels.triton.cases import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the interpreter is not there")

@@ -102,7 +102,7 @@ def _instances(loaded: dict[str, ModuleType], cls: str) -> list[Any]:
 
 def names(loaded: dict[str, ModuleType]) -> Iterator[str]:
     """Names in traces, reasons of errors, of waiting and of other enums with values in capitals, Python's public API."""
-    for value in vars(loaded["svc_common.trace_names"]).values():
+    for value in vars(loaded["svc_common.observability.trace_names"]).values():
         if isinstance(value, str) and not value.startswith(("Names in", "svc_common")) and "/" not in value:
             yield f"trace {value}"
     for status, reasons in loaded["svc_common.reasons"].REASONS.items():

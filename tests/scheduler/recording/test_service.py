@@ -16,8 +16,8 @@ from quire_tools.commands import replay as replay_command
 from scheduler_svc.observe.recording.file_format import Recording, RecordingError, RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay
-from svc_common import rpc
 from svc_common.errors import ConfigError, FailedPrecondition
+from svc_common.net import rpc
 from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.recording.recorded_lives import recorded
 

@@ -8,7 +8,8 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from svc_common import rpc, wire_arrays
+from svc_common import wire_arrays
+from svc_common.net import rpc
 from svc_common.version import PROTOCOL_REVISION
 
 

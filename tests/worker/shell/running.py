@@ -10,7 +10,7 @@ import grpc.aio
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
-from svc_common import rpc
+from svc_common.net import rpc
 from worker_svc import app
 from worker_svc.engine import Engine
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.worker.v1 import worker_pb2
-from svc_common import rpc
 from svc_common.errors import Aborted, FailedPrecondition, InvalidArgument
+from svc_common.net import rpc
 from svc_common.version import PROTOCOL_REVISION
 from tests.worker.shell.builders import Change, Owner, Row, ending, identity, run, step, tokens_by_row
 from tests.worker.shell.running import RunningWorker, fast, running

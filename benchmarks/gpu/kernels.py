@@ -1,0 +1,198 @@
+"""Each Triton kernel alone, at the shapes of large models, as a share of what the device can do.
+
+A figure is the time of one layer: each run goes through enough layers to exceed the caches, as a model's step
+does. Work done once per step for all layers (the plan) is a figure of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu.clock import Bench
+from paged_kernels import triton_sampling
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.triton_backend import TritonBackend, sharing_of
+
+_COLD_BYTES = 256 << 20
+# (sequences, context): microseconds of FA3 on an H200-class device, 32 heads, 8 kv heads of 128, bfloat16.
+_FA3_US = {
+    (1, 1024): 11.0, (1, 4096): 14.5, (1, 16384): 27.2, (1, 32768): 43.5, (8, 1024): 17.5, (8, 4096): 41.6,
+    (8, 16384): 132.7, (8, 32768): 253.5, (16, 1024): 27.1, (16, 4096): 70.4, (32, 1024): None, (32, 4096): None,
+    (128, 1024): None, (128, 4096): None,
+}  # fmt: skip
+_FA3_PREFILL_TFLOPS = {512: 122, 2048: 474, 8192: 679}
+_DECODE_GOALS = {(32, 4096): 0.90}
+
+
+class _Rows:
+    """Sampling parameters of n equal rows."""
+
+    def __init__(self, count: int, device: torch.device, temperature: float, top_k: int, top_p: float) -> None:
+        whole = torch.arange(count, device=device)
+        self.temperatures = torch.full((count,), temperature, device=device)
+        self.top_ks, self.top_ps = torch.full_like(whole, top_k), torch.full((count,), top_p, device=device)
+        self.seeds, self.sequence_indexes, self.positions = whole, whole * 0, whole + 7
+        self.min_ps = None
+
+
+class Kernels:
+    """All kernels of one backend; `group` query heads per kv head of `shape`."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._device = bench, bench.device
+        self._backend = TritonBackend(sharing_of(bench.device))
+        self._shape = CacheShape(16, 2, 32) if bench.tiny else CacheShape(16, 8, 128)
+        self._group = 2 if bench.tiny else 4
+        self._rule = AttentionRule(self._shape.head_dim**-0.5)
+
+    def run(self) -> None:
+        """Run all kernel benchmarks."""
+        tiny = self._bench.tiny
+        for sequences, context in [(1, 80), (3, 20)] if tiny else _FA3_US:
+            self._decode(sequences, context)
+        for tokens in [40] if tiny else _FA3_PREFILL_TFLOPS:
+            self._prefill(tokens)
+        self._write(50 if tiny else 8192)
+        self._moves(4 if tiny else 256)
+        for rows in [2] if tiny else [1, 128]:
+            self._sampling(rows, 300 if tiny else 131_072)
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+
+    def _decode(self, sequences: int, context: int) -> None:
+        shape = self._shape
+        num_bytes = sequences * context * 2 * shape.num_kv_heads * shape.head_dim * 2
+        layers = 1 if self._bench.tiny else max(1, min(32, _COLD_BYTES // num_bytes))
+        name, fa3 = f"b{sequences} x {context}", _FA3_US.get((sequences, context))
+        self._bench.add(
+            "decode attention", name, lambda: self._attention([(context, 1)] * sequences, layers), work=num_bytes,
+            ceiling="memory", calls=layers, anchor=f"FA3 {fa3} us" if fa3 else "",
+            goal=_DECODE_GOALS.get((sequences, context)),
+        )  # fmt: skip
+        if (sequences, context) in {(32, 4096), (3, 20)}:
+            batch = self._batch([(context, 1)] * sequences)
+            self._bench.add(
+                "plan of a step", name, lambda: lambda: self._plan(batch), graph=False, work=num_bytes, ceiling="memory"
+            )
+
+    def _plan(self, batch: AttentionBatch) -> None:
+        batch.plans.clear()
+        query = torch.empty(0, self._group * self._shape.num_kv_heads, 1, dtype=torch.bfloat16)
+        self._backend.plans(query, batch, self._shape, self._rule)
+
+    def _prefill(self, tokens: int) -> None:
+        heads, dim = self._group * self._shape.num_kv_heads, self._shape.head_dim
+        # Causal: half of the square.
+        operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+        published = _FA3_PREFILL_TFLOPS.get(tokens)
+        self._bench.add(
+            "prefill attention", f"{tokens} tokens", lambda: self._attention([(tokens, tokens)], 1), work=operations,
+            ceiling="gemm", anchor=f"FA3 {published} TFLOP/s" if published else "",
+        )  # fmt: skip
+        if self._device.type == "cuda":
+            for kind in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+                self._bench.add(
+                    f"torch {kind.name.lower()}", f"{tokens} tokens", lambda kind=kind: self._torch(tokens, kind),
+                    graph=False, work=operations, ceiling="gemm",
+                )  # fmt: skip
+
+    def _torch(self, tokens: int, kind: SDPBackend) -> Callable[[], Any]:
+        heads, dim = self._group * self._shape.num_kv_heads, self._shape.head_dim
+        query, key, value = (self._random(1, heads, tokens, dim) for _ in range(3))
+
+        def run() -> torch.Tensor:
+            with sdpa_kernel(kind):
+                return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+        return run
+
+    def _attention(self, sequences: Sequence[tuple[int, int]], layers: int) -> Callable[[], None]:
+        """A step with sequences of (context, new tokens), over this many layers."""
+        batch = self._batch(sequences)
+        blocks = int(batch.block_tables.max()) + 1
+        pool = self._random(layers, 2, blocks, self._shape.block_elements)
+        tokens = sum(new for _, new in sequences)
+        query = self._random(tokens, self._group * self._shape.num_kv_heads, self._shape.head_dim)
+
+        def run() -> None:
+            for cache in pool:
+                self._backend.paged_attention(query, cache, batch, self._shape, self._rule)
+
+        return run
+
+    def _batch(self, sequences: Sequence[tuple[int, int]]) -> AttentionBatch:
+        """A batch with blocks in random order, as after some time of serving."""
+        size, count = self._shape.block_size, len(sequences)
+        width = max(-(-context // size) for context, _ in sequences)
+        tables = torch.randperm(count * width).view(count, width)
+        rows = torch.arange(count).repeat_interleave(torch.tensor([new for _, new in sequences]))
+        positions = torch.cat([torch.arange(context - new, context) for context, new in sequences])
+        slots = tables[rows, positions // size] * size + positions % size
+        offsets = np.cumsum([0, *(new for _, new in sequences)], dtype=np.int32)
+        columns = (rows.int(), positions.int(), slots, tables.int())
+        return AttentionBatch(*(column.to(self._device) for column in columns), offsets)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def _write(self, tokens: int) -> None:
+        shape = self._shape
+        blocks = -(-tokens // shape.block_size)
+        layers = 1 if self._bench.tiny else 8
+
+        def make() -> Callable[[], None]:
+            merged = self._random(tokens, 2, shape.num_kv_heads, shape.head_dim)
+            slots = torch.randperm(blocks * shape.block_size, device=self._device)[:tokens]
+            pool = self._random(layers, 2, blocks, shape.block_elements)
+            return lambda: (
+                [self._backend.write_kv(merged[:, 0], merged[:, 1], cache, slots, shape) for cache in pool] and None
+            )
+
+        moved = 2 * 2 * tokens * shape.num_kv_heads * shape.head_dim * 2
+        self._bench.add("cache write", f"{tokens} tokens", make, work=moved, ceiling="memory", calls=layers, goal=0.90)
+
+    def _moves(self, count: int) -> None:
+        """Move blocks of 32 layers: 2 MiB each at the shape of an 8 B model."""
+        shape, layers = self._shape, 1 if self._bench.tiny else 32
+        num_bytes = count * layers * 2 * shape.block_elements * 2
+        pairs = [(i, (i * 7 + 3) % count) for i in range(count)]
+        cuda, blocks = self._device.type == "cuda", self._backend.blocks
+        pool = self._random(layers, 2, 2 * count, shape.block_elements)
+        host = torch.zeros(count, layers, 2, shape.block_elements, dtype=pool.dtype, pin_memory=cuda).permute(
+            1, 2, 0, 3
+        )
+        apart = [(source, target + count) for source, target in pairs]
+        for name, run, ceiling, traffic in (
+            ("block copy", lambda: blocks.copy(pool, apart), "memory", 2),
+            ("swap out", lambda: blocks.swap_out(pool, host, pairs), "to host", 1),
+            ("swap in", lambda: blocks.swap_in(host, pool, pairs), "to device", 1),
+        ):
+            self._bench.add(
+                name,
+                f"{count} blocks",
+                lambda run=run: run,
+                graph=False,
+                work=traffic * num_bytes,
+                ceiling=ceiling,
+                goal=0.95,
+            )
+
+    def _sampling(self, rows: int, vocab: int) -> None:
+        logits = torch.randn(rows, vocab, device=self._device) * 3
+        fit = torch.ones(rows, dtype=torch.bool, device=self._device)
+        for name, parameters, anchor in (
+            ("greedy", (0.0, 0, 1.0), ""),
+            ("temperature", (0.8, 0, 1.0), ""),
+            ("top-k and top-p", (0.8, 50, 0.9), "FlashInfer 267 us at b128"),
+        ):
+            given = _Rows(rows, self._device, *parameters)
+            self._bench.add(
+                f"sampling, {name}", f"b{rows}, V {vocab}", lambda given=given: lambda: triton_sampling.draw(logits, given, fit),
+                work=4 * rows * vocab, ceiling="memory", anchor=anchor,
+            )  # fmt: skip
+
+    def _random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device=self._device, dtype=torch.bfloat16)

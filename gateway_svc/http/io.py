@@ -1,0 +1,153 @@
+"""HTTP input and output of the OpenAI API: bounded bodies, JSON, server-sent events, disconnects."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from starlette.types import Message, Receive, Send
+
+from gateway_svc.calls import ClientGone
+from gateway_svc.http.errors import BodyTooLarge, error_body, error_headers, http_status
+from svc_common.clipping import clip
+from svc_common.clock import monotonic_ns
+from svc_common.errors import FieldViolation, InvalidArgument, QuireError
+from svc_common.net.rpc import PUBLIC_MESSAGE_BYTES
+
+T = TypeVar("T")
+
+MOST_READ_BYTES = 8 * PUBLIC_MESSAGE_BYTES
+READ_AWAY_S = 1.0
+
+
+def check_is_json(headers: Mapping[str, str]) -> None:
+    """Raise InvalidArgument unless the content type is JSON.
+
+    Browsers send other types, or none, cross-site without preflight.
+    """
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+        given = f"is {clip(media, 100)!r}" if media else "is missing"
+        raise InvalidArgument(
+            f"content-type: {given}; send application/json",
+            reason="UNSUPPORTED_MEDIA_TYPE",
+            violations=[FieldViolation("content-type", f"{given}; send application/json")],
+        )
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Read the whole body. Raises BodyTooLarge beyond 4 MiB, and ClientGone on a disconnect."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= PUBLIC_MESSAGE_BYTES:
+            parts.append(part)
+        is_last = not message.get("more_body")
+        # Read on for a while: a client that is still sending when the connection closes never sees the
+        # response.
+        if size > PUBLIC_MESSAGE_BYTES and (is_last or size > MOST_READ_BYTES):
+            raise BodyTooLarge.field("body", f"is larger than {PUBLIC_MESSAGE_BYTES} bytes")
+        if is_last:
+            return b"".join(parts)
+
+
+async def read_away(receive: Receive) -> None:
+    """Read the rest of a refused request, bounded in time and size.
+
+    A client that is still sending when the connection closes would never see the response.
+    """
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_AWAY_S):
+            while size <= MOST_READ_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; on a disconnect before that, cancel it and raise ClientGone."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientGone
+        return worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Message = {"type": "http.request"}
+    while message["type"] != "http.disconnect":
+        message = await receive()
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Reply:
+    """Response to one request: JSON once, or server-sent events. `headers` are sent with its start."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun_ns = monotonic_ns()
+        self._started = False
+        self.headers: dict[str, str] = {}
+        self.status = 0
+
+    async def json(self, value: Any, *, status: int = 200) -> None:
+        """Send a complete JSON response."""
+        body = _json(value)
+        await self._start(status, {"content-type": "application/json", "content-length": str(len(body))})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self, values: Iterable[Any]) -> None:
+        """Send each value as one event.
+
+        Returns when the connection has room again, so a slow reader slows only itself.
+        """
+        if not self._started:
+            kind = "text/event-stream; charset=utf-8"
+            await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        parts = []
+        for value in values:
+            parts += (b"data: ", _json(value), b"\n\n")
+        await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+
+    async def end_events(self) -> None:
+        """Send OpenAI's end mark and end the response."""
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await self._end()
+
+    async def error(self, error: QuireError) -> None:
+        """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
+        if self._started:
+            await self.events([error_body(error)])
+            await self._end()
+        else:
+            self.headers |= error_headers(error)
+            await self.json(error_body(error), status=http_status(error))
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        self._started, self.status = True, status
+        own = {"openai-processing-ms": str((monotonic_ns() - self._begun_ns) // 1_000_000)}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers | own | self.headers).items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

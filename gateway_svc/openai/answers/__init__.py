@@ -1,0 +1,1 @@
+"""Conversion of events of generations to OpenAI's JSON. Pure."""

@@ -1,0 +1,1 @@
+"""Connections between processes: gRPC conventions, TLS, peers, malformed messages."""

@@ -1,0 +1,1 @@
+"""Traces, metrics and logs: one set-up for all services."""
