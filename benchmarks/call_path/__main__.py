@@ -34,7 +34,7 @@ from svc_common.clock import NS_PER_S, monotonic_ns
 SERVICES = ("gateway", "scheduler", "worker")
 PATHS = ("token", "request", "cancel")
 _HOST = "127.0.0.1"
-_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
+_MODEL = Path(__file__).resolve().parents[2] / "models" / "tiny"
 _CACHE_BYTES = 2**26
 _QUIET_S = 5 * PAUSE_S
 _HALF_PAUSE_NS = int(PAUSE_S * NS_PER_S) // 2

@@ -28,7 +28,7 @@ from svc_common.clock import monotonic_ns
 from worker_svc.engine import Engine, Pending
 
 PAUSE_S = 0.06
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("gateway_svc", "scheduler_svc", "worker_svc", "block_manager", "kernels", "svc_common")
 
 

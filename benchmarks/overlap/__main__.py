@@ -24,7 +24,7 @@ from benchmarks.overlap import plot as overlap_plot
 from benchmarks.overlap.stack import Run, TimedStack
 
 LANES = {"overlap": True, "no overlap": False}
-TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
+TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 _STEP_S = {"5ms": 0.005, "10ms": 0.01, "25ms": 0.025, "tiny": 0.01, "79M": 0.04}
 _LEAST_STEPS = 40
 _MODEL_LIMIT_S = 120

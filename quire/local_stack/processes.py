@@ -20,7 +20,7 @@ from svc_common.errors import ConfigError, QuireError, Unavailable
 
 KEPT_LINES = 30
 _SERVICE_LINE = re.compile(r"^service (?P<name>\S+) pid=(?P<pid>\d+) address=(?P<address>\S+)(?P<others>(?: .*)?)$")
-_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CONFIG_ERROR_STATUS = 2
 
 LineSink = Callable[[str, str], None]

@@ -17,7 +17,7 @@ _PROGRAM = """
 import asyncio
 import sys
 from quire.cli.serving import service
-from svc_common import rpc
+from svc_common.net import rpc
 from svc_common.observability.log_format import LogFormat
 
 
