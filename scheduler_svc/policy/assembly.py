@@ -13,7 +13,7 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.spec.abilities import lack, offers_of
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.policy import file as policy_file
-from scheduler_svc.policy.choice import PolicyChoice, Spelling, refuse_without_effect
+from scheduler_svc.policy.choice import PolicyChoice, Spelling, located, refuse_without_effect
 from scheduler_svc.policy.keys import (
     ASYNC,
     CACHE_TYPE,
@@ -102,9 +102,7 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
     try:
         spec = base.with_knobs(**(of_service | parts | knobs))
     except ConfigError as error:
-        wrong = error.metadata.get("field", "")
-        origin = given[wrong].origin if wrong in given else where
-        raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        raise located(error, given, where) from None
     refuse_without_effect(spec, given)
     return spec
 
@@ -114,7 +112,7 @@ def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> 
     if ASYNC not in given:
         return {}
     wanted = given[ASYNC]
-    if why := lack(("mixed steps",), frozenset(offers_of("phases", phases))):
+    if why := lack(("mixed steps",), offers_of("phases", phases)):
         if wanted.value:
             raise bad(wanted.origin, f"{ASYNC} {why}; policy {policy} has phases={phases}", field=ASYNC)
         return {}

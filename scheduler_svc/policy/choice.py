@@ -13,7 +13,7 @@ from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, 
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policies.chitu.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.spec.abilities import lack, offered, unread_settings, without_effect
+from scheduler_svc.core.spec.abilities import SETTINGS, lack, offered, unread_settings
 from scheduler_svc.core.spec.policy_spec import PolicySpec, knob_names
 from scheduler_svc.policy.keys import ASYNC, CACHE_TYPE, Assignment, bad, check_limit, checked, from_texts, limit_names
 from scheduler_svc.policy.lanes import cache_type_of, check_chunks
@@ -29,9 +29,16 @@ _ANY_NUMBER = 2**31
 
 def refuse_without_effect(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
     """Raise ConfigError for a given key that the policy does not read."""
-    values = {key: assignment.value for key, assignment in given.items()}
-    for key, why in without_effect(spec, values).items():
-        raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
+    for key, why in unread_settings(spec).items():
+        if key in given and given[key].value != SETTINGS[key].off:
+            raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
+
+
+def located(error: ConfigError, given: Mapping[str, Assignment], otherwise: str) -> ConfigError:
+    """The error with the origin of the key at fault; `otherwise`: the origin of keys that are not given."""
+    wrong = error.metadata.get("field", "")
+    origin = given[wrong].origin if wrong in given else otherwise
+    return ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +112,8 @@ class PolicyChoice:
         try:
             self.spec.check(limits)
         except ConfigError as error:
-            origin = self._origin(error.metadata.get("field", "max_num_batched_tokens"))
-            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+            wrong = error.metadata.get("field", "max_num_batched_tokens")
+            raise located(error, self.given, self._origin(wrong)) from None
         return limits
 
     def effective(self) -> dict[str, Any]:
@@ -154,9 +161,7 @@ class PolicyChoice:
         try:
             spec = self.spec.with_knobs(**knobs)
         except ConfigError as error:
-            wrong = error.metadata.get("field", "")
-            origin = new[wrong].origin if wrong in new else option
-            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+            raise located(error, new, option) from None
         refuse_without_effect(spec, new)
         return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
 

@@ -4,7 +4,7 @@ A part is a key with a value. It is refused if no other part offers an ability t
 part reads is refused where it is given, and null in listings. Abilities are phrases: error messages quote them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,8 @@ _MIXED = (
     "cached prompt tokens",
 )
 _TASKS = ("tasks", "groups of a sample", "cached prompt tokens", "recorded defects")
+_PREFILLS = ("batch sizes", "several plans", "prefills by pp_size")
+_DECODES = ("batch sizes", "several plans", "decodes by pp_size")
 _BLOCKS = ("blocks", "a watermark", "host blocks")
 
 PARTS: Mapping[str, Mapping[Any, Part]] = {
@@ -140,14 +142,10 @@ SETTINGS: Mapping[str, Setting] = {
     "pp_size": Setting(1, ("scheduler groups",)),
     "dp_size": Setting(1, ("ranks",)),
     "dp_prefix_affinity": Setting(None, ("ranks",)),
-    "prefill_num_tasks_divided_by_pp": Setting(True, ("batch sizes", "several plans", "prefills by pp_size")),
-    "enforce_decode_num_tasks_max": Setting(True, ("batch sizes", "several plans", "decodes by pp_size")),
-    "prefill_num_tasks": Setting(
-        None, ("batch sizes", "several plans", "prefills by pp_size", "a given number of prefills")
-    ),
-    "decode_num_tasks": Setting(
-        None, ("batch sizes", "several plans", "decodes by pp_size", "a given number of decodes")
-    ),
+    "prefill_num_tasks_divided_by_pp": Setting(True, _PREFILLS),
+    "enforce_decode_num_tasks_max": Setting(True, _DECODES),
+    "prefill_num_tasks": Setting(None, (*_PREFILLS, "a given number of prefills")),
+    "decode_num_tasks": Setting(None, (*_DECODES, "a given number of decodes")),
 }
 """Settings that parts read, by key."""
 
@@ -160,8 +158,7 @@ def choices(key: str) -> list[Any]:
 
 def offers_of(key: str, value: Any) -> tuple[str, ...]:
     """Abilities that a key offers with that value, which is not its default unless it is a word."""
-    part = next((part for word, part in PARTS[key].items() if word == value), PARTS[key].get(_ON, Part()))
-    return part.offers
+    return _part(key, value, default=_ON).offers
 
 
 def offered(spec: Any) -> frozenset[str]:
@@ -175,48 +172,41 @@ def contradictions(spec: Any) -> list[tuple[str, str]]:
     return [(key, why + _instead(key, have)) for key, part in _parts(spec) if (why := lack(part.needs, have))]
 
 
-def without_effect(spec: Any, given: Mapping[str, Any]) -> dict[str, str]:
-    """Given settings that no part reads, each with the reason."""
-    unread = unread_settings(spec)
-    return {key: unread[key] for key, value in given.items() if key in unread and value != SETTINGS[key].off}
-
-
 def unread_settings(spec: Any) -> dict[str, str]:
     """Settings that no part reads, each with the reason."""
     have = offered(spec)
     return {key: why for key, setting in SETTINGS.items() if (why := lack(setting.needs, have))}
 
 
-def lack(needs: Iterable[str], have: frozenset[str]) -> str:
+def lack(needs: Iterable[str], have: Collection[str]) -> str:
     """What is missing and which parts offer it; "" if nothing is."""
     return "; ".join(f"needs {ability} ({_sources(ability)})" for ability in needs if ability not in have)
 
 
 def _parts(spec: Any) -> list[tuple[str, Part]]:
-    found = []
-    for key, parts in PARTS.items():
-        value = getattr(spec, key)
-        default = type(spec).__dataclass_fields__[key].default
-        part = parts.get(value) or (parts.get(_ON) if value != default else None)
-        if part is not None:
-            found.append((key, part))
-    return found
+    defaults = type(spec).__dataclass_fields__
+    return [(key, _part(key, getattr(spec, key), defaults[key].default)) for key in PARTS]
+
+
+def _part(key: str, value: Any, default: Any) -> Part:
+    other = Part() if value == default else PARTS[key].get(_ON, Part())
+    return next((part for word, part in PARTS[key].items() if word == value), other)
 
 
 def _sources(ability: str) -> str:
-    found = []
-    for key, parts in PARTS.items():
-        values = [_written(value) for value, part in parts.items() if ability in part.offers]
-        if values:
-            found.append(f"{key}={' or '.join(values)}")
-    return ", ".join(found)
-
-
-def _written(value: Any) -> str:
-    return "..." if value is _ON else {None: "null", False: "false"}.get(value, value)
+    """The parts that offer an ability, as key=value."""
+    offering = {
+        key: [_written(value) for value, part in parts.items() if ability in part.offers]
+        for key, parts in PARTS.items()
+    }
+    return ", ".join(f"{key}={' or '.join(values)}" for key, values in offering.items() if values)
 
 
 def _instead(key: str, have: frozenset[str]) -> str:
     """The words that the key can have with the other parts."""
     can = [_written(value) for value in choices(key) if not lack(PARTS[key][value].needs, have)]
     return f"; with the other parts {key} can be {' or '.join(can)}" if can else ""
+
+
+def _written(value: Any) -> str:
+    return "..." if value is _ON else {None: "null", False: "false"}.get(value, value)
