@@ -7,7 +7,7 @@ and changes nothing, `x` does it. Nothing here depends on a scheduler's types.
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from block_manager.ledger import Ledger
 
@@ -98,6 +98,11 @@ class CacheRules(Protocol):
     """
 
     ledger: Ledger
+
+    @property
+    def device_pool(self) -> "DevicePool | None":
+        """These rules themselves, if they can account for single device blocks; else None."""
+
     watermark_blocks: int
     """Device blocks that stay free when a group starts or is swapped in; 0 = none."""
 
@@ -203,3 +208,32 @@ class CacheRules(Protocol):
 
     def try_reset_prefixes(self) -> bool:
         """Drop all cached prefixes on request. Returns False, and does nothing, while any block is in use."""
+
+
+class DevicePool(CacheRules, Protocol):
+    """Cache rules that report exact needs, and count, append, register and free single device blocks."""
+
+    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
+        """Blocks that so many more tokens take, copies of shared blocks included."""
+
+    def table_of(self, sequence: CachedSequence) -> list[int]:
+        """The sequence's block table itself, which changes as it grows."""
+
+    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
+        """Append one block to each of `count` tables, in order; returns the blocks."""
+
+    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
+        full.
+        """
+
+    def open_end(self, sequence: CachedSequence) -> Any:
+        """The argument of `register_blocks` for this sequence; None without prefix caching."""
+
+    def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
+        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
+
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
+        computed.
+        """

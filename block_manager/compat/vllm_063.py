@@ -24,6 +24,8 @@ from block_manager.pool import BlockPool
 class Vllm063Rules:
     """The rules of 0.6.3 over a ledger. `num_new_tokens` is ignored: the tokens not yet in the table count."""
 
+    device_pool = None
+
     def __init__(
         self,
         ledger: Ledger,

@@ -20,6 +20,8 @@ from block_manager.pool import BlockPool
 class Vllm2023Rules:
     """The 2023 rules over a ledger. They have no lookahead slots: `num_lookahead` must be 0."""
 
+    device_pool = None
+
     def __init__(
         self,
         ledger: Ledger,

@@ -10,6 +10,7 @@ from block_manager.pool import BlockPool
 class NoBlocks:
     """Admits everything and allocates no blocks. Live sequences have empty tables, on the device or the host."""
 
+    device_pool = None
     watermark_blocks = 0
     num_free_gpu = 0
     num_free_cpu = 0

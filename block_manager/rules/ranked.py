@@ -53,6 +53,8 @@ class RankedLedger(Ledger):
 class RankedRules:
     """Delegates each call to the rules of the sequence's rank. Sequences without a rank hold no blocks."""
 
+    device_pool = None
+
     def __init__(self, ranks: list[V1PoolRules]) -> None:
         self.watermark_blocks = 0
         self._ranks = ranks
@@ -160,9 +162,9 @@ class RankedRules:
         """Leading blocks common to all tables; the sequences are of one rank."""
         return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
 
-    def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """Free blocks outside the sliding window; see `V1PoolRules.drop_unseen`."""
-        self._of(sequence).drop_unseen(sequence, num_tokens, window)
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+        """Free blocks outside the sliding window; see `V1PoolRules.free_out_of_window`."""
+        self._of(sequence).free_out_of_window(sequence, num_tokens, window)
 
     def settle(self, sequence: CachedSequence) -> None:
         """Register full blocks on its rank."""

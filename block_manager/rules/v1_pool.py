@@ -43,6 +43,11 @@ class V1PoolRules(NoSwap):
         return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
 
     @property
+    def device_pool(self) -> Self:
+        """These rules."""
+        return self
+
+    @property
     def num_free_gpu(self) -> int:
         """Free device blocks."""
         return self._pool.num_free
@@ -146,7 +151,7 @@ class V1PoolRules(NoSwap):
         own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
         """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
         computed.
 

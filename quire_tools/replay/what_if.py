@@ -74,7 +74,7 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
         fit.model,
         start_s=start.now,
         under_way=start.under_way,
-        worker_per_lane=start.core.spec.phases == "ranks",
+        worker_per_lane=start.core.has_worker_per_lane,
         max_under_way=segments[0].about.get("max_under_way"),
     ).run()
     predicted = _joined(start.past, run)
@@ -179,9 +179,9 @@ def _limits_for(spec: PolicySpec, limits: CoreLimits, given: Mapping[str, Any]) 
     if "max_num_batched_tokens" in given:
         return limits
     budget = limits.max_num_batched_tokens
-    if spec.runs_whole(limits):
+    if spec.runs_whole(chunked_prefill=limits.chunked_prefill):
         budget = max(budget, limits.max_model_len)
-    if spec.phases == "decode_then_prefill" and limits.prefix_caching:
+    if spec.has("chunks of whole blocks") and limits.prefix_caching:
         budget += -budget % limits.block_size
     return replace(limits, max_num_batched_tokens=budget)
 

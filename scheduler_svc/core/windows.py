@@ -12,8 +12,8 @@ from scheduler_svc.core.state import CoreState
 class WindowCache(Protocol):
     """Cache rules that can free blocks outside a window, for models that use the same window in all layers."""
 
-    def drop_unseen(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """Free blocks outside the window; see `V1PoolRules.drop_unseen`."""
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+        """Free blocks outside the window; see `V1PoolRules.free_out_of_window`."""
 
 
 class BehindWindow:
@@ -50,7 +50,7 @@ class BehindWindow:
         for flight in flights:
             if not flight.has_left:
                 num_sure = min(flight.computed_before, _num_sure(flight.sequence))
-                self._cache.drop_unseen(flight.sequence, num_sure, self._window)
+                self._cache.free_out_of_window(flight.sequence, num_sure, self._window)
         return outcome
 
 

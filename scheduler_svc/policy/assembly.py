@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core.composition import presets
+from scheduler_svc.core.spec.abilities import lack, offers_of
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from scheduler_svc.core.spec.task_settings import TASK_PHASES
 from scheduler_svc.policy import file as policy_file
-from scheduler_svc.policy.choice import CHUNKED, PLACEHOLDERS, WHOLE, PolicyChoice, Spelling, refuse_without_effect
+from scheduler_svc.policy.choice import PolicyChoice, Spelling, located, refuse_without_effect
 from scheduler_svc.policy.keys import (
     ASYNC,
     CACHE_TYPE,
@@ -97,34 +97,32 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
     for key, value in parts.items():
         if key in knobs and knobs[key] != value and key != "batch_queue":
             raise bad(given[key].origin, f"contradicts another key, which makes {key}={value}", field=key)
-    orders_itself = phases in (CHUNKED, *TASK_PHASES) or base.policy == "aged"
-    of_service = {} if orders_itself else _SERVICE_KNOBS
+    sorts_by_choice = "a sorted queue" in offers_of("phases", phases) and base.policy == "fcfs"
+    of_service = _SERVICE_KNOBS if sorts_by_choice else {}
     try:
         spec = base.with_knobs(**(of_service | parts | knobs))
     except ConfigError as error:
-        wrong = error.metadata.get("field", "")
-        origin = given[wrong].origin if wrong in given else where
-        raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+        raise located(error, given, where) from None
     refuse_without_effect(spec, given)
     return spec
 
 
 def _asynchronous(policy: str, phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
-    """Expand `async` to v1's way of counting progress and its number of plans in flight. Under v0 it can only be false."""
+    """Expand `async` to progress and number of plans in flight; without mixed steps it can only be false."""
     if ASYNC not in given:
         return {}
     wanted = given[ASYNC]
-    if phases in (WHOLE, CHUNKED, *TASK_PHASES):
+    if why := lack(("mixed steps",), offers_of("phases", phases)):
         if wanted.value:
-            raise bad(wanted.origin, f"{ASYNC} is v1's; policy {policy} has phases={phases}", field=ASYNC)
+            raise bad(wanted.origin, f"{ASYNC} {why}; policy {policy} has phases={phases}", field=ASYNC)
         return {}
     if wanted.value:
-        return {"progress": PLACEHOLDERS, "batch_queue": 2}
+        return {"progress": "placeholders", "batch_queue": 2}
     return {"progress": "at_schedule", "batch_queue": 1}
 
 
 def _chunked(phases: str, given: Mapping[str, Assignment]) -> dict[str, Any]:
     """Expand `chunked_prefill`: under v0 it selects the phases; under v1 it is a limit."""
-    if CHUNKED_PREFILL not in given or phases not in (WHOLE, CHUNKED):
+    if CHUNKED_PREFILL not in given or "steps of v0" not in offers_of("phases", phases):
         return {}
-    return {"phases": CHUNKED if given[CHUNKED_PREFILL].value else WHOLE}
+    return {"phases": "decode_then_prefill" if given[CHUNKED_PREFILL].value else "prefill_or_decode"}

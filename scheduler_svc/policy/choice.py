@@ -13,7 +13,7 @@ from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, 
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policies.chitu.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.spec.knob_uses import unused_knobs, without_effect
+from scheduler_svc.core.spec.abilities import SETTINGS, lack, offered, unread_settings
 from scheduler_svc.core.spec.policy_spec import PolicySpec, knob_names
 from scheduler_svc.policy.keys import ASYNC, CACHE_TYPE, Assignment, bad, check_limit, checked, from_texts, limit_names
 from scheduler_svc.policy.lanes import cache_type_of, check_chunks
@@ -25,15 +25,20 @@ _DEFAULT_NUM_SEQS = 256
 _DEFAULT_BATCHED_TOKENS = 2048
 _DEFAULT_CHUNKED_TOKENS = 512
 _ANY_NUMBER = 2**31
-WHOLE, CHUNKED = "prefill_or_decode", "decode_then_prefill"
-PLACEHOLDERS = "placeholders"
 
 
 def refuse_without_effect(spec: PolicySpec, given: Mapping[str, Assignment]) -> None:
     """Raise ConfigError for a given key that the policy does not read."""
-    values = {key: assignment.value for key, assignment in given.items()}
-    for key, why in without_effect(spec, values).items():
-        raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
+    for key, why in unread_settings(spec).items():
+        if key in given and given[key].value != SETTINGS[key].off:
+            raise bad(given[key].origin, f"has no effect under policy {spec.name}: {why}; leave it out", field=key)
+
+
+def located(error: ConfigError, given: Mapping[str, Assignment], otherwise: str) -> ConfigError:
+    """The error with the origin of the key at fault; `otherwise`: the origin of keys that are not given."""
+    wrong = error.metadata.get("field", "")
+    origin = given[wrong].origin if wrong in given else otherwise
+    return ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,8 @@ class PolicyChoice:
                 check_limit(given[name])
         check_chunks(spec, given)
         threshold = given.get("long_prefill_token_threshold")
-        if spec.phases != "mixed" and threshold is not None and threshold.value:
-            raise bad(threshold.origin, f"is v1's; policy {spec.name} has phases={spec.phases}")
+        if threshold is not None and threshold.value and (why := lack(("mixed steps",), offered(spec))):
+            raise bad(threshold.origin, f"{why}; policy {spec.name} has phases={spec.phases}")
         return cls(spec, given, spelled)
 
     def max_model_len(self, of_worker: int) -> int:
@@ -107,8 +112,8 @@ class PolicyChoice:
         try:
             self.spec.check(limits)
         except ConfigError as error:
-            origin = self._origin(error.metadata.get("field", "max_num_batched_tokens"))
-            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+            wrong = error.metadata.get("field", "max_num_batched_tokens")
+            raise located(error, self.given, self._origin(wrong)) from None
         return limits
 
     def effective(self) -> dict[str, Any]:
@@ -116,15 +121,15 @@ class PolicyChoice:
 
         None if the worker decides, if the value is null, or if the policy does not read the key.
         """
-        tokens = self._limit("max_num_batched_tokens", None if self._runs_whole() else self._default_tokens(1))
+        tokens = self._limit("max_num_batched_tokens", None if self._runs_whole else self._default_tokens(1))
         limits = {name: self._limit(name, None) for name in limit_names()} | self._switches()
         limits |= {
             "max_num_batched_tokens": tokens,
             "max_num_seqs": self._limit("max_num_seqs", self._default_seqs(tokens)),
         }
-        unused = unused_knobs(self.spec)
-        knobs = {name: None if name in unused else getattr(self.spec, name) for name in knob_names()}
-        switches = {ASYNC: self.spec.progress == PLACEHOLDERS, CACHE_TYPE: cache_type_of(self.spec)}
+        unread = unread_settings(self.spec)
+        knobs = {name: None if name in unread else getattr(self.spec, name) for name in knob_names()}
+        switches = {ASYNC: self.spec.has("placeholders"), CACHE_TYPE: cache_type_of(self.spec)}
         return {**knobs, **switches, **limits}
 
     def for_model(self, worker: WorkerSize) -> "PolicyChoice":
@@ -156,9 +161,7 @@ class PolicyChoice:
         try:
             spec = self.spec.with_knobs(**knobs)
         except ConfigError as error:
-            wrong = error.metadata.get("field", "")
-            origin = new[wrong].origin if wrong in new else option
-            raise ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata) from None
+            raise located(error, new, option) from None
         refuse_without_effect(spec, new)
         return PolicyChoice.with_limits(spec, {**self.given, **new}, self.spelled)
 
@@ -182,8 +185,8 @@ class PolicyChoice:
         """Knobs that no worker implements yet, or that exist only to reproduce recordings of reference schedulers."""
         spec = self.spec
         rules = (
-            ("num_spec_tokens", spec.num_spec_tokens > 0 and spec.progress != PLACEHOLDERS),
-            ("cache", spec.cache == "none"),
+            ("num_spec_tokens", spec.num_spec_tokens > 0 and not spec.has("placeholders")),
+            ("cache", not spec.has("blocks")),
             ("defects", spec.defects == "recorded"),
             ("scheduler_type", not {PREFILL_ONLY, DECODE_ONLY}.isdisjoint(words_of(spec.scheduler_type))),
         )
@@ -191,18 +194,14 @@ class PolicyChoice:
 
     def _default_tokens(self, max_model_len: int) -> int:
         """vLLM's defaults for v0's schedulers, and a constant for the others."""
-        if self.spec.phases == CHUNKED:
+        if self.spec.has("chunks of whole blocks"):
             return _DEFAULT_CHUNKED_TOKENS
-        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole() else _DEFAULT_BATCHED_TOKENS
+        return max(max_model_len, _DEFAULT_BATCHED_TOKENS) if self._runs_whole else _DEFAULT_BATCHED_TOKENS
 
+    @property
     def _runs_whole(self) -> bool:
         """True if prompts are never split, so that the token budget must cover the model's length."""
-        if self.spec.schedules_tasks:
-            return self.spec.prefill_chunk_size is None
-        return self.spec.phases == WHOLE or not (self.spec.phases == CHUNKED or self._switches()["chunked_prefill"])
-
-    def _is_chunked(self) -> bool:
-        return self.spec.prefill_chunk_size is not None if self.spec.schedules_tasks else self.spec.phases != WHOLE
+        return self.spec.runs_whole(chunked_prefill=self._switches()["chunked_prefill"])
 
     def _default_seqs(self, tokens: int | None) -> int:
         return _DEFAULT_NUM_SEQS if tokens is None else min(_DEFAULT_NUM_SEQS, tokens)
@@ -210,7 +209,7 @@ class PolicyChoice:
     def _switches(self) -> dict[str, Any]:
         return {
             "prefix_caching": self._limit("prefix_caching", not self.spec.schedules_tasks),
-            "chunked_prefill": self._limit("chunked_prefill", self._is_chunked()),
+            "chunked_prefill": self._limit("chunked_prefill", not self.spec.runs_whole(chunked_prefill=True)),
             "long_prefill_token_threshold": self._limit("long_prefill_token_threshold", 0),
         }
 

@@ -48,7 +48,7 @@ def lanes_for(
     several workers. `policy`: how the operator spelled the policy, for the error.
     """
     wanted = given.get("dp_size")
-    has_ranks = base.phases == "ranks" if wanted is None else wanted.value > 1 or num_workers > 1
+    has_ranks = base.has("ranks") if wanted is None else wanted.value > 1 or num_workers > 1
     if not has_ranks or not base.schedules_tasks:
         if num_workers > 1:
             why = (

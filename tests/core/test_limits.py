@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.spec import abilities
+from scheduler_svc.core.spec.policy_spec import knob_names
 from svc_common.errors import ConfigError
 from tests.core.v0_builders import make_chunked, make_v0
 
@@ -22,8 +24,8 @@ from tests.core.v0_builders import make_chunked, make_v0
         ("vllm-v0", {"preemption_mode": "drop"}, "preemption_mode='drop'.*recompute, swap"),
         ("vllm-v1", {"preemption_mode": "swap"}, "preemption_mode='swap'"),
         ("vllm-v0", {"num_gpu_blocks": 0}, "num_gpu_blocks"),
-        ("vllm-v1", {"watermark_blocks": 0}, "watermark_blocks=0: cache=v1_pool"),
-        ("vllm-v0", {"cache": "none", "watermark_blocks": 1}, "watermark_blocks=1: cache=none"),
+        ("vllm-v1", {"watermark_blocks": 0}, "watermark_blocks=0: needs a watermark"),
+        ("vllm-v0", {"cache": "none", "watermark_blocks": 1}, "watermark_blocks=1: needs a watermark"),
         ("vllm-v0", {"num_gpu_blocks": 9, "watermark_blocks": 9}, "watermark_blocks=9: must be less than.*9"),
         ("vllm-2023", {"num_gpu_blocks": 9, "watermark_blocks": 10}, "watermark_blocks=10: must be less than.*9"),
     ],
@@ -54,3 +56,11 @@ def test_chunks_of_whole_blocks_need_a_budget_of_whole_blocks() -> None:
     with pytest.raises(ConfigError, match="multiple of block_size"):
         make_chunked(max_num_batched_tokens=10, prefix_caching=True)
     make_chunked(max_num_batched_tokens=10)
+
+
+def test_every_key_states_what_it_needs() -> None:
+    """Each key is a part or a setting of one, and each ability that is needed is offered by some part."""
+    assert {*abilities.PARTS, *abilities.SETTINGS} == set(knob_names())
+    parts = [part for values in abilities.PARTS.values() for part in values.values()]
+    needed = {need for part in [*parts, *abilities.SETTINGS.values()] for need in part.needs}
+    assert needed <= {ability for part in parts for ability in part.offers}

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.policies.mixed.make_way import MakeWay
-from scheduler_svc.core.spec.knob_uses import unused_knobs
+from scheduler_svc.core.spec.abilities import unread_settings
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import WorkerSize
 from scheduler_svc.policy.keys import known_keys, limit_names
@@ -27,7 +27,7 @@ def test_effective_values_say_what_is_used(name: str) -> None:
     of_worker = {key for key in limit_names() if values[key] is None}
     assert all(getattr(limits, key) == values[key] for key in limit_names() if key not in of_worker)
     assert of_worker - {"max_num_batched_tokens"} == {"block_size", "num_gpu_blocks", "num_cpu_blocks", "max_model_len"}
-    assert ("max_num_batched_tokens" in of_worker) == choice.spec.runs_whole(limits)
+    assert ("max_num_batched_tokens" in of_worker) == choice.spec.runs_whole(chunked_prefill=limits.chunked_prefill)
 
 
 def test_effective_values_follow_what_is_given() -> None:
@@ -50,7 +50,7 @@ def test_room_for_the_important_ends_with_the_order_that_it_needs(order: str) ->
     assert not any(isinstance(part, MakeWay) for part in core.parts)
     values = choice.effective()
     assert (values["makes_way"], values["margin_s"], values["patience_s"]) == (False, None, None)
-    with pytest.raises(ConfigError, match="makes_way=true: goes with policy=aged"):
+    with pytest.raises(ConfigError, match=r"makes_way=true: needs start times \(policy=aged\)"):
         choose("quire", [f"policy={order}", "makes_way=true"])
 
 
@@ -76,7 +76,7 @@ def _written(key: str, now: object) -> str:
 def test_every_key_is_in_force_or_refused(name: str) -> None:
     """A knob that no part of the policy reads is refused by name, and is null in the list."""
     choice = choose(name)
-    unused = unused_knobs(choice.spec)
+    unused = unread_settings(choice.spec)
     assert unused and all(choice.effective()[key] is None for key in unused)
     for key in unused:
         if key == "dp_size" and choice.spec.schedules_tasks:
@@ -89,5 +89,5 @@ def test_every_key_is_in_force_or_refused(name: str) -> None:
 def test_an_order_that_the_phases_do_not_sort_by_is_refused() -> None:
     """v0 with chunked prefill has no priority preemption: the order by priority would be without effect."""
     assert choose("vllm-v0-chunked").effective()["policy"] is None
-    with pytest.raises(ConfigError, match="decode_then_prefill do not sort by it"):
+    with pytest.raises(ConfigError, match=r"needs a sorted queue \(phases=prefill_or_decode or mixed\)"):
         choose("vllm-v0", ["chunked_prefill=true", "policy=priority"])

@@ -49,7 +49,6 @@ LIVE_LIMITS = (
     "max_num_batched_tokens",
     "long_prefill_token_threshold",
 )
-_RESERVING = ("skew", "ranks")
 _OUR_PARTS = "scheduler_svc.core."
 
 
@@ -130,7 +129,7 @@ def _check_reserved(spec: PolicySpec, state: CoreState, limits: CoreLimits) -> N
     """Refuse to shrink a pool while its free blocks are reserved for groups that already entered (skew, ranks)."""
     shrinks = limits.num_gpu_blocks < state.limits.num_gpu_blocks
     groups = (group for request in state.requests.values() for group in request.groups if not group.is_finished)
-    if spec.phases in _RESERVING and shrinks and any(group.lane is not None for group in groups):
+    if spec.has("reserved blocks") and shrinks and any(group.lane is not None for group in groups):
         raise ConfigError(
             f"num_gpu_blocks={limits.num_gpu_blocks}: policy {spec.name} has promised blocks to requests in its lanes; it can have "
             f"fewer than {state.limits.num_gpu_blocks} when they are over",
@@ -149,7 +148,7 @@ def _change_parts(core: Scheduler, spec: PolicySpec, state: CoreState) -> None:
         before = next((o for o in old if type(o) is type(part)), None)
         for name in part.MEMORY if before is not None else ():
             setattr(part, name, getattr(before, name))
-    if spec.phases == "mixed" and not _ORDER_KNOBS.isdisjoint(changed):
+    if spec.has("mixed steps") and not _ORDER_KNOBS.isdisjoint(changed):
         state.waiting = _resorted(state.waiting, presets.queue_of(spec, ordering))
         state.account = presets.account_of(state.waiting)
 

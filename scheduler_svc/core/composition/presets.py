@@ -110,30 +110,30 @@ def build(
     if spec.schedules_tasks:
         return task_policies.build(spec, limits, costs, rename)
     ordering = ordering_of(spec, costs)
-    v1 = spec.phases == "mixed"
+    mixed = spec.has("mixed steps")
     waiting = queue_of(spec, ordering)
     state = CoreState(
         limits=limits,
         cache=_cache(spec, limits, rename),
         waiting=waiting,
         account=account_of(waiting),
-        max_total_tokens=limits.max_model_len + (not v1),
+        max_total_tokens=limits.max_model_len + (not mixed),
         guard=ProgressGuard(),
         steady=SteadyRows(limits.block_size),
         costs=costs,
     )
     deadlines = Deadlines(costs) if spec.deadlines else None
     grouping = Request.as_samples if spec.grouping == "sample" else Request.as_one_group
-    intake = RequestIntake(grouping, deadlines, refuses_misfits=v1)
+    intake = RequestIntake(grouping, deadlines, refuses_misfits=mixed)
     progress, outputs, phases = parts(spec, ordering, state, deadlines)
     return Scheduler(spec, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
 
 
 def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
     """Progress, output rules and phases of a spec, over a new state or, for `live_change`, an existing one."""
-    progress, outputs, phases = _mixed(spec, ordering, state) if spec.phases == "mixed" else _v0(spec, ordering)
-    if spec.sliding_window is not None and isinstance(state.cache, V1PoolRules):
-        outputs = BehindWindow(outputs, state.cache, spec.sliding_window)
+    progress, outputs, phases = _mixed(spec, ordering, state) if spec.has("mixed steps") else _v0(spec, ordering)
+    if spec.sliding_window is not None and state.cache.device_pool is not None:
+        outputs = BehindWindow(outputs, state.cache.device_pool, spec.sliding_window)
     if deadlines is not None:
         phases.insert(0, DropExpired(deadlines))
     return progress, outputs, phases
@@ -143,7 +143,7 @@ def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
     """The waiting queue; v0 sorts its own when it needs to."""
     if spec.tenant_fairness:
         return FairQueue(ordering)
-    return queue_for(ordering) if spec.phases == "mixed" else ArrivalQueue()
+    return queue_for(ordering) if spec.has("mixed steps") else ArrivalQueue()
 
 
 def account_of(waiting: GroupQueue) -> ServiceAccount:
@@ -153,9 +153,8 @@ def account_of(waiting: GroupQueue) -> ServiceAccount:
 
 def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
     """The ordering that the spec names."""
-    if spec.policy == "aged":
-        return Aged(spec.patience_s, costs)
-    return Priority() if spec.policy == "priority" else Fcfs()
+    known: dict[str, Ordering] = {"fcfs": Fcfs(), "priority": Priority(), "aged": Aged(spec.patience_s, costs)}
+    return known[spec.policy]
 
 
 def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> CacheRules:
@@ -182,45 +181,42 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> C
 
 
 def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
-    asynchronous = spec.progress == "placeholders"
-    progress = WithPlaceholders(spec.num_spec_tokens) if asynchronous else AtSchedule()
+    progress = WithPlaceholders(spec.num_spec_tokens) if spec.has("placeholders") else AtSchedule()
     least_lost = LeastLost(ordering, state.costs, spec.preemption_mode)
     by_order = Recompute(LastInOrder(ordering) if ordering.sorts_waiting else newest)
     step_shares = StepShares(progress)
-    running = MixedRunning(step_shares, least_lost if spec.victims == "least_lost" else by_order, progress)
+    running = MixedRunning(step_shares, least_lost if spec.has("victims by loss") else by_order, progress)
     admission: list[AdmissionPart] = [MaxSeqs()]
     if spec.max_loras is not None:
-        patient = spec.policy == "aged"
+        patient = spec.has("start times")
         slots = PatientSlots(spec.max_loras, ordering, spec.patience_s) if patient else LoraSlots(spec.max_loras)
         admission.append(slots)
     if spec.batching == "static":
         admission.append(WholeBatch())
-    if spec.restraint == "expected_peak":
+    if spec.has("a forecast of blocks"):
         admission.append(ExpectedPeak(spec.caution))
     behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
     shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
     waiting = MixedWaiting(step_shares, [*behind, *admission, *shares], progress)
-    outputs, cache = AtOnce(progress), state.cache
+    outputs, pool = AtOnce(progress), state.cache.device_pool
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
     if spec.can_swap:
         rest.append(MixedSwapIns(ordering, step_shares, admission, running))
     rest.append(waiting)
     first: list[Phase] = []
-    if spec.makes_way and isinstance(cache, V1PoolRules):
+    if spec.makes_way and pool is not None:
         margin_s, max_loras = spec.margin_s, spec.max_loras
-        first.append(
-            MakeWay(ordering, step_shares, progress, least_lost, cache, margin_s=margin_s, max_loras=max_loras)
-        )
-    if not (spec.fast_path and spec.sliding_window is None and isinstance(cache, V1PoolRules)):
+        first.append(MakeWay(ordering, step_shares, progress, least_lost, pool, margin_s=margin_s, max_loras=max_loras))
+    if not spec.fast_path or spec.sliding_window is not None or pool is None:
         return progress, outputs, [*first, running, *rest]
-    steady = SteadyRunning(running, step_shares, state.steady, progress, cache)
-    return progress, SteadyOutputs(outputs, state.steady, progress, cache), [*first, steady, *rest]
+    steady = SteadyRunning(running, step_shares, state.steady, progress, pool)
+    return progress, SteadyOutputs(outputs, state.steady, progress, pool), [*first, steady, *rest]
 
 
 def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
     progress = AfterResult()
     outputs: OutputRules = OneStepLate(progress) if spec.async_output else AtOnce(progress)
-    chunked = spec.phases == "decode_then_prefill"
+    chunked = spec.has("chunks of whole blocks")
     as_recorded = spec.defects == "recorded"
     whole = WholePrompts(spec.num_lookahead_slots)
     of_chunks = WholeChunks if spec.is_multi_step else Chunks
@@ -231,5 +227,5 @@ def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
     decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)
     if chunked:
         return progress, outputs, [DecodeThenPrefill(prefills, decodes, swap_ins)]
-    make_room = PriorityPreemption(ordering, whole, preemption) if spec.policy == "priority" else None
+    make_room = PriorityPreemption(ordering, whole, preemption) if ordering.sorts_waiting else None
     return progress, outputs, [PrefillOrDecode(prefills, decodes, swap_ins, make_room)]

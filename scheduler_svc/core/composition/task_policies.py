@@ -8,7 +8,6 @@ from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.costs import CostBook
-from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import InspectablePart, Placement
 from scheduler_svc.core.parts.phases import Phase
 from scheduler_svc.core.parts.preemption import Recompute, newest
@@ -32,13 +31,13 @@ from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
-TaskCache = V1PoolRules | RankedRules
-TaskParts = tuple[OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
+TaskParts = tuple[V1PoolRules | RankedRules, OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
 
 
 def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRename | None) -> Scheduler:
     """The scheduler of a spec for task policies."""
-    cache = _cache(spec, limits, rename)
+    assemble = _ranks if spec.has("ranks") else _skew if spec.has("cache slots") else _scored
+    cache, progress, outputs, phases, placement, views = assemble(spec, limits, _pools(spec, limits, rename))
     state = CoreState(
         limits=limits,
         cache=cache,
@@ -48,20 +47,15 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRen
         steady=SteadyRows(limits.block_size),
         costs=costs,
     )
-    deadlines = Deadlines(costs) if spec.deadlines else None
-    intake = RequestIntake(Request.as_samples, deadlines, refuses_misfits=spec.defects == "repaired")
-    progress, outputs, phases, placement, views = _parts(spec, limits, cache)
+    intake = RequestIntake(Request.as_samples, None, refuses_misfits=spec.defects == "repaired")
     if spec.sliding_window is not None:
         outputs = BehindWindow(outputs, cache, spec.sliding_window)
-    if deadlines is not None:
-        phases.insert(0, DropExpired(deadlines))
     return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
 
 
-def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> TaskCache:
-    """Cache rules over one pool, or over one pool per rank."""
-    num_pools = spec.dp_size if spec.phases == "ranks" else 1
-    rules = [
+def _pools(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> list[V1PoolRules]:
+    """Cache rules of each rank."""
+    return [
         V1PoolRules.make(
             block_size=limits.block_size,
             num_gpu_blocks=limits.num_gpu_blocks,
@@ -70,9 +64,8 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> T
             prefix_caching=limits.prefix_caching,
             rename=rename,
         )
-        for _ in range(num_pools)
+        for _ in range(spec.dp_size)
     ]
-    return RankedRules(rules) if spec.phases == "ranks" else rules[0]
 
 
 def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
@@ -81,40 +74,37 @@ def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
     """
     if spec.defects == "recorded":
         return ProgressGuard(None)
-    num_turns = len(spec.slot_sizes(limits)) if spec.phases == "skew" else 1
+    num_turns = len(spec.slot_sizes(limits)) if spec.has("cache slots") else 1
     only = _order(spec).only
     return ProgressGuard(MAX_EMPTY_PLANS * num_turns, STUCK if only is None else f"{LEFT_TO_OTHERS} ({only})")
 
 
-def _parts(spec: PolicySpec, limits: CoreLimits, cache: TaskCache) -> TaskParts:
-    """Parts of a spec: progress, output rules, phases, placement and views."""
-    progress = OneUnderWay()
-    shares = TaskShares(progress, cache)
-    if isinstance(cache, RankedRules):
-        return _ranks(spec, limits, cache, shares)
-    return (_skew if spec.phases == "skew" else _scored)(spec, limits, cache, shares)
-
-
-def _scored(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+    [cache] = pools
+    shares = TaskShares(OneUnderWay(), cache)
     threshold = AdaptiveThreshold(cache.ledger.gpu)
     fails = spec.defects == "recorded"
     phase = ScoredBatch(_order(spec), shares, _of_batch(spec, limits), threshold, Recompute(newest), fails=fails)
-    groups = SchedulerGroups(spec.num_groups())
-    return shares.progress, RecoveringOutputs(shares.progress, threshold), [phase], groups, [phase, groups]
+    groups, outputs = SchedulerGroups(spec.num_groups()), RecoveringOutputs(shares.progress, threshold)
+    return cache, shares.progress, outputs, [phase], groups, [phase, groups]
 
 
-def _skew(spec: PolicySpec, limits: CoreLimits, cache: V1PoolRules, shares: TaskShares) -> TaskParts:
+def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+    [cache] = pools
+    shares = TaskShares(OneUnderWay(), cache)
     slots = SkewSlots(spec.slot_sizes(limits))
     strict = spec.defects == "recorded"
     phase = SkewBatch(_order(spec), shares, slots, spec.prefill_chunk_size, strict_residents=strict)
-    return shares.progress, AtOnce(shares.progress), [phase], slots, [slots]
+    return cache, shares.progress, AtOnce(shares.progress), [phase], slots, [slots]
 
 
-def _ranks(spec: PolicySpec, limits: CoreLimits, cache: RankedRules, shares: TaskShares) -> TaskParts:
+def _ranks(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+    cache = RankedRules(pools)
+    shares = TaskShares(OneUnderWay(), cache)
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
     affinity = PrefixAffinity(cache, spec.dp_prefix_affinity)
     phase = RankBatches(shares, ranks, spec.prefill_chunk_size, affinity, starves=spec.defects == "recorded")
-    return shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
+    return cache, shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
 
 
 def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
@@ -132,7 +122,7 @@ def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
 
 def check_retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     """Raise ConfigError where `retune` would."""
-    if spec.phases == "skew":
+    if spec.has("cache slots"):
         _same_slots(core.spec, core.state.limits, spec, limits)
 
 

@@ -1,11 +1,10 @@
-"""What fast decode additionally requires of progress and cache rules, and block allocation for its rows."""
+"""What fast decode additionally requires of a progress, and block allocation for its rows."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from block_manager.cache_rules import CachedSequence
+from block_manager.cache_rules import DevicePool
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.request import Group
@@ -27,38 +26,10 @@ class RowProgress(Progress, Protocol):
         """Number of tokens up to which each row can be registered now; None where the next step does so."""
 
 
-class RowCache(Protocol):
-    """Cache rules that can allocate and register single blocks cheaply."""
-
-    @property
-    def num_free_gpu(self) -> int:
-        """Free device blocks."""
-
-    def table_of(self, sequence: CachedSequence) -> list[int]:
-        """The sequence's block table itself, which changes as it grows."""
-
-    def open_end(self, sequence: CachedSequence) -> Any:
-        """The argument of `register_blocks` for this sequence; None without prefix caching."""
-
-    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """Append one block to each of `count` tables, in order; returns the blocks."""
-
-    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
-        full.
-        """
-
-    def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
-        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
-
-    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
-        """Blocks that so many more tokens take."""
-
-
 class SteadyBlocks:
     """Allocates blocks for rows and registers the blocks that they fill."""
 
-    def __init__(self, rows: SteadyRows, cache: RowCache) -> None:
+    def __init__(self, rows: SteadyRows, cache: DevicePool) -> None:
         self._rows = rows
         self._cache = cache
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from block_manager.cache_rules import DevicePool
+from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, between
 from scheduler_svc.core.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
 from scheduler_svc.core.fast_decode.share import SteadyRuns
 from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
@@ -17,7 +18,7 @@ from scheduler_svc.core.stop_rules import check_stop
 class SteadyOutputs:
     """Output rules that handle a result when it arrives. `rows` are shared with the running phase."""
 
-    def __init__(self, inner: AtOnce, rows: SteadyRows, progress: RowProgress, cache: RowCache) -> None:
+    def __init__(self, inner: AtOnce, rows: SteadyRows, progress: RowProgress, cache: DevicePool) -> None:
         self._inner = inner
         self._rows = rows
         self._progress = progress

@@ -1,11 +1,9 @@
 """Settings of task policies (Chitu), and values derived from them."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policies.chitu.scorers import SCORERS, unknown_words
 
-TASK_PHASES = ("scored", "skew", "ranks")
 DP_PREFIX_AFFINITY = 4
 
 
@@ -77,29 +75,13 @@ class TaskKnobs:
             return self.num_reqs(limits)
         return fixed if fixed is not None else -(-self.num_reqs(limits) // self.pp_size)
 
-    def wrong_knobs(self, phases: str) -> list[tuple[str, str]]:
-        """(field, reason) for every setting that is invalid with these phases."""
-        if unknown := unknown_words(self.scheduler_type):
-            known = ", ".join(sorted(word for word in SCORERS if word))
-            return [("scheduler_type", f"has no scorer {unknown[0]!r}; there are: {known}")]
-        if phases not in TASK_PHASES:
-            changed = [
-                f.name for f in fields(TaskKnobs) if f.default is not MISSING and getattr(self, f.name) != f.default
-            ]
-            return [(name, f"is Chitu's; phases={phases} schedule no tasks") for name in changed]
-        wrong = [
-            (name, "must be at least 1") for name in _COUNTS if (value := getattr(self, name)) is not None and value < 1
-        ]
-        if self.dp_size > 1 and phases != "ranks":
-            wrong.append(("dp_size", f"more than one rank needs phases=ranks, not {phases}"))
-        if self.dp_prefix_affinity != DP_PREFIX_AFFINITY and phases != "ranks":
-            wrong.append(("dp_prefix_affinity", f"is between ranks; phases={phases} have none"))
-        if self.num_scheduler_groups is not None and phases == "ranks":
-            wrong.append(("num_scheduler_groups", "ranks have no scheduler groups"))
-        return wrong
+
+def task_keys() -> list[str]:
+    """Names of these settings."""
+    return [field.name for field in fields(TaskKnobs)]
 
 
-_COUNTS = (
+COUNTS = (
     "max_reqs",
     "pp_size",
     "dp_size",
@@ -110,3 +92,4 @@ _COUNTS = (
     "max_decode_tasks",
     "num_scheduler_groups",
 )
+"""Settings that must be at least 1."""

@@ -4,7 +4,8 @@ Decisions are equal: rows and other groups take blocks and register prefixes in 
 would.
 """
 
-from scheduler_svc.core.fast_decode.blocks import RowCache, RowProgress, SteadyBlocks, between
+from block_manager.cache_rules import DevicePool
+from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, between
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
@@ -18,7 +19,7 @@ class SteadyRunning:
     """Plans a step by fast decode if `StepShares` says that it is plain. `rows` are shared with the output rules."""
 
     def __init__(
-        self, inner: MixedRunning, shares: StepShares, rows: SteadyRows, progress: RowProgress, cache: RowCache
+        self, inner: MixedRunning, shares: StepShares, rows: SteadyRows, progress: RowProgress, cache: DevicePool
     ) -> None:
         self._inner = inner
         self._shares = shares

@@ -1,11 +1,9 @@
 """Preempt running groups for a higher-ranked waiting group that lacks blocks or sequence places."""
 
 from collections import Counter
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
 
-from block_manager.cache_rules import AllocStatus, CachedSequence, PrefixHit
+from block_manager.cache_rules import AllocStatus, DevicePool, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.preemption import LeastLost
@@ -14,16 +12,6 @@ from scheduler_svc.core.policies.mixed.mixed import leave
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_draft import StepDraft
-
-
-class CountsBlocks(Protocol):
-    """Cache rules that report exact block needs."""
-
-    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
-        """Blocks that so many more tokens take."""
-
-    def num_blocks_to_admit(self, sequences: Items[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
-        """Blocks that a group takes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,7 @@ class MakeWay:
         shares: StepShares,
         progress: Progress,
         preemption: LeastLost,
-        cache: CountsBlocks,
+        cache: DevicePool,
         *,
         margin_s: float,
         max_loras: int | None,
