@@ -172,7 +172,7 @@ class CacheRules(Protocol):
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Leading blocks of the first sequence that every table holds; 0 when caching is off."""
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full, now that their tokens are confirmed."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:

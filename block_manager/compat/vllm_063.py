@@ -216,7 +216,7 @@ class Vllm063Rules:
         own = (i for i, block in enumerate(table) if self.ledger.gpu.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """No-op: blocks are registered when their tokens are written."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:

@@ -197,7 +197,7 @@ class Vllm2023Rules:
         own = (i for i, block in enumerate(table) if self.ledger.gpu.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """No-op: a block gets its key when it is allocated or full."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:

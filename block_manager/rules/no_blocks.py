@@ -73,7 +73,7 @@ class NoBlocks:
         """Return 0."""
         return 0
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """No-op."""
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:

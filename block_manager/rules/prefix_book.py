@@ -37,7 +37,7 @@ class OpenEnd:
 
 
 class PrefixBook:
-    """Owner of the hash chain of every sequence, and of how far its table is promised and registered.
+    """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
 
     `rename`: mapping of token ids before hashing; None: no mapping.
     """
@@ -55,8 +55,8 @@ class PrefixBook:
         """Blocks of its longest cached prefix, leaving at least one token to compute."""
         most = (len(sequence.token_ids) - 1) // self._ledger.block_size
         known = self._by_hash(sequence, most)
-        promised = self._of_siblings(sequence, most)
-        return promised if len(promised) > len(known) else known
+        reserved = self._of_siblings(sequence, most)
+        return reserved if len(reserved) > len(known) else known
 
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
         """For each full block among the first `num_tokens` tokens the device block that caches the same contents,
@@ -82,7 +82,7 @@ class PrefixBook:
             self.num_lookups += (len(sequence.token_ids) - 1) // self._ledger.block_size
             self.num_hits += num_hits
 
-    def promise(self, sequence: CachedSequence, num_tokens: int) -> None:
+    def reserve(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Register blocks up to that token offset: a planned step computes their KV, and steps that reuse it run
         later.
         """
@@ -168,8 +168,8 @@ class PrefixBook:
         best: list[int] = []
         for name in sequence.sibling_names:
             if name in self._reach:
-                promised = min(self._reach[name].num_tokens, sequence.num_prompt_tokens)
-                num_blocks = min(promised // self._ledger.block_size, most)
+                reserved = min(self._reach[name].num_tokens, sequence.num_prompt_tokens)
+                num_blocks = min(reserved // self._ledger.block_size, most)
                 if num_blocks > len(best) and self._ledger.tables[name][0] != NULL:
                     best = self._ledger.tables[name][:num_blocks]
         return best

@@ -127,7 +127,7 @@ class QuireRules(V1PoolRules):
             ]
             self.ledger.cpu.release(reversed(table))
             self._prefixes.open(sequence, num_leading(self._host_null, table))
-            self._prefixes.promise(sequence, _num_sure_tokens(sequence))
+            self._prefixes.reserve(sequence, _num_sure_tokens(sequence))
         return list(placed.items())[1:]
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:

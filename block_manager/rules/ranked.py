@@ -166,9 +166,9 @@ class RankedRules:
         """Free blocks outside the sliding window; see `V1PoolRules.free_out_of_window`."""
         self._of(sequence).free_out_of_window(sequence, num_tokens, window)
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register full blocks on its rank."""
-        self._of(sequence).settle(sequence)
+        self._of(sequence).commit_sampled(sequence)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """Unregister blocks on its rank."""

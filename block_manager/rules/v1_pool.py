@@ -98,7 +98,7 @@ class V1PoolRules(NoSwap):
         self._prefixes.count(first, len(hit.block_ids))
         upto = hit.num_tokens + num_new_tokens
         table += self._pool.allocate(self._num_blocks_of_first(sequences, upto + num_lookahead) - len(table))
-        self._prefixes.promise(first, upto)
+        self._prefixes.reserve(first, upto)
         for other in others:
             shared = table[: self._num_prompt_blocks(first)]
             self._pool.share(shared)
@@ -126,7 +126,7 @@ class V1PoolRules(NoSwap):
         copies = [self._copy(table, i) for i in shared]
         added = self._pool.allocate(max(0, self._blocks_for(upto + num_lookahead) - len(table)))
         table += added
-        self._prefixes.promise(sequence, upto)
+        self._prefixes.reserve(sequence, upto)
         return Growth(added, copies, bool(copies))
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
@@ -164,7 +164,7 @@ class V1PoolRules(NoSwap):
         self._pool.release(table[first:end])
         table[first:end] = [NULL] * (end - first)
 
-    def settle(self, sequence: CachedSequence) -> None:
+    def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
         if sequence.name in self.ledger.tables:
             self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)

@@ -31,6 +31,6 @@ class CoreLimits:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence needs one token per step (R48)",
+                f"({self.max_num_seqs}): every running sequence needs one token per step; raise the first or lower the second",
                 reason="BAD_LIMIT",
             )

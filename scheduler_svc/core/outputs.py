@@ -116,7 +116,7 @@ class AtOnce:
                 taken = len(outcome.entries[-1].token_ids)
                 self._progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
                 if sequence.group.place is QueueKind.RUNNING:
-                    self._progress.settle(sequence, state.cache)
+                    self._progress.commit_sampled(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
         outcome.ended += [state.retire(sequence, status) for sequence, status in ended]

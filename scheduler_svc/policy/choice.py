@@ -84,7 +84,7 @@ class PolicyChoice:
         if tokens < seqs:
             raise ConfigError(
                 f"{self._named('max_num_batched_tokens')} ({tokens}) must not be less than {self._named('max_num_seqs')} "
-                f"({seqs}): every running sequence needs one token per step",
+                f"({seqs}): every running sequence needs one token per step; raise the first or lower the second",
                 reason="BAD_LIMIT",
             )
         return tokens, seqs

@@ -22,7 +22,7 @@ def test_everything_is_possible_and_nothing_is_taken() -> None:
     assert rules.fits_exactly([a, b], 10**6)
     assert rules.extend(a, 10**6) == Growth()
     rules.commit([a, b], 1.0)
-    rules.settle(a)
+    rules.commit_sampled(a)
     rules.retract(a, 0)
     assert rules.num_computed_blocks([a, b]) == rules.num_common_prefix_blocks([a, b]) == 0
     assert rules.can_swap_out([a, b])

@@ -148,7 +148,7 @@ class QuireLives(RuleBasedStateMachine):
         if fits:
             for sequence in group:
                 self._extend(sequence, 1, num_lookahead)
-                self.rules.settle(sequence)
+                self.rules.commit_sampled(sequence)
         else:
             self._drop_blocks(group)
 

@@ -365,18 +365,18 @@ def test_results_make_blocks_known_up_to_what_is_computed_for_sure() -> None:
         rules.extend(a, 1)
         a.num_computed_tokens += 1
         a.token_ids.append(token)
-        rules.settle(a)
+        rules.commit_sampled(a)
         assert probe().num_tokens == 4
     a.num_placeholders = 0
-    rules.settle(a)
-    rules.settle(a)
+    rules.commit_sampled(a)
+    rules.commit_sampled(a)
     assert probe().num_tokens == 8
     a.num_placeholders = 20
-    rules.settle(a)
+    rules.commit_sampled(a)
     assert probe().num_tokens == 8
     rules.release(a)
     rules.reset_prefixes()
-    rules.settle(a)
+    rules.commit_sampled(a)
     assert probe() == PrefixHit()
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core.parts.costs import CostBook, Costs
-from scheduler_svc.core.parts.ordering import MOST_CLASSES, Aged, class_of
+from scheduler_svc.core.parts.ordering import MOST_CLASSES, AgingPriority, class_of
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group
 from tests.core.builders import answer
@@ -18,7 +18,7 @@ def group_of(name: str, **fields: object) -> Group:
 
 def test_a_class_of_priority_is_worth_patience() -> None:
     """R24, R81: lower numbers start sooner, each class `patience_s` earlier; far-out classes count as the outermost."""
-    aged = Aged(5.0, CostBook())
+    aged = AgingPriority(5.0, CostBook())
     assert [aged.start_by(request("a", 4, at=100.0, priority=p)) for p in (-1, 0, 2)] == [100.0, 105.0, 115.0]
     assert class_of(request("a", 4, priority=-700)) == -MOST_CLASSES
     assert aged.start_by(request("a", 4, at=100.0, priority=700)) == 100.0 + 5.0 * (1 + MOST_CLASSES)
@@ -26,7 +26,7 @@ def test_a_class_of_priority_is_worth_patience() -> None:
 
 def test_a_deadline_brings_forward_by_what_is_left_until_it_must_start() -> None:
     """Least slack first where a deadline is set, never further forward than the most important class."""
-    aged = Aged(5.0, CostBook(Costs(step_s=0.5, compute_token_s=0.25)))
+    aged = AgingPriority(5.0, CostBook(Costs(step_s=0.5, compute_token_s=0.25)))
     slack = request("a", 4, at=100.0, deadline=103.0, min_tokens=3)
     assert aged.start_by(slack) == 103.0 - (0.25 * (4 + 2) + 0.5 * 3)
     assert aged.start_by(request("a", 4, at=100.0, deadline=900.0)) == 105.0
@@ -52,7 +52,7 @@ def test_waiting_is_bounded_under_overload(seed: int) -> None:
     core = quire_core(
         {"max_num_seqs": rng.randint(1, 3), "num_gpu_blocks": rng.choice([18, 40])}, patience_s=patience_s
     )
-    aged = Aged(patience_s, core.state.costs)
+    aged = AgingPriority(patience_s, core.state.costs)
     requests, now = [], 0.0
     for number in range(120):
         now += rng.expovariate(1.5)
@@ -103,14 +103,14 @@ def test_who_needs_an_adapter_slot_is_passed_over_but_not_for_ever() -> None:
 
 def test_sorted_queue_is_a_sorted_list() -> None:
     """R30, R81: pushing, popping and taking out of the middle keep the order; who is not there cannot be taken out."""
-    rng, queue, expected = random.Random(5), SortedQueue(Aged(3.0, CostBook())), []
+    rng, queue, expected = random.Random(5), SortedQueue(AgingPriority(3.0, CostBook())), []
     for number in range(3_000):
         act = rng.random()
         if act < 0.5 or not expected:
             group = group_of(f"r{number:04}", at=float(rng.randint(0, 50)), priority=rng.randint(-2, 2))
             queue.push(group)
             expected.append(group)
-            expected.sort(key=lambda g: (Aged(3.0, CostBook()).key(g), g.request.request_id))
+            expected.sort(key=lambda g: (AgingPriority(3.0, CostBook()).key(g), g.request.request_id))
         elif act < 0.75:
             assert queue.peek() is expected[0]
             assert queue.pop() is expected.pop(0)

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_svc.core.composition import live_change, presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts.admission_forecast import BlockDemand, ExpectedPeak
+from scheduler_svc.core.parts.admission_forecast import BlockDemand, PeakForecastAdmission
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.reasons import Reason
@@ -200,7 +200,7 @@ def test_room_is_made_where_only_the_watermark_is_in_the_way() -> None:
 def test_the_forecast_gets_more_careful_when_work_was_lost_and_less_when_outputs_end() -> None:
     """The factor on expected lengths rises by a tenth with a step that lost work, up to 1, and falls back with every end."""
     core = quire_core({"num_gpu_blocks": 64}, restraint="expected_peak", caution=0.3)
-    part = next(check for check in _admission(core) if isinstance(check, ExpectedPeak))
+    part = next(check for check in _admission(core) if isinstance(check, PeakForecastAdmission))
     factors = [part._factor(core.state)]
     for lost, ended in ((7, 0), (7, 0), (9, 0), (9, 50), (9, 1_000)):
         core.state.num_lost_tokens = lost

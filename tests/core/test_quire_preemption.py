@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.ordering import Aged, class_of
+from scheduler_svc.core.parts.ordering import AgingPriority, class_of
 from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Reason
@@ -93,7 +93,7 @@ def test_no_less_important_one_pushes_out_a_more_important_one(seed: int) -> Non
     while setting.spec.policy != "aged":
         setting = random_setting("quire", rng)
     life = Life(setting)
-    aged = Aged(setting.spec.patience_s, life.core.state.costs)
+    aged = AgingPriority(setting.spec.patience_s, life.core.state.costs)
     for _ in range(80):
         before = life.core.state.guard.favourite
         plans = len(life.seen)
@@ -186,7 +186,7 @@ def test_no_more_important_one_waits_for_places_of_less_important_ones(seed: int
     rng = random.Random(f"places {seed}")
     patience_s = rng.choice([10.0, 40.0])
     core = quire_core({"max_num_seqs": rng.randint(1, 3), "num_gpu_blocks": 400}, patience_s=patience_s)
-    aged, num_left, requests = Aged(patience_s, core.state.costs), 0, []
+    aged, num_left, requests = AgingPriority(patience_s, core.state.costs), 0, []
     for now in range(150):
         if rng.random() < 0.6:
             requests.append(

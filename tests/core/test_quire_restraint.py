@@ -1,4 +1,4 @@
-"""Restraint and what it learns: prompts wait where those that run are expected to need the blocks; fewer tokens are lost."""
+"""Admission by forecast peak usage: prompts wait while running requests are expected to need the blocks; fewer tokens are lost."""
 
 import numpy as np
 import pytest

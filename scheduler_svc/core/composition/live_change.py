@@ -103,7 +103,7 @@ def _check_swapped(spec: PolicySpec, state: CoreState) -> None:
     if state.swapped and not spec.can_swap:
         raise ConfigError(
             f"preemption_mode={as_written(spec.preemption_mode)}: {len(state.swapped)} requests wait on the host and would never "
-            "come back; try again when there are none",
+            "return to the device; try again when there are none",
             reason="BLOCKS_IN_USE",
             metadata={"field": "preemption_mode", "policy": spec.name},
         )
@@ -131,8 +131,8 @@ def _check_reserved(spec: PolicySpec, state: CoreState, limits: CoreLimits) -> N
     groups = (group for request in state.requests.values() for group in request.groups if not group.is_finished)
     if spec.has("reserved blocks") and shrinks and any(group.lane is not None for group in groups):
         raise ConfigError(
-            f"num_gpu_blocks={limits.num_gpu_blocks}: policy {spec.name} has promised blocks to requests in its lanes; it can have "
-            f"fewer than {state.limits.num_gpu_blocks} when they are over",
+            f"num_gpu_blocks={limits.num_gpu_blocks}: policy {spec.name} reserves blocks for the requests that it runs; "
+            f"keep {state.limits.num_gpu_blocks}, or try again when they have ended",
             reason="BLOCKS_IN_USE",
             metadata={"field": "num_gpu_blocks", "least": str(state.limits.num_gpu_blocks)},
         )

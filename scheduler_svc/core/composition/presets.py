@@ -17,11 +17,11 @@ from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
-from scheduler_svc.core.parts.admission_forecast import ExpectedPeak
+from scheduler_svc.core.parts.admission_forecast import PeakForecastAdmission
 from scheduler_svc.core.parts.costs import CostBook, Costs
 from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
-from scheduler_svc.core.parts.ordering import Aged, Fcfs, Priority
+from scheduler_svc.core.parts.ordering import AgingPriority, Fcfs, Priority
 from scheduler_svc.core.parts.phases import AdmissionPart, Phase
 from scheduler_svc.core.parts.placement import SingleLane
 from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
@@ -153,7 +153,7 @@ def account_of(waiting: GroupQueue) -> ServiceAccount:
 
 def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
     """The ordering that the spec names."""
-    known: dict[str, Ordering] = {"fcfs": Fcfs(), "priority": Priority(), "aged": Aged(spec.patience_s, costs)}
+    known: dict[str, Ordering] = {"fcfs": Fcfs(), "priority": Priority(), "aged": AgingPriority(spec.patience_s, costs)}
     return known[spec.policy]
 
 
@@ -194,7 +194,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     if spec.batching == "static":
         admission.append(WholeBatch())
     if spec.has("a forecast of blocks"):
-        admission.append(ExpectedPeak(spec.caution))
+        admission.append(PeakForecastAdmission(spec.caution))
     behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
     shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
     waiting = MixedWaiting(step_shares, [*behind, *admission, *shares], progress)

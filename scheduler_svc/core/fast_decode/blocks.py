@@ -22,7 +22,7 @@ class RowProgress(Progress, Protocol):
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
         """Those rows got their token; called after it was appended."""
 
-    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
         """Number of tokens up to which each row can be registered now; None where the next step does so."""
 
 

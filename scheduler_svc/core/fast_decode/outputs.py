@@ -91,8 +91,8 @@ class SteadyOutputs:
         rows.append(given, tokens)
         self._progress.on_tokens_rows(rows, given)
         over = given[rows.is_over(given, tokens, state.max_total_tokens)]
-        settled = self._progress.settled_rows(rows, given)
-        full = given[:0] if settled is None else rows.filled(given, settled)
+        confirmed = self._progress.confirmed_rows(rows, given)
+        full = given[:0] if confirmed is None else rows.filled(given, confirmed)
         outcome = StepOutcome(steady=SteadyRuns.of(rows, given, tokens))
         self._in_order(over, full, loose, result, state, outcome)
         return outcome

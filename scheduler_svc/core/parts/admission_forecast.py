@@ -51,7 +51,7 @@ class BlockDemand:
         return float(np.max(num_used + grown - gone))
 
 
-class ExpectedPeak(OpenGate):
+class PeakForecastAdmission(OpenGate):
     """Forecast peak KV usage: each group grows to its expected length and then frees its blocks; the peak must fit
     the pool.
 

@@ -63,7 +63,7 @@ class Progress(Protocol):
     """When tokens count as computed."""
 
     def num_pending(self, sequence: Sequence) -> int:
-        """Tokens it could compute now: known, promised and draft tokens less computed ones; 0 if it must wait for
+        """Tokens it could compute now: known and draft tokens and placeholders, less computed ones; 0 if it must wait for
         a result.
         """
 
@@ -84,5 +84,5 @@ class Progress(Protocol):
         appended.
         """
 
-    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+    def commit_sampled(self, sequence: Sequence, cache: CacheRules) -> None:
         """A running sequence gained tokens: register blocks that became full, unless its next step does so."""

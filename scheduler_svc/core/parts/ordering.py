@@ -28,7 +28,7 @@ class Priority:
 MOST_CLASSES = 10
 
 
-class Aged:
+class AgingPriority:
     """Priority with aging: order by the time at which a request should start.
 
         start_by = arrival_time + patience_s * (1 + class), where class = priority, clamped to +-MOST_CLASSES

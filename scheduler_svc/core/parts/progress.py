@@ -32,7 +32,7 @@ class AfterResult:
         """Count the tokens of further decode steps: each step of a multi-step plan computed one."""
         sequence.num_computed_tokens += num_new - 1
 
-    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+    def commit_sampled(self, sequence: Sequence, cache: CacheRules) -> None:
         """No-op: blocks are registered when their step is planned."""
 
 
@@ -64,7 +64,7 @@ class AtSchedule:
         if num_drafts and sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= num_drafts - (num_new - 1)
 
-    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+    def commit_sampled(self, sequence: Sequence, cache: CacheRules) -> None:
         """No-op: the sequence's next step registers its blocks."""
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
@@ -76,9 +76,9 @@ class AtSchedule:
         rows.computed[rows.pick(scheduled)] += 1
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
-        """No-op: no tokens were promised."""
+        """No-op: there are no placeholders."""
 
-    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
         """Return None: the next step registers blocks."""
         return None
 
@@ -133,7 +133,7 @@ class WithPlaceholders:
         sequence.draft_token_ids = []
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> None:
-        """Count the tokens; a step that reaches the end also promises one token and its draft tokens."""
+        """Count the tokens; a step that reaches the end adds placeholders for its token and draft tokens."""
         sequence.num_computed_tokens += num_tokens
         if sequence.num_computed_tokens == sequence.num_tokens + sequence.num_placeholders + num_drafts:
             sequence.num_placeholders += 1 + num_drafts
@@ -145,17 +145,17 @@ class WithPlaceholders:
         """No-op: the tokens are counted already."""
 
     def on_tokens(self, sequence: Sequence, num_new: int, num_taken: int, num_drafts: int) -> None:
-        """Remove generated tokens from the promised count, and rejected draft tokens from both counts."""
+        """Replace placeholders by the generated tokens, and uncount rejected draft tokens."""
         rejected = num_drafts - (num_new - 1) if num_drafts else 0
         if sequence.num_computed_tokens > 0:
             sequence.num_computed_tokens -= rejected
         sequence.num_placeholders = max(0, sequence.num_placeholders - rejected - num_taken)
 
-    def settle(self, sequence: Sequence, cache: CacheRules) -> None:
+    def commit_sampled(self, sequence: Sequence, cache: CacheRules) -> None:
         """Register full blocks of confirmed tokens now: the next step may be planned already, without knowing
         these tokens.
         """
-        cache.settle(sequence)
+        cache.commit_sampled(sequence)
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
         """`num_pending` for every row; 0 for those that a step in flight surely brings to max_tokens."""
@@ -165,21 +165,21 @@ class WithPlaceholders:
         return pending
 
     def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
-        """Count one token per row and promise the next."""
+        """Count one token per row, and a placeholder for the next."""
         at = rows.pick(scheduled)
         rows.computed[at] += 1
         rows.placeholders[at] += rows.computed[at] == rows.known[at] + rows.placeholders[at]
 
     def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
-        """Remove the generated token of each row from its promised count."""
+        """Replace one placeholder of each row by its generated token."""
         at = rows.pick(given)
         rows.placeholders[at] = np.maximum(0, rows.placeholders[at] - 1)
 
-    def settled_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
-        """Computed tokens of each row, without promised ones."""
+    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+        """Computed tokens of each row, without placeholders."""
         at = rows.pick(given)
-        settled: Ints = rows.computed[at] - rows.placeholders[at]
-        return settled
+        confirmed: Ints = rows.computed[at] - rows.placeholders[at]
+        return confirmed
 
     @staticmethod
     def _reaches_the_end(sequence: Sequence) -> bool:

@@ -143,27 +143,25 @@ class PolicySpec(TaskKnobs):
 
     def check(self, limits: CoreLimits) -> None:
         """Raise ConfigError if the limits contradict the policy."""
-        budget = limits.max_num_batched_tokens
+        budget, size = limits.max_num_batched_tokens, limits.block_size
         if self.runs_whole(chunked_prefill=limits.chunked_prefill) and budget < limits.max_model_len:
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must not be less than max_model_len ({limits.max_model_len}) without "
-                "chunked prefill: the longest prompt would never fit a step (R48)",
+                "chunked prefill: the longest prompt would never fit a step; raise the first or lower the second",
                 reason="BAD_LIMIT",
             )
-        if self.has("chunks of whole blocks") and limits.prefix_caching and budget % limits.block_size:
+        if self.has("chunks of whole blocks") and limits.prefix_caching and budget % size:
             raise ConfigError(
-                f"max_num_batched_tokens ({budget}) must be a multiple of block_size ({limits.block_size}) with chunked "
-                f"prefill and prefix caching under policy {self.name}: chunks are whole blocks (R87)",
+                f"max_num_batched_tokens ({budget}) must be a multiple of block_size ({size}) with chunked prefill and "
+                f"prefix caching under policy {self.name}: chunks are whole blocks; use {-(-budget // size) * size}",
                 reason="BAD_LIMIT",
             )
         if self.sliding_window is not None and not self.frees_behind_window(prefix_caching=limits.prefix_caching):
-            raise _bad(self, "sliding_window", "does not go with prefix_caching under the block managers of v0")
-        if (
-            self.defects == "repaired"
-            and self.watermark_blocks is not None
-            and self.watermark_blocks >= limits.num_gpu_blocks
-        ):
-            why = f"must be less than num_gpu_blocks ({limits.num_gpu_blocks}), or no prompt is ever admitted (R52)"
+            why = "the block managers of v0 free no blocks outside a window with prefix_caching; turn that off"
+            raise _bad(self, "sliding_window", why)
+        most = limits.num_gpu_blocks - 1
+        if self.defects == "repaired" and self.watermark_blocks is not None and self.watermark_blocks > most:
+            why = f"must be less than num_gpu_blocks ({most + 1}), or no prompt is ever admitted; use at most {most}"
             raise _bad(self, "watermark_blocks", why)
 
     def frees_behind_window(self, *, prefix_caching: bool) -> bool:

@@ -63,7 +63,7 @@ class MixedSwapIns:
             return AdmissionVerdict.STOP
         status = state.cache.can_swap_in(group.live)
         if status is AllocStatus.NEVER:
-            why = "what it holds does not fit the device any more (R69)"
+            why = f"its blocks no longer fit the device, which holds {state.cache.capacity_tokens} tokens; shorten the prompt"
             draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
             return AdmissionVerdict.REJECT
         refusal = first_refusal(self._admission, group, state, draft)

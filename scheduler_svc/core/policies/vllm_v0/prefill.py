@@ -68,7 +68,7 @@ class Prefills:
         alone = len(group.live) == 1
         longest = num_tokens if alone else max(s.num_tokens for s in group.live)
         if longest > limit:
-            return f"its {longest} tokens are more than the {limit} that a prompt may have (R50)"
+            return f"its {longest} tokens are more than the {limit} that a prompt may have; shorten it"
         return ""
 
     def _enter(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:

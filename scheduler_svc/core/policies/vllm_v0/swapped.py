@@ -53,7 +53,7 @@ class SwapIns:
             state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
             return AdmissionVerdict.STOP
         if status is AllocStatus.NEVER:
-            why = "what it holds does not fit the device any more (R69)"
+            why = f"its blocks no longer fit the device, which holds {state.cache.capacity_tokens} tokens; shorten the prompt"
             end = state.end if self._leaks_ignored else state.retire
             draft.ended += [end(sequence, SequenceStatus.FINISHED_IGNORED, why) for sequence in group.live]
             return AdmissionVerdict.REJECT
