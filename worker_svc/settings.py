@@ -1,4 +1,4 @@
-"""What an operator can set on a worker, validated, with errors that say what to do. No defaults live anywhere else."""
+"""Settings of a worker, validated, with errors that say what to do. All defaults are here."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def option_of(field: str) -> str:
 
 
 class ShellSettings(BaseModel):
-    """What every worker has, real or simulated."""
+    """Settings of every worker, real or simulated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -29,13 +29,13 @@ class ShellSettings(BaseModel):
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
     owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
-    """Seconds that a scheduler whose stream is gone keeps the worker."""
+    """Seconds for which a scheduler keeps ownership of the worker after its stream is lost."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
-    """One `worker.step` span per so many steps, where traces are on; failed steps always."""
+    """Record one `worker.step` span per this many steps when tracing is on; failed steps always have one."""
     peers: PeerSettings = PeerSettings()
-    """Encryption towards the scheduler, and who may call."""
+    """TLS towards the scheduler, and the peers that may call."""
     max_adapters: Annotated[int, Field(ge=0)] = 16
-    """Adapters loaded at a time, at most."""
+    """Maximum number of adapters loaded at the same time."""
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -59,34 +59,34 @@ class WorkerSettings(ShellSettings):
     """A worker with a model."""
 
     model: Path
-    """Folder of a checkpoint: config.json, tokenizer.json, *.safetensors."""
+    """Checkpoint folder: config.json, tokenizer.json, *.safetensors."""
     served_model_name: str = ""
     """Name that requests use; empty = the folder's name (see `name`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: str = "auto"
-    """What keys and values are stored in: one of KV_CACHE_DTYPES; "auto" = what the model computes in."""
+    """Storage type of keys and values: one of KV_CACHE_DTYPES; "auto" = the compute dtype."""
     quantization: Quantization = "none"
-    """What weights of linear modules are rounded to when they are loaded (CPU): int8 = 8 bits and a scale for each column."""
+    """Storage form of linear modules' weights, converted at load (CPU): int8 = 8 bits and a scale per column."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
-    """Longest prompt plus output; None = what the checkpoint says."""
+    """Maximum length of prompt plus output, in tokens; None = the checkpoint's limit."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of a GPU's memory for weights, the largest step and the cache."""
     swap_space_gib: Annotated[float, Field(ge=0)] = 0.25
-    """Host memory for swapped blocks."""
+    """Host memory for swapped blocks, GiB."""
     num_gpu_blocks_override: Annotated[int, Field(ge=1)] | None = None
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     """Memory of the cache; None = on CPU 512 MiB unless less is free, on CUDA by `gpu_memory_utilization`."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     device: str = "auto"
-    """"cpu", "cuda", "cuda:N"; "auto" = CUDA where there is one and no other option is for the CPU alone."""
+    """"cpu", "cuda", "cuda:N"; "auto" = CUDA if available and no other option needs the CPU."""
     invariant: bool | None = None
-    """The invariance contract (docs/kernels.md); None = on CPU yes, on CUDA no."""
+    """Batch invariance (docs/kernels.md); None = on for CPU, off for CUDA."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads on CPU; None = what the container has."""
+    """Compute threads on CPU; None = the container's number of processors."""
     fuse: bool = True
-    """Run the decoder as one program over packed weights where its build is known (CPU); False: module by module."""
+    """Run a decoder of known structure as one fused program over packed weights (CPU); False: module by module."""
     mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
-    """Milliseconds of CPU time that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
+    """CPU time in ms that a sequence's grammar masks may take on average; the first 100 together may take 100 times that."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
     """Largest rank of an adapter's matrices."""
 
@@ -112,14 +112,14 @@ class WorkerSettings(ShellSettings):
     def _quantized_weights_are_packed(cls, value: bool, others: ValidationInfo) -> bool:
         wanted = others.data.get("quantization", "none")
         if not value and wanted != "none":
-            raise ValueError(f"off does not go with --quantization {wanted}, which is for packed weights")
+            raise ValueError(f"off excludes --quantization {wanted}, which needs packed weights")
         return value
 
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         if not _DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is no device; use auto, cpu, cuda or cuda:N")
+            raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
         return value
 
     @property
